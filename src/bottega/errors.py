@@ -1,0 +1,144 @@
+"""The error tree. Every error says what to do next (`hint`) and whether trying again can help.
+
+BottegaError
+├── SettingError              a parameter, or a combination of parts, that cannot work
+├── MissingDependencyError    an optional package is not installed
+├── ImageError                bytes that cannot be decoded, or may not be (too large)
+├── LoadError                 a folder, a file or one row of it that cannot be read as examples
+├── EmbeddingError            an embedder that cannot be loaded or that failed
+├── StoreError                a knowledge base or trace store that cannot be read or written
+│   ├── EmbedderMismatchError the file was built with another embedder
+│   ├── EmptyKnowledgeBaseError
+│   ├── NotFoundError         no entry has this id
+│   ├── StoreBusyError        another writer holds the file (retryable)
+│   └── StoreFullError        no space left; what was stored before is intact
+└── GenerationError           a model that did not answer
+    ├── ModelLoadError        no such model, or not a vision-language model
+    ├── ReplayMissError       the record holds no answer to this request
+    └── EndpointError         an HTTP endpoint that failed
+        ├── UnreachableError  no connection (retryable)
+        ├── EndpointTimeoutError                       (retryable)
+        ├── RateLimitedError  429                      (retryable)
+        ├── ServerFailedError 5xx                      (retryable)
+        ├── RejectedError     4xx: the request or the key is wrong
+        └── GarbledError      the reply is not the protocol's JSON (retryable)
+"""
+
+from __future__ import annotations
+
+
+class BottegaError(Exception):
+    """Base of all errors raised on purpose. `str(error)` is one sentence, `hint` the next step."""
+
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class SettingError(BottegaError):
+    pass
+
+
+class MissingDependencyError(BottegaError):
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is needed here and is not installed",
+            hint=f"pip install 'bottega[{extra}]'",
+        )
+
+
+class ImageError(BottegaError):
+    pass
+
+
+class LoadError(BottegaError):
+    pass
+
+
+class EmbeddingError(BottegaError):
+    pass
+
+
+class StoreError(BottegaError):
+    pass
+
+
+class EmbedderMismatchError(StoreError):
+    def __init__(self, stored: str, given: str) -> None:
+        super().__init__(
+            f"the knowledge base was built with {stored!r} and was opened with {given!r}",
+            hint=f"open it with {stored!r}, or build a new file with {given!r}",
+        )
+
+
+class EmptyKnowledgeBaseError(StoreError):
+    pass
+
+
+class NotFoundError(StoreError):
+    pass
+
+
+class StoreBusyError(StoreError):
+    retryable = True
+
+
+class StoreFullError(StoreError):
+    pass
+
+
+class GenerationError(BottegaError):
+    pass
+
+
+class ModelLoadError(GenerationError):
+    pass
+
+
+class ReplayMissError(GenerationError):
+    pass
+
+
+class EndpointError(GenerationError):
+    """`status` is the HTTP status of the last attempt, None if there was no response.
+
+    `retry_after` is what the server asked for, in seconds.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class UnreachableError(EndpointError):
+    retryable = True
+
+
+class EndpointTimeoutError(EndpointError):
+    retryable = True
+
+
+class RateLimitedError(EndpointError):
+    retryable = True
+
+
+class ServerFailedError(EndpointError):
+    retryable = True
+
+
+class RejectedError(EndpointError):
+    pass
+
+
+class GarbledError(EndpointError):
+    retryable = True

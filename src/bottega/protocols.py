@@ -1,0 +1,104 @@
+"""The ports between rooms: each room implements one, and gets the others as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.types import (
+    Answer,
+    Candidate,
+    Completion,
+    Prompt,
+    Query,
+    Reply,
+    Sampling,
+    Trace,
+    Usage,
+)
+
+Vectors = NDArray[np.float32]
+
+
+class Generator(Protocol):
+    """A model. One call returns `sampling.n` completions; it owns its concurrency and batching.
+
+    Raises `GenerationError`. `name` is what traces, prices and reports call it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A model that a router can choose. A tier with `shots` 0 is asked without demonstrations."""
+
+    name: str
+    generator: Generator
+    shots: int = 0
+
+
+class Router(Protocol):
+    async def __call__(self, query: Query, /) -> Tier: ...
+
+
+class Retriever(Protocol):
+    """The `k` nearest examples, best first. Never the query's own id or image.
+
+    Returns fewer than `k` only if there are fewer.
+    """
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]: ...
+
+
+class Reranker(Protocol):
+    """At most `k` of the candidates as an ORDERED sequence: nobody sorts it again by score."""
+
+    async def __call__(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> list[Candidate]: ...
+
+
+class Prompter(Protocol):
+    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt: ...
+
+
+class Parser(Protocol):
+    """Never raises on odd text: an unparsable completion is `Answer(valid=False)`."""
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer: ...
+
+
+class Recorder(Protocol):
+    async def __call__(self, trace: Trace, /) -> None: ...
+
+
+class Pricer(Protocol):
+    """US dollars of one call, None where the model's price is unknown."""
+
+    def __call__(self, model: str, usage: Usage, /) -> float | None: ...
+
+
+class Embedder(Protocol):
+    """Queries (image, text or both) to an (n, dimension) float32 array of unit rows.
+
+    `fingerprint` names the encoder, its weights and its settings: vectors of two embedders are
+    comparable only if their fingerprints are equal. Blocking: callers keep it off the event loop.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def embed(self, queries: Sequence[Query]) -> Vectors: ...

@@ -1,0 +1,135 @@
+"""The nouns that travel between rooms: frozen dataclasses, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bottega.image import Image
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is asked. `choices` are the admissible answers, empty if any text may be answered.
+
+    A query never holds its gold answer: that belongs to the `Example` around it.
+    """
+
+    text: str
+    images: tuple[Image, ...] = ()
+    choices: tuple[str, ...] = ()
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query with its answer. `labels` are the classes of a multi-label answer, in which case
+    `answer` is how a demonstration shows them; None means that the answer is the only label.
+
+    `source` says where the example came from (provenance), `id` is given by the knowledge base.
+    """
+
+    query: Query
+    answer: str
+    labels: tuple[str, ...] | None = None
+    rationale: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    source: str | None = None
+    id: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An example that a retriever found. Higher scores are nearer; the scale is the retriever's."""
+
+    example: Example
+    score: float
+
+
+@dataclass(frozen=True)
+class Message:
+    role: Role
+    parts: tuple[str | Image, ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample: `n` completions in one call, at most `max_tokens` each.
+
+    Temperature 0 is greedy. `seed` makes sampling repeatable where the backend can.
+    """
+
+    temperature: float = 0.0
+    max_tokens: int = 256
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call; `completion_tokens` is the sum over its samples."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample. `logprob` is the sum over its tokens, None where the backend gives none."""
+
+    text: str
+    finish_reason: str = "stop"
+    logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one call to a model returned, in `seconds` of wall time, retries included."""
+
+    model: str
+    completions: tuple[Completion, ...]
+    usage: Usage = Usage()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A parsed completion. Unparsable means `valid=False`: it counts as wrong, never as missing.
+
+    `labels` are the chosen classes (several for a multi-label query), `confidence` in [0, 1].
+    """
+
+    text: str
+    valid: bool = True
+    labels: tuple[str, ...] = ()
+    confidence: float | None = None
+    rationale: str | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything that happened to one query. `candidates` stand in the order they were shown.
+
+    `seconds` is the whole answer's wall time, `cost_usd` None where no price is known.
+    """
+
+    id: str
+    time: float
+    query: Query
+    tier: str
+    candidates: tuple[Candidate, ...]
+    prompt: Prompt
+    reply: Reply
+    answer: Answer
+    seconds: float
+    cost_usd: float | None = None
