@@ -1,0 +1,104 @@
+"""What was answered: a reply becomes a label, with the model's stated confidence or its own
+probability. Matching is by whole label, never by substring ("cat" is not in "caterpillar")."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from bottega.types import Answer, Completion, Query
+
+THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+STATED_ANSWER = re.compile(r"^\W*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
+STATED_CONFIDENCE = re.compile(
+    r"^\W*confidence(?: score)?\W*:[^\d\n]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
+)
+SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
+QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
+NO_LABEL = "none"
+
+
+def plain_text(query: Query, completion: Completion, /) -> Answer:
+    """The reply as it is, without its thinking; an empty one is invalid."""
+    text = THINKING.sub("", completion.text).strip()
+    return Answer(text, valid=bool(text))
+
+
+class LabelParser:
+    """Reads `Answer Choice: ...` and `Confidence Score: ...` (the last of each, as a model that
+    repeats the template answers last), or else takes the whole reply as the label.
+
+    The label must equal one of the query's choices up to case, outer punctuation and spacing; with
+    no choices, any text is an answer. With `multi_label` the reply may list several choices
+    separated by commas, or say "none". Everything else is `Answer(valid=False)`.
+    """
+
+    def __init__(self, *, multi_label: bool = False) -> None:
+        self.multi_label = multi_label
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        reply = THINKING.sub("", completion.text).strip()
+        stated = STATED_ANSWER.findall(reply)
+        text = (stated[-1] if stated else reply).strip()
+        confidence = _stated_confidence(reply)
+        if confidence is None and completion.logprob is not None:
+            confidence = min(1.0, math.exp(completion.logprob))
+        labels = self._labels(text, query.choices)
+        if labels is None:
+            return Answer(text, valid=False, confidence=confidence)
+        return Answer(", ".join(labels) or NO_LABEL, labels=labels, confidence=confidence)
+
+    def _labels(self, text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+        if not choices:
+            bare = text.strip(QUOTES)
+            return (bare,) if bare else None
+        one = _match(text, choices)
+        if one is not None:
+            return (one,)
+        if not self.multi_label:
+            return None
+        if _plain(text) == NO_LABEL:
+            return ()
+        return _split(text, choices)
+
+
+def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+    """The labels of a list. A label may itself hold a separator, so the longest run of parts that
+    is a choice wins. None if any part belongs to no choice."""
+    parts = SEPARATORS.split(text)  # captured separators stand at the odd places
+    found: list[str] = []
+    start = 0
+    while start < len(parts):
+        for end in range(len(parts), start, -2):
+            label = _match("".join(parts[start:end]), choices)
+            if label is not None:
+                found.append(label)
+                start = end + 1
+                break
+        else:
+            return None
+    return tuple(dict.fromkeys(found))
+
+
+def _match(text: str, choices: Sequence[str]) -> str | None:
+    if text in choices:
+        return text
+    wanted = _plain(text)
+    equal = [choice for choice in choices if _plain(choice) == wanted]
+    return equal[0] if len(equal) == 1 else None
+
+
+def _plain(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
+    return " ".join(folded.strip(QUOTES).split())
+
+
+def _stated_confidence(reply: str) -> float | None:
+    stated = STATED_CONFIDENCE.findall(reply)
+    if not stated:
+        return None
+    number, percent = stated[-1]
+    value = float(number) / (100 if percent else 1)
+    return value if 0 <= value <= 1 else None

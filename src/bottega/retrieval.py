@@ -1,0 +1,115 @@
+"""Which examples are near: exact dense search, and the two random baselines.
+
+A retriever gets what it searches as an argument: `Dense` a blocking search, the random ones a
+pool of examples. All of them leave out the query's own id and its own images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Protocol
+
+from bottega.errors import EmptyKnowledgeBaseError
+from bottega.types import Candidate, Example, Query
+
+
+class Pool(Protocol):
+    """The part of a knowledge base that sampling needs."""
+
+    def ids(self) -> Sequence[str]: ...
+
+    def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
+
+
+class Dense:
+    """The k nearest examples by `search(query, k)`, which blocks and therefore runs in a thread.
+
+    Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors).
+    """
+
+    def __init__(self, search: Callable[[Query, int], list[Candidate]]) -> None:
+        self._search = search
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return await asyncio.to_thread(self._search, query, k)
+
+
+class Uniform:
+    """k examples drawn uniformly without replacement (many-shot ICL). Score 0 for all.
+
+    The draw depends on `seed` and the query alone, so neither concurrency nor the order of the
+    queries changes it. The pool's ids are read once, at construction.
+    """
+
+    def __init__(self, pool: Pool, *, seed: int) -> None:
+        self._pool = pool
+        self._ids = _not_empty(pool.ids())
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        rng = random.Random(f"{self._seed}:{_identity(query)}")
+        order = rng.sample(self._ids, len(self._ids))
+        return await asyncio.to_thread(_take, self._pool, order, query, k)
+
+
+class Balanced:
+    """k examples with every label as often as the others, give or take one; order shuffled.
+
+    With k below the number of labels, k different labels are drawn. Seeded like `Uniform`.
+    """
+
+    def __init__(self, pool: Pool, *, seed: int) -> None:
+        self._pool = pool
+        self._by_label = {label: list(ids) for label, ids in pool.ids_by_label().items()}
+        _not_empty(list(self._by_label))
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        rng = random.Random(f"{self._seed}:{_identity(query)}")
+        found = await asyncio.to_thread(_take, self._pool, self._rounds(rng), query, k)
+        rng.shuffle(found)
+        return found
+
+    def _rounds(self, rng: random.Random) -> list[str]:
+        """One id of every label, then a second of every label, and so on; each id once."""
+        labels = rng.sample(list(self._by_label), len(self._by_label))
+        columns = [
+            rng.sample(self._by_label[label], len(self._by_label[label])) for label in labels
+        ]
+        depth = max(map(len, columns))
+        rounds = ([column[i] for column in columns if i < len(column)] for i in range(depth))
+        return list(dict.fromkeys(chain.from_iterable(rounds)))
+
+
+def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
+    """The first k of `order` that are not the query itself, fetched k at a time."""
+    taken: list[Candidate] = []
+    for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
+        for example in pool.get_many(order[start : start + k]):
+            if not _is_self(query, example):
+                taken.append(Candidate(example, 0.0))
+        if len(taken) >= k:
+            break
+    return taken[:k]
+
+
+def _is_self(query: Query, example: Example) -> bool:
+    same_id = query.id is not None and query.id == example.id
+    return same_id or not set(query.images).isdisjoint(example.query.images)
+
+
+def _identity(query: Query) -> str:
+    return ":".join((query.text, *(image.sha256 for image in query.images)))
+
+
+def _not_empty(ids: Sequence[str]) -> list[str]:
+    if not ids:
+        raise EmptyKnowledgeBaseError(
+            "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
+        )
+    return list(ids)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.parsing import LabelParser, plain_text
+from bottega.types import Completion, Query
+
+CHOICES = ("cat", "Dog", "salt and pepper", "a, b", "Straße", "no_parking")
+QUERY = Query("?", choices=CHOICES)
+ONE, MANY = LabelParser(), LabelParser(multi_label=True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "label", "confidence"),
+    [
+        ("Answer Choice: cat\nConfidence Score: 0.9", "cat", 0.9),
+        ("---BEGIN FORMAT TEMPLATE---\nAnswer Choice: Dog\nConfidence Score: 1\n---END", "Dog", 1),
+        ("**Answer Choice:** [cat]\n**Confidence Score:** 85%", "cat", 0.85),
+        ("Answer Choice: 'DOG'.\nConfidence Score: .5", "Dog", 0.5),
+        ("answer: strasse", "Straße", None),
+        ("Answer Choice: cat\nConfidence Score: very high", "cat", None),
+        ("Answer Choice: cat\nConfidence Score: 7", "cat", None),
+        ("Answer Choice: cat\n...\nAnswer Choice: dog", "Dog", None),
+        ("<think>Answer Choice: cat</think>Answer Choice: dog", "Dog", None),
+        ("  no parking ", "no_parking", None),
+        ("a, b", "a, b", None),
+    ],
+)
+def test_replies_that_name_a_choice(reply: str, label: str, confidence: float | None) -> None:
+    answer = ONE(QUERY, Completion(reply))
+    assert (answer.valid, answer.labels, answer.confidence) == (True, (label,), confidence)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "   ",
+        "caterpillar",
+        "a cat",
+        "I cannot tell.",
+        "cat, dog",
+        "unknown",
+        "Answer Choice: [Your Answer Choice Here]",
+        "Answer Choice:",
+        "<think>cat</think>",
+    ],
+)
+def test_everything_else_is_invalid(reply: str) -> None:
+    answer = ONE(QUERY, Completion(reply))
+    assert not answer.valid
+    assert answer.labels == ()
+
+
+def test_choices_that_differ_only_in_case_are_told_apart_or_refused() -> None:
+    query = Query("?", choices=("Polish", "polish"))
+    assert ONE(query, Completion("polish")).labels == ("polish",)
+    assert not ONE(query, Completion("POLISH")).valid
+
+
+def test_confidence_falls_back_to_the_probability_of_the_tokens() -> None:
+    assert ONE(QUERY, Completion("cat", logprob=math.log(0.25))).confidence == pytest.approx(0.25)
+    stated = ONE(QUERY, Completion("Answer: cat\nConfidence: 0.4", logprob=-9.0))
+    assert stated.confidence == 0.4
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ("cat, Dog", ("cat", "Dog")),
+        ("Answer Choice: ['cat', 'dog']", ("cat", "Dog")),
+        ("cat; salt and pepper and a, b", ("cat", "salt and pepper", "a, b")),
+        ("cat\ndog\ncat", ("cat", "Dog")),
+        ("cat, and dog", ("cat", "Dog")),
+        ("None.", ()),
+    ],
+)
+def test_several_labels(reply: str, labels: tuple[str, ...]) -> None:
+    answer = MANY(QUERY, Completion(reply))
+    assert (answer.valid, answer.labels) == (True, labels)
+
+
+@pytest.mark.parametrize("reply", ["cat, elephant", "cat or so", "", "cat and"])
+def test_one_unknown_label_makes_the_list_invalid(reply: str) -> None:
+    assert not MANY(QUERY, Completion(reply)).valid
+
+
+def test_without_choices_any_text_is_an_answer() -> None:
+    assert ONE(Query("?"), Completion("Answer: 'Mona Lisa'.")).text == "Mona Lisa"
+    assert not ONE(Query("?"), Completion(" . ")).valid
+
+
+def test_plain_text_keeps_the_reply() -> None:
+    assert plain_text(QUERY, Completion("<think>x</think> A cat. \n")).text == "A cat."
+    assert not plain_text(QUERY, Completion("\n")).valid
+
+
+@given(st.text(max_size=200), st.booleans())
+def test_no_text_ever_raises_and_labels_are_always_choices(reply: str, multi_label: bool) -> None:
+    answer = LabelParser(multi_label=multi_label)(QUERY, Completion(reply))
+    assert set(answer.labels) <= set(CHOICES)
+    assert answer.confidence is None or 0 <= answer.confidence <= 1
+
+
+@given(st.lists(st.sampled_from(CHOICES), min_size=1, unique=True))
+def test_a_list_of_choices_is_read_back(labels: list[str]) -> None:
+    assert MANY(QUERY, Completion("; ".join(labels))).labels == tuple(labels)

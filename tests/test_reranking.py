@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.reranking import Order, TopK
+from bottega.types import Query
+from tests.builders import QUESTION, candidates, picture
+
+FOUND = candidates("a", "b", "c", "d")
+QUERY = Query(QUESTION, (picture(50),))
+
+
+@pytest.mark.parametrize(("order", "shown"), [("nearest-last", "cba"), ("nearest-first", "abc")])
+async def test_the_best_k_in_the_order_asked_for(order: Order, shown: str) -> None:
+    chosen = await TopK(order)(QUERY, FOUND, 3)
+    assert "".join(c.example.answer for c in chosen) == shown
+
+
+async def test_shuffled_keeps_the_best_k_and_is_repeatable() -> None:
+    many = candidates(*"abcdefghij")
+    first = await TopK("shuffled", seed=1)(QUERY, many, 8)
+    assert sorted(c.example.answer for c in first) == list("abcdefgh")
+    assert first == await TopK("shuffled", seed=1)(QUERY, many, 8)
+    assert first != await TopK("shuffled", seed=2)(QUERY, many, 8)
+
+
+async def test_fewer_candidates_than_asked_for() -> None:
+    assert len(await TopK()(QUERY, FOUND, 9)) == 4
+    assert await TopK()(QUERY, [], 9) == []
