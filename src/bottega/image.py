@@ -102,6 +102,7 @@ class Image:
     def data_url(self) -> str:
         """The image for a vision endpoint: the original bytes where every server reads them,
         else (rotated by EXIF, CMYK, 16 bit, alpha, animated, other formats) decoded, as PNG."""
+        decoded = self.decode()  # a damaged body is the caller's error, not the server's
         picture = _header(self.data, self._name)
         plain = (
             picture.format in WIRE_FORMATS
@@ -110,11 +111,7 @@ class Image:
             and picture.getexif().get(ORIENTATION, 1) == 1
             and "transparency" not in picture.info
         )
-        if plain:
-            self.decode()  # a damaged body is the caller's error, not the server's
-        media_type, data = (
-            (self.media_type, self.data) if plain else ("image/png", _png(self.decode()))
-        )
+        media_type, data = (self.media_type, self.data) if plain else ("image/png", _png(decoded))
         return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
     @cached_property

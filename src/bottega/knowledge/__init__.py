@@ -1,0 +1,27 @@
+"""Examples at rest: where they are stored, how they are found, how they are loaded."""
+
+from bottega.knowledge.base import Added, KnowledgeBase, Stats
+from bottega.knowledge.embedders import PixelEmbedder, SentenceEmbedder, TowerEmbedder
+from bottega.knowledge.loading import (
+    has_splits,
+    load_digits,
+    load_hugging_face,
+    load_image_folder,
+    load_jsonl,
+    load_manyicl,
+)
+
+__all__ = [
+    "Added",
+    "KnowledgeBase",
+    "PixelEmbedder",
+    "SentenceEmbedder",
+    "Stats",
+    "TowerEmbedder",
+    "has_splits",
+    "load_digits",
+    "load_hugging_face",
+    "load_image_folder",
+    "load_jsonl",
+    "load_manyicl",
+]

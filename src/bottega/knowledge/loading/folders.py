@@ -1,0 +1,97 @@
+"""One folder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from bottega.errors import ImageError, LoadError
+from bottega.image import Image
+from bottega.knowledge.bad import OnBadRow, or_raise
+from bottega.knowledge.loading.labelled import (
+    QUESTION,
+    label_text,
+    labelled,
+    path_text,
+)
+from bottega.types import Example
+
+SPLITS = ("train", "test")
+SUFFIXES = frozenset(
+    [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
+)
+LAYOUT = "expected is FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
+
+
+def load_image_folder(
+    folder: str | Path,
+    *,
+    question: str = QUESTION,
+    split: str | None = None,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """Each subfolder is a class, named by the folder; deeper folders belong to it too.
+
+    `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
+    Files that are not named like images are ignored; images that cannot be read go to `on_bad`.
+    """
+    report = or_raise(on_bad)
+    root = _root(Path(folder), split)
+    for stray in _images(root, "*"):
+        report(LoadError(f"{path_text(stray)} lies in no class folder", hint=LAYOUT))
+    for label, path in _labelled_paths(root):
+        try:
+            image = replace(Image.open(path), source=path_text(path))
+        except ImageError as error:
+            report(error)
+        else:
+            yield labelled(image, (label,), question=question, source=path_text(path))
+
+
+def has_splits(folder: str | Path) -> bool:
+    return all((Path(folder) / split).is_dir() for split in SPLITS)
+
+
+def _root(folder: Path, split: str | None) -> Path:
+    if not folder.is_dir():
+        raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
+    if split is None and has_splits(folder):
+        raise LoadError(
+            f"{path_text(folder)} holds the splits train and test",
+            hint=f"choose one: split='train', or load {path_text(folder / 'train')}",
+        )
+    root = folder if split is None else folder / split
+    if not root.is_dir():
+        raise LoadError(
+            f"{path_text(folder)} has no folder {split!r}",
+            hint="leave out the split if the class folders lie directly in it",
+        )
+    return root
+
+
+def _labelled_paths(root: Path) -> list[tuple[str, Path]]:
+    classes = [folder for folder in root.iterdir() if folder.is_dir() and _visible(folder, root)]
+    found = [
+        (label_text(path_text(Path(folder.name))), path)
+        for folder in classes
+        for path in _images(folder, "**/*")
+    ]
+    if not classes:
+        raise LoadError(f"{path_text(root)} has no class folders", hint=LAYOUT)
+    if not found:
+        raise LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
+    return sorted(found, key=lambda pair: (pair[0], path_text(pair[1])))
+
+
+def _images(folder: Path, pattern: str) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if path.suffix.lower() in SUFFIXES and path.is_file() and _visible(path, folder)
+    )
+
+
+def _visible(path: Path, root: Path) -> bool:
+    """Not what archives and file managers leave behind."""
+    return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)

@@ -1,0 +1,147 @@
+"""One JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import orjson
+
+from bottega.errors import ImageError, LoadError
+from bottega.image import Image
+from bottega.knowledge.bad import OnBadRow, or_raise
+from bottega.knowledge.loading.labelled import QUESTION, joined, label_text
+from bottega.types import Example, Query
+
+FIELDS = (
+    '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
+    " labels, choices, rationale, tags, id"
+)
+
+Row = Mapping[str, object]
+
+
+def load_jsonl(
+    path: str | Path, *, question: str = QUESTION, on_bad: OnBadRow | None = None
+) -> Iterator[Example]:
+    """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
+    `question`, `choices`, `rationale`, `tags` (an object) and `id`.
+
+    An image is a path (relative to the file), a data URL or base64. A line that cannot be read
+    goes to `on_bad` with its number; the others are loaded. Blank lines are skipped.
+    """
+    report = or_raise(on_bad)
+    path = Path(path)
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        raise LoadError(
+            f"{path} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+    with lines:
+        for number, line in enumerate(lines, 1):
+            source = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                example = _example(_parsed(line), path.parent, question, source)
+            except (LoadError, ImageError) as error:
+                report(LoadError(f"{source}: {error}", hint=error.hint))
+            else:
+                yield example
+
+
+def _parsed(line: bytes) -> Row:
+    try:
+        row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        raise LoadError(
+            f"not valid JSON: {error.msg}", hint="write each object on one line"
+        ) from error
+    if not isinstance(row, dict):
+        raise _wrong("the line", "an object", row)
+    return row
+
+
+def _example(row: Row, folder: Path, question: str, source: str) -> Example:
+    images = _texts(row, "images") or ()
+    single = _text(row, "image")
+    if single is not None:
+        images = (single, *images)
+    labels, answer = _labels(row)
+    query = Query(
+        _text(row, "question") or question,
+        tuple(_image(text, folder, source) for text in images),
+        _texts(row, "choices") or (),
+        id=_text(row, "id"),
+    )
+    return Example(
+        query,
+        answer,
+        labels=labels,
+        rationale=_text(row, "rationale"),
+        tags=_tags(row),
+        source=source,
+    )
+
+
+def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
+    given = _texts(row, "labels")
+    labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
+    answer, label = _text(row, "answer"), _text(row, "label")
+    if answer is None and label is not None:
+        answer = label_text(label)
+    if answer is None and labels is not None:
+        answer = joined(labels)
+    if answer is None:
+        raise LoadError("there is no answer, label or labels", hint=FIELDS)
+    return labels, answer
+
+
+def _image(text: str, folder: Path, source: str) -> Image:
+    if text.startswith("data:"):
+        return Image.from_data_url(text, source=source)
+    path = folder / text
+    try:
+        is_path = path.exists()
+    except (OSError, ValueError):  # too long for a path, or a null byte
+        is_path = False
+    if not is_path:
+        try:
+            return Image.from_data_url(text, source=source)
+        except ImageError as error:
+            shown = text if len(text) <= 80 else text[:77] + "..."
+            raise ImageError(
+                f"{shown!r} is neither a file nor base64 of an image",
+                hint="paths are relative to the JSONL file",
+            ) from error
+    return Image.open(path)
+
+
+def _text(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise _wrong(name, "a text", value)
+
+
+def _texts(row: Row, name: str) -> tuple[str, ...] | None:
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise _wrong(name, "a list of texts", value)
+
+
+def _tags(row: Row) -> dict[str, str]:
+    tags = row.get("tags") or {}
+    if not isinstance(tags, dict):
+        raise _wrong("tags", "an object of texts", tags)
+    return {name: text for name in tags if (text := _text(tags, name)) is not None}
+
+
+def _wrong(name: str, wanted: str, value: object) -> LoadError:
+    return LoadError(f"{name} should be {wanted}, not {type(value).__name__}", hint=FIELDS)

@@ -1,0 +1,65 @@
+"""What identifies an example, and how its fields lie in a row."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+
+from bottega.image import Image
+from bottega.types import Example, Query
+
+# 64 bits: two of a million examples share an id by chance once in 40 million knowledge bases.
+ID_LENGTH = 16
+
+Value = str | int | float | bytes | None
+
+
+def identity(example: Example) -> str:
+    """Equal for examples with the same image bytes, question and answer."""
+    query = example.query
+    parts = [[image.sha256 for image in query.images], query.text, example.answer]
+    return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:ID_LENGTH]
+
+
+def with_id(example: Example, id: str) -> Example:
+    """With images of its own: the caller's must not keep the pixels that are decoded here."""
+    images = tuple(replace(image) for image in example.query.images)
+    return replace(example, id=id, query=replace(example.query, images=images))
+
+
+def to_row(example: Example) -> tuple[Value, ...]:
+    """In the order of the columns after `key`."""
+    query = example.query
+    return (
+        example.id,
+        query.text,
+        example.answer,
+        _json(query.choices),
+        None if example.labels is None else _json(example.labels),
+        example.rationale,
+        _json(dict(example.tags)),
+        example.source,
+        time.time(),
+    )
+
+
+def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
+    query = Query(row["question"], tuple(images), tuple(orjson.loads(row["choices"])), id=row["id"])
+    return Example(
+        query,
+        row["answer"],
+        labels=None if row["labels"] is None else tuple(orjson.loads(row["labels"])),
+        rationale=row["rationale"],
+        tags=orjson.loads(row["tags"]),
+        source=row["source"],
+        id=row["id"],
+    )
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

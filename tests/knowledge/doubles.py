@@ -1,0 +1,65 @@
+"""Embedders without meaning: what they are given decides the vector, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bottega.errors import BottegaError, EmbeddingError
+from bottega.image import Image
+from bottega.protocols import Vectors
+from bottega.types import Example, Query
+from tests.builders import picture
+
+DIMENSION = 8
+
+
+class SeededEmbedder:
+    """A random unit vector for each pair of text and images. Counts what it embeds."""
+
+    def __init__(self, fingerprint: str = "seeded-8") -> None:
+        self.fingerprint = fingerprint
+        self.dimension = DIMENSION
+        self.embedded = 0
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        self.embedded += len(queries)
+        return np.stack([vector_of(query) for query in queries])
+
+
+class OnlyImages(SeededEmbedder):
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        for query in queries:
+            if not query.images:
+                raise EmbeddingError("no image", hint="add one")
+        return super().embed(queries)
+
+
+def vector_of(query: Query) -> Vectors:
+    seed = "".join([query.text, *(image.sha256 for image in query.images)])
+    rng = np.random.default_rng(list(seed.encode()))
+    vector = rng.standard_normal(DIMENSION).astype(np.float32)
+    return np.asarray(vector / np.linalg.norm(vector), np.float32)
+
+
+def asked(text: str, answer: str = "yes", **fields: object) -> Example:
+    """Without an image."""
+    return Example(Query(text), answer, **fields)  # type: ignore[arg-type]
+
+
+def shown(shade: int, answer: str = "cat", question: str = "What?") -> Example:
+    return Example(Query(question, (picture(shade),)), answer, source=f"{answer}/{shade}.png")
+
+
+def damaged(source: str = "broken.png") -> Image:
+    """The header is fine, the body is cut."""
+    whole = picture(1, (64, 64))
+    return Image.from_bytes(whole.data[: len(whole.data) // 2], source=source)
+
+
+class Bad(list[BottegaError]):
+    """An `on_bad` that keeps what it was given."""
+
+    def __call__(self, error: BottegaError) -> None:
+        self.append(error)

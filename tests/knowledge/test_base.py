@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from bottega.errors import (
+    EmbedderMismatchError,
+    EmbeddingError,
+    EmptyKnowledgeBaseError,
+    ImageError,
+    NotFoundError,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+)
+from bottega.knowledge import Added, KnowledgeBase
+from bottega.knowledge.rows import SqliteRows
+from bottega.types import Example, Query
+from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def test_adding_counts_what_is_new(kb: KnowledgeBase) -> None:
+    seen: list[int] = []
+    examples = [shown(i) for i in range(5)] + [shown(2), shown(7)]
+    assert kb.add(examples, batch_size=3, progress=seen.append) == Added(new=6, duplicates=1)
+    assert kb.add(examples) == Added(duplicates=7)
+    assert seen == [3, 3, 1]
+    assert len(kb) == 6
+
+
+def test_image_question_and_answer_make_an_example(kb: KnowledgeBase) -> None:
+    base = shown(1, "cat", "What?")
+    variants = [shown(2, "cat", "What?"), shown(1, "dog", "What?"), shown(1, "cat", "Which?")]
+    assert kb.add([base, *variants, replace(base, rationale="fur")]).new == 4
+    assert kb.get(kb.ids()[0]).rationale is None
+
+
+def test_duplicates_are_found_before_they_are_embedded() -> None:
+    embedder = SeededEmbedder()
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        kb.add([shown(1), shown(1)])
+        kb.add([shown(1), shown(2)])
+    assert embedder.embedded == 2
+
+
+def test_a_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
+    bad = Bad()
+    broken = Example(Query("What?", (damaged("pets/cat/9.png"),)), "cat")
+    assert kb.add([shown(1), broken, shown(2)], on_bad=bad) == Added(new=2, bad=1)
+    assert isinstance(bad[0], ImageError)
+    assert "pets/cat/9.png" in str(bad[0])
+    with pytest.raises(ImageError):
+        kb.add([broken])
+
+
+def test_one_unfit_example_does_not_spoil_its_batch() -> None:
+    bad = Bad()
+    with KnowledgeBase.open(":memory:", OnlyImages()) as kb:
+        unfit = asked("no image", source="line 7")
+        assert kb.add([shown(1), unfit, shown(2)], on_bad=bad) == Added(new=2, bad=1)
+        assert isinstance(bad[0], EmbeddingError)
+        assert "line 7" in str(bad[0])
+        with pytest.raises(EmbeddingError):
+            kb.add([unfit])
+
+
+def test_an_embedder_that_returns_nonsense_stores_nothing(kb: KnowledgeBase) -> None:
+    class Nonsense(SeededEmbedder):
+        def embed(self, queries: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            return np.full((1, self.dimension), np.nan, np.float32)
+
+    with KnowledgeBase.open(":memory:", Nonsense()) as nonsense:
+        with pytest.raises(EmbeddingError, match="not finite"):
+            nonsense.add([shown(1)])
+        assert len(nonsense) == 0
+
+
+def test_adding_does_not_keep_the_callers_pixels(kb: KnowledgeBase) -> None:
+    example = shown(1)
+    kb.add([example])
+    assert "_decoded" not in vars(example.query.images[0])
+
+
+def test_the_nearest_comes_first(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(20)])
+    found = kb.search(Query("q7"), 20)
+    assert found[0].example.query.text == "q7"
+    assert found[0].score == pytest.approx(1.0)
+    assert [c.score for c in found] == sorted((c.score for c in found), reverse=True)
+
+
+def test_l2_scores_are_negative_distances() -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder(), metric="l2") as kb:
+        kb.add([asked("a"), asked("b")])
+        assert kb.search(Query("a"), 1)[0].score == pytest.approx(0.0, abs=1e-3)
+        assert kb.search(Query("a"), 2)[1].score < 0
+        assert kb.stats().metric == "l2"
+
+
+def test_the_query_itself_is_not_found_unless_asked_for(kb: KnowledgeBase) -> None:
+    kb.add([shown(1), shown(1, question="Other?"), shown(2), asked("text")])
+    query = shown(1).query
+    assert [c.example.query.images for c in kb.search(query, 9) if c.example.query.images] == [
+        shown(2).query.images
+    ]
+    assert len(kb.search(query, 9, include_self=True)) == 4
+    stored = kb.get(kb.ids()[3])
+    assert stored.id not in {c.example.id for c in kb.search(stored.query, 9)}
+
+
+def test_more_than_there_are_gives_all_there_are(kb: KnowledgeBase) -> None:
+    kb.add([asked("a"), asked("b")])
+    assert len(kb.search(Query("c"), 100)) == 2
+
+
+def test_many_queries_give_what_each_gives_alone(kb: KnowledgeBase) -> None:
+    kb.add([shown(i) for i in range(12)])
+    queries = [shown(i).query for i in (3, 40, 5)]
+    assert kb.search_many(queries, 4) == [kb.search(query, 4) for query in queries]
+    assert kb.search_many([], 4) == []
+
+
+def test_a_search_within_ids_finds_only_these(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(9)])
+    chosen = kb.ids()[2:5]
+    assert {c.example.id for c in kb.search(Query("x"), 9, within=chosen)} == set(chosen)
+    assert kb.search(Query("x"), 9, within=[]) == []
+
+
+def test_an_empty_base_says_so(kb: KnowledgeBase) -> None:
+    with pytest.raises(EmptyKnowledgeBaseError) as raised:
+        kb.search(Query("a"), 3)
+    assert raised.value.hint
+    kb.add([asked("a")])
+    kb.delete(kb.ids())
+    with pytest.raises(EmptyKnowledgeBaseError):
+        kb.search(Query("a"), 3)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_k_must_be_positive(kb: KnowledgeBase, k: int) -> None:
+    kb.add([asked("a")])
+    with pytest.raises(SettingError):
+        kb.search(Query("a"), k)
+
+
+def test_an_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(3)])
+    id = kb.ids()[1]
+    assert kb.get(id[:8]) == kb.get(id)
+    assert kb.delete([id[:8]]) == 1
+    assert id not in kb.ids()
+    with pytest.raises(NotFoundError, match=id[:8]):
+        kb.get(id[:8])
+    with pytest.raises(SettingError, match="too short"):
+        kb.get(kb.ids()[0][:3])
+
+
+def test_an_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(600)])  # two of them share four characters
+    prefixes = [id[:4] for id in kb.ids()]
+    twice = next(prefix for prefix in prefixes if prefixes.count(prefix) > 1)
+    with pytest.raises(SettingError, match=f"several ids begin with '{twice}'"):
+        kb.get(twice)
+
+
+def test_deleting_is_all_or_nothing(kb: KnowledgeBase) -> None:
+    kb.add([asked("a"), asked("b")])
+    with pytest.raises(NotFoundError):
+        kb.delete([*kb.ids(), "0123456789abcdef"])
+    assert len(kb) == 2
+    assert kb.delete(kb.ids()) == 2
+
+
+def test_labels_come_in_the_order_in_which_they_were_seen(kb: KnowledgeBase) -> None:
+    kb.add([shown(1, "zebra"), asked("x", "b, a", labels=("b", "a")), shown(2, "zebra")])
+    kb.add([asked("y", "none", labels=()), asked("z", "a")])
+    ids = kb.ids()
+    assert kb.labels() == ["zebra", "b", "a"]
+    assert kb.ids_by_label() == {"zebra": [ids[0], ids[2]], "b": [ids[1]], "a": [ids[1], ids[4]]}
+    assert kb.is_multi_label()
+
+
+def test_ids_are_filtered_by_label_source_and_tags(kb: KnowledgeBase) -> None:
+    kb.add(
+        [
+            asked("a", "x", tags={"hue": "red", "size": "big"}, source="s1"),
+            asked("b", "x, y", labels=("x", "y"), tags={"hue": "red"}, source="s2"),
+            asked("c", "y", source="s1"),
+        ]
+    )
+    a, b, c = kb.ids()
+    assert kb.ids(label="y") == [b, c]
+    assert kb.ids(source="s1") == [a, c]
+    assert kb.ids(tags={"hue": "red"}) == [a, b]
+    assert kb.ids(label="x", tags={"hue": "red", "size": "big"}) == [a]
+
+
+def test_iteration_gives_every_example_in_order(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(150)])
+    assert [example.query.text for example in kb] == [f"q{i}" for i in range(150)]
+
+
+def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(i, f"label {i}") for i in range(3)])
+        before, found = kb.stats(), kb.search(Query("x"), 3)
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert kb.stats() == before
+        assert kb.search(Query("x"), 3) == found
+    assert before.path == str(path)
+    assert (before.examples, before.images, before.labels) == (3, 3, 3)
+    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 1)
+    assert before.bytes == path.stat().st_size
+
+
+def test_another_embedder_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with (
+        KnowledgeBase.open(path, SeededEmbedder("late")) as late,
+        KnowledgeBase.open(path, SeededEmbedder("early")) as early,
+    ):
+        with pytest.raises(EmptyKnowledgeBaseError):
+            late.search(Query("a"), 1)
+        early.add([shown(1)])
+        for use in (lambda: late.add([shown(2)]), lambda: late.search(Query("a"), 1)):
+            with pytest.raises(EmbedderMismatchError, match=r"'early'.*'late'"):
+                use()
+    with pytest.raises(EmbedderMismatchError, match=r"'early'.*'other'"):
+        KnowledgeBase.open(path, SeededEmbedder("other"))
+
+
+def test_without_an_embedder_rows_can_be_read_and_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), shown(2)])
+    with KnowledgeBase.open(path, None) as kb:
+        assert len(list(kb)) == 2
+        assert kb.stats().embedder == "seeded-8"
+        assert kb.delete(kb.ids()[:1]) == 1
+        with pytest.raises(SettingError, match="without an embedder"):
+            kb.search(Query("a"), 1)
+        with pytest.raises(SettingError, match="without an embedder"):
+            kb.add([shown(3)])
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="dot"):
+        KnowledgeBase.open(":memory:", None, metric="dot")  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="does not exist"):
+        KnowledgeBase.open(tmp_path / "gone.db", None, create=False)
+    with (
+        KnowledgeBase.open(":memory:", SeededEmbedder()) as kb,
+        pytest.raises(SettingError, match="batch_size"),
+    ):
+        kb.add([shown(1)], batch_size=0)
+
+
+def test_notes_are_kept(tmp_path: Path) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", None) as kb:
+        assert kb.note("embed") is None
+        kb.set_note("embed", "bundled")
+        kb.set_note("embed", "pixels")
+    with KnowledgeBase.open(tmp_path / "kb.db", None) as kb:
+        assert kb.note("embed") == "pixels"
+
+
+def test_a_busy_file_can_be_written_later(tmp_path: Path) -> None:
+    path = str(tmp_path / "kb.db")
+    with (
+        KnowledgeBase.open(path, SeededEmbedder()) as holder,
+        KnowledgeBase(SqliteRows(path, busy_seconds=0.05), SeededEmbedder(), path=path) as other,
+    ):
+        holder.add([shown(1)])
+
+        def while_writing() -> Iterator[Example]:
+            yield shown(2)
+
+        with holder._rows._transaction():  # type: ignore[attr-defined]
+            with pytest.raises(StoreBusyError):
+                other.add(while_writing())
+            assert len(other.search(Query("x"), 5)) == 1
+        assert other.add(while_writing()).new == 1
+        assert len(holder.search(Query("x"), 5)) == 2
+
+
+def test_threads_may_add_search_and_delete_at_once(kb: KnowledgeBase) -> None:
+    kb.add([asked("first")])
+    failures: list[Exception] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(10):
+                kb.add([asked(f"{number}/{i}")])
+                nearest = kb.search(Query(f"{number}/{i}"), 1)[0].example
+                assert nearest.query.text == f"{number}/{i}"
+                if i % 2:
+                    kb.delete([str(nearest.id)])
+        except Exception as error:
+            failures.append(error)
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(kb) == 21
+
+
+WRITER = """
+import sys, time
+from bottega.knowledge import KnowledgeBase
+from tests.knowledge.doubles import SeededEmbedder, asked
+kb = KnowledgeBase.open(sys.argv[1], SeededEmbedder())
+for i in range(1000):
+    kb.add([asked(f"q{i}")])
+    print(f"q{i}", flush=True)
+    time.sleep(0.001)
+"""
+
+
+def test_another_process_sees_what_a_killed_one_had_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("mine")])
+        command = [sys.executable, "-c", WRITER, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            acknowledged = [writer.stdout.readline().strip() for _ in range(20)]
+            assert kb.search(Query("q19"), 1)[0].example.query.text == "q19"
+            writer.send_signal(signal.SIGKILL)
+            acknowledged += writer.stdout.read().split()
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert {"mine", *acknowledged} <= {example.query.text for example in kb}
+        assert kb.add([asked("later")]).new == 1

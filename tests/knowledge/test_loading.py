@@ -1,0 +1,188 @@
+"""Loaders of labelled images: class folders, ManyICL tables, digits."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from PIL import Image as Pillow
+
+from bottega.errors import ImageError, LoadError
+from bottega.knowledge.loading import (
+    QUESTION,
+    has_splits,
+    load_digits,
+    load_image_folder,
+    load_manyicl,
+)
+from tests.builders import picture
+from tests.knowledge.doubles import Bad, damaged
+
+UCMERCED = Path(__file__).parents[3] / "shared" / "data" / "ucmerced"
+
+
+def save(path: Path, shade: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture(shade).data)
+    return path
+
+
+def test_each_subfolder_is_a_class(tmp_path: Path) -> None:
+    save(tmp_path / "dog" / "1.PNG")
+    save(tmp_path / "cat" / "deep" / "2.png")
+    save(tmp_path / "cat" / "1.png")
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    save(tmp_path / "cat" / ".hidden.png")
+    save(tmp_path / "__MACOSX" / "cat.png")
+    found = list(load_image_folder(tmp_path))
+    assert [(e.answer, Path(str(e.source)).name) for e in found] == [
+        ("cat", "1.png"),
+        ("cat", "2.png"),
+        ("dog", "1.PNG"),
+    ]
+    assert {e.query.text for e in found} == {QUESTION}
+    assert found[0].query.images[0].source == found[0].source
+    assert found[0].labels is None
+
+
+def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
+    save(tmp_path / "train" / "cat" / "1.png", 1)
+    save(tmp_path / "test" / "cat" / "2.png", 2)
+    assert has_splits(tmp_path)
+    (only,) = load_image_folder(tmp_path, split="test", question="Which?")
+    assert only.query.images == (picture(2),)
+    assert only.query.text == "Which?"
+    with pytest.raises(LoadError, match="splits") as raised:
+        list(load_image_folder(tmp_path))
+    assert "split='train'" in raised.value.hint
+    with pytest.raises(LoadError, match="no folder 'val'"):
+        list(load_image_folder(tmp_path, split="val"))
+
+
+def test_labels_that_look_the_same_are_one_and_nothing_is_lost(tmp_path: Path) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Bülbül") for form in ("NFC", "NFD"))
+    for place, name in enumerate([composed, decomposed, f" {composed} ", "鳥"]):
+        save(tmp_path / name / f"{place}.png", place)
+    found = list(load_image_folder(tmp_path))
+    assert [e.answer for e in found] == [composed] * 3 + ["鳥"]
+    assert {e.query.images[0] for e in found} == {picture(i) for i in range(4)}
+
+
+def test_a_file_name_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    save(tmp_path / name / "1.png")
+    (found,) = load_image_folder(tmp_path)
+    assert found.answer == "caf\ufffd"
+    assert str(found.query.images[0].source).encode()
+
+
+def test_images_that_cannot_be_read_are_reported_and_the_rest_loaded(tmp_path: Path) -> None:
+    save(tmp_path / "cat" / "good.png")
+    (tmp_path / "cat" / "empty.jpg").touch()
+    (tmp_path / "cat" / "text.png").write_text("hello")
+    save(tmp_path / "stray.png")
+    bad = Bad()
+    assert len(list(load_image_folder(tmp_path, on_bad=bad))) == 1
+    assert [type(error) for error in bad] == [LoadError, ImageError, ImageError]
+    assert all(
+        name in str(error)
+        for name, error in zip(["stray.png", "empty.jpg", "text.png"], bad, strict=True)
+    )
+    with pytest.raises(LoadError, match=r"stray\.png"):
+        list(load_image_folder(tmp_path))
+
+
+@pytest.mark.parametrize("make", ["nothing", "images only", "empty classes", "a file"])
+def test_a_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) -> None:
+    folder = tmp_path
+    if make == "images only":
+        save(tmp_path / "1.png")
+    elif make == "empty classes":
+        (tmp_path / "cat").mkdir()
+    elif make == "a file":
+        folder = save(tmp_path / "1.png")
+    with pytest.raises(LoadError) as raised:
+        list(load_image_folder(folder, on_bad=Bad()))
+    assert raised.value.hint
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"gone is not a folder"):
+        list(load_image_folder(tmp_path / "gone"))
+
+
+def table(folder: Path, text: str) -> None:
+    (folder / "demo.csv").write_text(text, encoding="utf-8")
+    for shade, name in enumerate(["a.png", "b.png", "c.png"]):
+        save(folder / "images" / name, shade)
+
+
+def test_one_hot_columns_become_labels(tmp_path: Path) -> None:
+    table(tmp_path, ",cat,dog \na.png,1.0,0.0\nb.png,0.0,1.0\n")
+    found = list(load_manyicl(tmp_path, "demo"))
+    assert [(e.answer, e.labels) for e in found] == [("cat", None), ("dog", None)]
+    assert str(found[1].source).endswith("demo.csv, line 3")
+    assert found[1].query.images == (picture(1),)
+
+
+def test_several_ones_or_none_make_a_multi_label_set(tmp_path: Path) -> None:
+    table(tmp_path, ",cat,dog\na.png,1.0,1.0\nb.png,0.0,0.0\nc.png,1.0,0.0\n")
+    found = list(load_manyicl(tmp_path, "demo"))
+    assert [(e.answer, e.labels) for e in found] == [
+        ("cat, dog", ("cat", "dog")),
+        ("none", ()),
+        ("cat", ("cat",)),
+    ]
+
+
+def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
+    table(tmp_path, ",cat,dog\na.png,1.0\nb.png,x,0\ngone.png,1,0\n\nc.png,1,0\n")
+    save(tmp_path / "images" / "c.png", 5)
+    bad = Bad()
+    assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_bad=bad)] == [picture(5)]
+    assert ["line 2" in str(bad[0]), "line 3" in str(bad[1]), "line 4" in str(bad[2])] == [True] * 3
+    with pytest.raises(LoadError, match=r"test\.csv cannot be read"):
+        list(load_manyicl(tmp_path, "test"))
+    (tmp_path / "demo.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(LoadError, match="UTF-8"):
+        list(load_manyicl(tmp_path, "demo"))
+    (tmp_path / "demo.csv").write_bytes(b"")
+    with pytest.raises(LoadError, match="no class columns"):
+        list(load_manyicl(tmp_path, "demo"))
+
+
+@pytest.mark.skipif(not UCMERCED.exists(), reason="the UCMerced sample is not beside this checkout")
+def test_the_published_sample_loads() -> None:
+    demo, test = (list(load_manyicl(UCMERCED, split)) for split in ("demo", "test"))
+    assert len(demo) == len(test) == 21
+    assert len({e.answer for e in demo}) == 21
+    assert {e.labels for e in demo} == {None}
+
+
+def test_digits_are_stable_pictures_with_words() -> None:
+    digits = list(load_digits())
+    assert len(digits) == 1797
+    assert [e.answer for e in digits[:3]] == ["zero", "one", "two"]
+    assert next(load_digits(words=False)).answer == "0"
+    image = digits[0].query.images[0]
+    assert (image.width, image.height, image.media_type) == (8, 8, "image/png")
+    assert image.decode().getpixel((0, 0)) == (0, 0, 0)
+    assert len({e.query.images[0] for e in digits}) == 1797
+
+
+def test_a_damaged_body_is_left_to_the_knowledge_base(tmp_path: Path) -> None:
+    path = tmp_path / "cat" / "half.png"
+    path.parent.mkdir()
+    path.write_bytes(damaged().data)
+    (found,) = load_image_folder(tmp_path)
+    with pytest.raises(ImageError, match=r"half\.png is damaged"):
+        found.query.images[0].decode()
+
+
+def test_every_kind_of_photograph_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    for mode, suffix in (("CMYK", "jpg"), ("RGBA", "png"), ("I;16", "png"), ("P", "gif")):
+        Pillow.new(mode, (9, 7)).save(tmp_path / "x" / f"{mode.replace(';', '')}.{suffix}")
+    found = list(load_image_folder(tmp_path))
+    assert [e.query.images[0].decode().size for e in found] == [(9, 7)] * 4

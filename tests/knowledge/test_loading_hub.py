@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import LoadError, MissingDependencyError
+from bottega.knowledge.loading import QUESTION, load_hugging_face
+from tests.builders import picture
+from tests.knowledge.doubles import Bad
+
+pytest.importorskip("datasets")
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+IMAGE = {"_type": "Image"}
+CLASS = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+
+
+def written(path: Path, columns: dict[str, list[object]], features: dict[str, object]) -> Path:
+    """A parquet file as the hub holds it: the types of its columns lie in the metadata."""
+    info = json.dumps({"info": {"features": features}}) if features else "{}"
+    table = pa.table(columns)
+    parquet.write_table(table.replace_schema_metadata({"huggingface": info}), path)
+    return path
+
+
+def stored(shade: int) -> dict[str, object]:
+    return {"bytes": picture(shade).data, "path": "x.png"}
+
+
+def test_class_labels_become_their_names(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "x.parquet",
+        {"photo": [stored(1), stored(2)], "kind": [1, 0]},
+        {"photo": IMAGE, "kind": CLASS},
+    )
+    found = list(load_hugging_face(path))
+    assert [e.answer for e in found] == ["dog", "cat"]
+    assert [e.query.images for e in found] == [(picture(1),), (picture(2),)]
+    assert found[0].query.text == QUESTION
+    assert found[1].source == f"{path}, train, row 1"
+
+
+def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for split, shade in (("train", 1), ("test", 2)):
+        written(
+            tmp_path / "data" / f"{split}-00000-of-00001.parquet",
+            {"image": [stored(shade)], "label": [0]},
+            {"image": IMAGE, "label": CLASS},
+        )
+    (found,) = load_hugging_face(tmp_path, "test")
+    assert found.query.images == (picture(2),)
+    with pytest.raises(LoadError, match="validation"):
+        list(load_hugging_face(tmp_path, "validation"))
+
+
+def test_a_list_of_labels_is_multi_label(tmp_path: Path) -> None:
+    kinds = {"feature": CLASS, "_type": "List"}
+    path = written(
+        tmp_path / "x.parquet",
+        {"image": [stored(1)] * 2, "labels": [[0, 1], []]},
+        {"image": IMAGE, "labels": kinds},
+    )
+    found = list(load_hugging_face(path))
+    assert [(e.answer, e.labels) for e in found] == [
+        ("cat, dog", ("cat", "dog")),
+        ("none", ()),
+    ]
+
+
+def test_questions_and_answers_are_found_without_types(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "x.parquet",
+        {
+            "image": [picture(1).data, None],
+            "question": ["Hue?", "Sum?"],
+            "answers": [["red", "blue", "blue"], ["4"]],
+        },
+        {},
+    )
+    found = list(load_hugging_face(path))
+    assert [(e.query.text, e.answer) for e in found] == [("Hue?", "blue"), ("Sum?", "4")]
+    assert [len(e.query.images) for e in found] == [1, 0]
+
+
+def test_columns_may_be_named(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "x.parquet", {"a": [picture(1).data], "b": ["w?"], "c": [3], "label": [0]}, {}
+    )
+    (found,) = load_hugging_face(path, image_column="a", question_column="b", answer_column="c")
+    assert (found.query.text, found.answer) == ("w?", "3")
+    with pytest.raises(LoadError, match="no column 'z'") as raised:
+        list(load_hugging_face(path, image_column="z"))
+    assert "a, b, c" in raised.value.hint
+
+
+def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.parquet", {"image": [picture(1).data], "c": [1]}, {})
+    with pytest.raises(LoadError, match="labels or answers"):
+        list(load_hugging_face(path))
+    path = written(tmp_path / "y.parquet", {"label": ["x"]}, {})
+    with pytest.raises(LoadError, match="images or questions"):
+        list(load_hugging_face(path))
+
+
+def test_bad_rows_are_named_and_the_rest_loaded(tmp_path: Path) -> None:
+    broken = {"bytes": b"not an image", "path": "x.png"}
+    path = written(
+        tmp_path / "x.parquet",
+        {"image": [broken, stored(1), stored(2)], "label": [0, 1, -1]},
+        {"image": IMAGE, "label": CLASS},
+    )
+    bad = Bad()
+    assert [e.answer for e in load_hugging_face(path, on_bad=bad)] == ["dog"]
+    assert "row 0" in str(bad[0])
+    assert "row 2: there is no label" in str(bad[1])
+
+
+def test_files_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="does not exist"):
+        list(load_hugging_face(tmp_path / "gone"))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(LoadError, match=r"x\.parquet cannot be loaded"):
+        list(load_hugging_face(tmp_path / "x.parquet"))
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError) as raised:
+        list(load_hugging_face(tmp_path))
+    assert "bottega[eval]" in raised.value.hint

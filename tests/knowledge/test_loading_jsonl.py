@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bottega.errors import LoadError
+from bottega.knowledge.loading import QUESTION, load_jsonl
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import Bad
+
+
+def written(folder: Path, *rows: object) -> Path:
+    path = folder / "rows.jsonl"
+    lines = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
+    path.write_bytes(b"\n".join(lines))
+    (folder / "a.png").write_bytes(picture(1).data)
+    return path
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {
+            "image": "a.png",
+            "question": "Which?",
+            "answer": "a",
+            "labels": ["a", "b"],
+            "choices": ["a", "b"],
+            "rationale": "why",
+            "tags": {"hue": "red", "level": 3},
+            "id": 7,
+            "unknown": None,
+        },
+    )
+    assert list(load_jsonl(path)) == [
+        Example(
+            Query("Which?", (picture(1),), ("a", "b"), id="7"),
+            "a",
+            labels=("a", "b"),
+            rationale="why",
+            tags={"hue": "red", "level": "3"},
+            source=f"{path}, line 1",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer", "labels"),
+    [
+        ({"answer": 4}, "4", None),
+        ({"label": "cat"}, "cat", None),
+        ({"labels": ["x", "y"]}, "x, y", ("x", "y")),
+        ({"label": " B\u0075\u0308lbu\u0308l "}, "B\u00fclb\u00fcl", None),
+        ({"labels": ["x", " x", "y"]}, "x, y", ("x", "y")),
+        ({"labels": []}, "none", ()),
+    ],
+)
+def test_an_answer_may_be_a_label(
+    tmp_path: Path, fields: dict[str, object], answer: str, labels: tuple[str, ...] | None
+) -> None:
+    (found,) = load_jsonl(written(tmp_path, fields))
+    assert (found.answer, found.labels, found.query.text) == (answer, labels, QUESTION)
+
+
+def test_an_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:
+    text = base64.b64encode(picture(1).data).decode()
+    images = ["a.png", str(tmp_path / "a.png"), f"data:image/png;base64,{text}", text]
+    rows = [{"image": image, "answer": "x"} for image in images]
+    found = list(load_jsonl(written(tmp_path, *rows, {"images": images, "answer": "x"})))
+    assert [e.query.images for e in found] == [(picture(1),)] * 4 + [(picture(1),) * 4]
+
+
+def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) -> None:
+    good = {"answer": "yes", "question": "ok?"}
+    path = written(
+        tmp_path,
+        b'\xef\xbb\xbf{"answer": "first"}',
+        b"",
+        b'{"answer": "half-wri',
+        good,
+        {"question": "no answer"},
+        {"answer": "x", "image": "gone.png"},
+        {"answer": "x", "image": "A" * 5000},
+        {"answer": ["x"]},
+        {"answer": "x", "choices": "a"},
+        {"answer": "x", "tags": ["a"]},
+        ["not an object"],
+        b'{"answer": "\xff"}',
+        b'{"answer": "\\ud800"}',
+        {"answer": "x", "image": "empty.png"},
+        b'{"answer": "last, without a newl',
+    )
+    (tmp_path / "empty.png").touch()
+    bad = Bad()
+    found = list(load_jsonl(path, on_bad=bad))
+    assert [e.answer for e in found] == ["first", "yes"]
+    numbers = [str(error).split("line ")[1].split(":")[0] for error in bad]
+    assert numbers == ["3", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"]
+    assert all(isinstance(error, LoadError) and error.hint for error in bad)
+    assert "gone.png" in str(bad[2])
+    with pytest.raises(LoadError, match="line 3"):
+        list(load_jsonl(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"gone\.jsonl cannot be read"):
+        list(load_jsonl(tmp_path / "gone.jsonl"))

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from bottega.errors import (
+    EmbedderMismatchError,
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+)
+from bottega.knowledge.records import ID_LENGTH, identity, with_id
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.schema import FORMAT_VERSION
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import DIMENSION, asked, shown, vector_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "kb.db")
+
+
+def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[str]:
+    named = [with_id(example, identity(example)) for example in examples]
+    vectors = np.stack([vector_of(example.query) for example in examples])
+    rows.put(named, vectors, fingerprint)
+    return [str(example.id) for example in named]
+
+
+def test_every_field_comes_back(path: str) -> None:
+    whole = Example(
+        Query("Où?", (picture(1), picture(2)), ("a", "b")),
+        "a, b",
+        labels=("a", "b"),
+        rationale="because",
+        tags={"hue": "röd"},
+        source="here",
+    )
+    rows = SqliteRows(path)
+    (id,) = put(rows, whole)
+    found = rows.get([id])[id]
+    rows.close()
+    assert found == Example(
+        Query("Où?", whole.query.images, ("a", "b"), id=id),
+        "a, b",
+        labels=("a", "b"),
+        rationale="because",
+        tags={"hue": "röd"},
+        source="here",
+        id=id,
+    )
+    assert [image.data for image in found.query.images] == [
+        image.data for image in whole.query.images
+    ]
+    assert len(id) == ID_LENGTH
+
+
+def test_images_are_stored_once_and_go_with_their_last_example(path: str) -> None:
+    rows = SqliteRows(path)
+    first, second = put(rows, shown(1, question="Hue?"), shown(1, question="Size?"))
+    assert rows.footprint().images == 1
+    rows.delete([first])
+    assert rows.footprint().images == 1
+    rows.delete([second])
+    assert rows.footprint().images == 0
+    rows.close()
+
+
+def test_an_id_that_is_there_is_not_stored_again(path: str) -> None:
+    rows = SqliteRows(path)
+    (id,) = put(rows, asked("a"))
+    assert put(rows, asked("a", rationale="later")) == [id]
+    assert rows.get([id])[id].rationale is None
+    assert rows.footprint().examples == 1
+    rows.close()
+
+
+def test_changes_tell_an_index_what_to_do(path: str) -> None:
+    rows = SqliteRows(path)
+    ids = put(rows, asked("a"), asked("b"))
+    start = rows.changes_since(0, 10)
+    assert [change.vector is not None for change in start] == [True, True]
+    rows.delete(ids[:1])
+    (gone,) = rows.changes_since(start[-1].seq, 10)
+    assert (gone.key, gone.vector, gone.seq) == (start[0].key, None, rows.last_seq())
+    assert len(rows.changes_since(0, 2)) == 2
+    rows.close()
+
+
+def test_a_key_is_never_used_again(path: str) -> None:
+    rows = SqliteRows(path)
+    (id,) = put(rows, asked("a"))
+    key = rows.keys([id])[id]
+    rows.delete([id])
+    put(rows, asked("a"))
+    assert rows.keys([id])[id] > key
+    rows.close()
+
+
+def test_a_batch_of_another_embedder_is_refused_whole(path: str) -> None:
+    rows = SqliteRows(path)
+    put(rows, asked("a"), fingerprint="one")
+    with pytest.raises(EmbedderMismatchError, match=r"'one'.*'two'"):
+        put(rows, asked("b"), fingerprint="two")
+    assert rows.footprint().examples == 1
+    rows.close()
+
+
+def test_a_second_writer_is_waited_for_then_reported(path: str) -> None:
+    rows = SqliteRows(path, busy_seconds=0.05)
+    (id,) = put(rows, asked("a"))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusyError) as raised:
+        put(rows, asked("b"))
+    assert raised.value.retryable
+    assert id in rows.get([id])
+    other.execute("COMMIT")
+    other.close()
+    put(rows, asked("b"))
+    assert rows.footprint().examples == 2
+    rows.close()
+
+
+def test_a_full_disk_loses_nothing_that_was_stored(path: str) -> None:
+    rows = SqliteRows(path)
+    (id,) = put(rows, shown(1))
+    pages = rows._writer.execute("PRAGMA page_count").fetchone()[0]
+    rows._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
+    noise = np.random.default_rng(0).bytes(100_000).hex()
+    with pytest.raises(StoreFullError) as raised:
+        put(rows, asked("small"), asked(noise))
+    assert "intact" in raised.value.hint
+    assert rows.footprint().examples == 1
+    assert rows.get([id])[id].query.images == shown(1).query.images
+    rows._writer.execute("PRAGMA max_page_count = 1000000")
+    put(rows, asked(noise))
+    rows.close()
+
+
+def test_what_is_not_a_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.db"
+    path.write_text("shopping list " * 100)
+    with pytest.raises(StoreError, match=r"notes\.db is not a knowledge base"):
+        SqliteRows(str(path))
+    assert path.read_text().startswith("shopping")
+
+
+def test_another_programs_database_is_left_alone(path: str) -> None:
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE bookmarks (url TEXT)")
+    other.close()
+    before = Path(path).read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        SqliteRows(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_a_newer_file_asks_for_an_upgrade(path: str) -> None:
+    SqliteRows(path).close()
+    later = sqlite3.connect(path)
+    later.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+    later.close()
+    with pytest.raises(StoreError, match=f"format {FORMAT_VERSION + 1}") as raised:
+        SqliteRows(path)
+    assert "upgrade" in raised.value.hint
+
+
+def test_a_damaged_file_is_an_error_of_ours(path: str) -> None:
+    rows = SqliteRows(path)
+    put(rows, *(asked(str(i) * 50) for i in range(200)))
+    rows.close()
+    data = bytearray(Path(path).read_bytes())
+    data[4096:-4096] = b"\xff" * (len(data) - 8192)
+    Path(path).write_bytes(data)
+    with pytest.raises(StoreError) as raised:
+        broken = SqliteRows(path)
+        try:
+            broken.ids_where()
+        finally:
+            broken.close()
+    assert raised.value.hint
+
+
+def test_missing_paths_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        SqliteRows(str(tmp_path / "gone.db"), create=False)
+    with pytest.raises(StoreError, match=r"folder .* does not exist"):
+        SqliteRows(str(tmp_path / "no" / "kb.db"))
+    with pytest.raises(StoreError, match="is a folder"):
+        SqliteRows(str(tmp_path))
+
+
+READ_ONLY = """
+import os, sys
+from bottega.errors import StoreError
+from bottega.knowledge.rows import SqliteRows
+os.chmod(sys.argv[1], 0o444)
+os.chmod(os.path.dirname(sys.argv[1]), int(sys.argv[2], 8))
+if os.getuid() == 0:
+    os.setuid(65534)
+rows = SqliteRows(sys.argv[1])
+assert len(rows.ids_where()) == 1
+try:
+    rows.delete(rows.ids_where())
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("folder_mode", ["555", "777"])
+def test_a_file_that_may_not_be_written_can_be_read(tmp_path: Path, folder_mode: str) -> None:
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    rows = SqliteRows(str(folder / "kb.db"))
+    put(rows, asked("a"))
+    rows.close()
+    command = [sys.executable, "-c", READ_ONLY, str(folder / "kb.db"), folder_mode]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder.chmod(0o755)
+    assert "may only be read" in done.stdout, done.stderr
+
+
+def test_a_closed_store_says_so(path: str) -> None:
+    rows = SqliteRows(path)
+    rows.close()
+    rows.close()
+    with pytest.raises(StoreError, match="is closed"):
+        rows.ids_where()
+    with pytest.raises(StoreError, match="is closed"):
+        put(rows, asked("a"))
+
+
+def test_many_may_create_one_file_at_once(path: str) -> None:
+    failures: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            rows = SqliteRows(path)
+            put(rows, asked(f"{number}"))
+            rows.close()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    rows = SqliteRows(path)
+    assert rows.footprint().examples == len(threads)
+    assert rows.footprint().dimension == DIMENSION
+    rows.close()
