@@ -18,8 +18,8 @@ from bottega.errors import ImageError
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
-# A decoded 12-megapixel photo holds 36 MB: larger images are decoded anew for each use.
-KEEP_DECODED_BELOW = 1_000_000
+# Small images are decoded once; a thousand decoded photos would not fit into memory.
+KEEP_DECODED_UP_TO = 256 * 256
 # What vision endpoints accept as it is; everything else travels as PNG.
 WIRE_FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 WIRE_MODES = {"1", "L", "P", "RGB"}
@@ -94,7 +94,7 @@ class Image:
         that many pixels: decoding a photo for a small encoder is then many times faster.
         Raises `ImageError` if the body is damaged. Do not draw on the result: it may be shared.
         """
-        if self.width * self.height <= KEEP_DECODED_BELOW:
+        if self.width * self.height <= KEEP_DECODED_UP_TO:
             return self._decoded
         return self._decode(at_least)
 

@@ -45,22 +45,30 @@ class AppendixA:
 
 class Interleaved:
     """A conversation: each demonstration is a user turn (images, question) and the assistant's
-    answer, the query is the last user turn. With `show_choices` that turn lists the choices.
+    answer, the query is the last user turn. With `show_choices` that turn lists the choices;
+    without `repeat_question` a demonstration that asks the query's own question shows its image
+    alone, which halves the prompt of a classification.
 
     Retrieved text stands in user and assistant turns only, never in a system turn.
     """
 
-    def __init__(self, *, show_choices: bool = True) -> None:
+    def __init__(self, *, show_choices: bool = True, repeat_question: bool = True) -> None:
         self.show_choices = show_choices
+        self.repeat_question = repeat_question
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         messages: list[Message] = []
         for candidate in demonstrations:
             example = candidate.example
-            messages.append(Message("user", (*example.query.images, example.query.text)))
+            messages.append(Message("user", self._demonstrated(example.query, query)))
             messages.append(Message("assistant", (example.answer,)))
         messages.append(Message("user", (*query.images, self._question(query))))
         return Prompt(tuple(messages))
+
+    def _demonstrated(self, shown: Query, asked: Query) -> tuple[str | Image, ...]:
+        if self.repeat_question or shown.text != asked.text or not shown.images:
+            return (*shown.images, shown.text)
+        return shown.images
 
     def _question(self, query: Query) -> str:
         if not (self.show_choices and query.choices):

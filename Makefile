@@ -1,0 +1,43 @@
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check format models clean
+
+demo: $(VENV)/local
+	$(BIN)/bottega demo
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest
+
+# Lint, types, import contracts, and every command and snippet of the documents.
+check: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python docs/run_snippets.py
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Trains the bundled model anew, on two cores (see training/README.md).
+models: $(VENV)/dev
+	$(BIN)/python -m training --work models-work
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make demo PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[local]'
+	touch $@
+
+$(VENV)/dev: $(VENV)/local
+	$(INSTALL) -e '.[local,eval,dev]'
+	touch $@

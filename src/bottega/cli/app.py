@@ -1,0 +1,51 @@
+"""All commands on one app."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bottega import __version__
+from bottega.cli import answering, evaluating, knowledge, looking
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bottega {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def bottega(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    """A small vision-language model answers like a large one: shown the right worked examples
+    at the right moment."""
+
+
+for command in (
+    evaluating.demo,
+    knowledge.add,
+    looking.ls,
+    looking.show,
+    knowledge.rm,
+    looking.stats,
+    answering.ask,
+    answering.classify,
+    looking.log,
+    looking.models,
+):
+    app.command()(command)
+app.command("eval")(evaluating.evaluate)

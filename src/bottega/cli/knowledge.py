@@ -1,0 +1,114 @@
+"""Filling and thinning a knowledge base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bottega.cli.options import Embed, Json, KnowledgeFile
+from bottega.cli.output import print_json, progress, say, warn
+from bottega.cli.resolving import open_knowledge, open_rows
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.knowledge import (
+    load_digits,
+    load_hugging_face,
+    load_image_folder,
+    load_jsonl,
+    load_manyicl,
+)
+from bottega.types import Example
+
+OnBad = Callable[[BottegaError], None]
+
+
+def add(
+    file: KnowledgeFile,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with one subfolder a class, a folder with demo.csv (ManyICL), a .jsonl "
+            "or .parquet file, hf:DATASET, or digits."
+        ),
+    ],
+    split: Annotated[
+        str | None, typer.Option(help="Which part of the source: train, test, demo, ...")
+    ] = None,
+    embed: Embed = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first bad row or image.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Add labelled images. What cannot be read is named and left out; the rest is stored."""
+    bad: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        if strict:
+            raise error
+        bad.append(error)
+        warn(error)
+
+    examples = load(source, split, on_bad)
+    # Looked at before anything is created: a mistyped folder leaves no empty file behind.
+    first = list(islice(examples, 1))
+    with open_knowledge(file, embed, create=True) as knowledge, progress("adding", None) as step:
+        added = knowledge.add(chain(first, examples), on_bad=on_bad, progress=step)
+        total = len(knowledge)
+    if bad and added.new == added.duplicates == 0:
+        raise LoadError(
+            f"nothing in {source} could be added ({len(bad)} bad)", hint=bad[0].hint or str(bad[0])
+        )
+    if json:
+        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
+        print_json(
+            {
+                "new": added.new,
+                "duplicates": added.duplicates,
+                "skipped": skipped,
+                "examples": total,
+            }
+        )
+    else:
+        say(
+            f"{added.new} added, {added.duplicates} were there already, {len(bad)} skipped; "
+            f"{file} holds {total} examples"
+        )
+
+
+def load(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
+    """The loader that fits a source; the form of the source decides."""
+    path = Path(source)
+    if source == "digits":
+        return load_digits()
+    if source.startswith("hf:"):
+        return load_hugging_face(source.removeprefix("hf:"), split or "train", on_bad=on_bad)
+    if path.suffix == ".jsonl":
+        return load_jsonl(path, on_bad=on_bad)
+    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
+        return load_hugging_face(source, split or "train", on_bad=on_bad)
+    if (path / "demo.csv").exists():
+        return load_manyicl(path, split or "demo", on_bad=on_bad)
+    if not path.is_dir() and path.exists():
+        raise SettingError(
+            f"{source} is not a folder, .jsonl or .parquet file", hint="bottega add --help"
+        )
+    return load_image_folder(path, split=split, on_bad=on_bad)
+
+
+def rm(
+    file: KnowledgeFile,
+    ids: Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")],
+    json: Json = False,
+) -> None:
+    """Remove examples."""
+    with open_rows(file) as knowledge:
+        removed = knowledge.delete(ids)
+        left = len(knowledge)
+    if json:
+        print_json({"removed": removed, "examples": left})
+    else:
+        say(f"{removed} removed; {file} holds {left} examples")

@@ -1,0 +1,169 @@
+"""Commands that only look: rows, statistics, traces, models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bottega.cli.options import Json, KnowledgeFile, TraceFile
+from bottega.cli.output import clock, print_json, print_table, say
+from bottega.cli.resolving import open_rows, open_traces
+from bottega.generation import OpenAICompatible, bundled_folder
+from bottega.recording import StoredTrace
+from bottega.types import Example
+
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many rows.")]
+
+
+def ls(
+    file: KnowledgeFile,
+    label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
+    limit: Limit = 20,
+    json: Json = False,
+) -> None:
+    """List examples."""
+    with open_rows(file) as knowledge:
+        examples = knowledge.get_many(knowledge.ids(label=label)[:limit])
+        total = len(knowledge)
+    if json:
+        print_json([_described(example) for example in examples])
+        return
+    rows = [(e.id, e.answer, _shapes(e), e.source or "-") for e in examples]
+    print_table(("id", "answer", "image", "source"), rows)
+    say(f"{len(examples)} of {total} examples")
+
+
+def show(
+    file: KnowledgeFile,
+    id: Annotated[str, typer.Argument(help="An id, or its beginning.")],
+    image: Annotated[
+        Path | None, typer.Option(help="Write the example's first image to this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show one example."""
+    with open_rows(file) as knowledge:
+        example = knowledge.get(id)
+    if image is not None and example.query.images:
+        image.write_bytes(example.query.images[0].data)
+    described = _described(example)
+    if json:
+        print_json(described)
+    else:
+        print_table(("field", "value"), [(k, v) for k, v in described.items() if v])
+
+
+def stats(file: KnowledgeFile, json: Json = False) -> None:
+    """Count examples, images and labels, and name the embedder."""
+    with open_rows(file) as knowledge:
+        found = knowledge.stats()
+    if json:
+        print_json(found)
+    else:
+        fields = ((name, getattr(found, name)) for name in found.__dataclass_fields__)
+        print_table(("what", "value"), [(name, str(value)) for name, value in fields])
+
+
+def log(
+    id: Annotated[str | None, typer.Argument(help="Show this trace whole.")] = None,
+    limit: Limit = 20,
+    traces: TraceFile = None,
+    json: Json = False,
+) -> None:
+    """Show what was asked and answered, with its cost."""
+    with closing(open_traces(traces)) as store:
+        if id is not None:
+            trace = store.get(id)
+            if json:
+                print_json(trace)
+            else:
+                _print_trace(trace)
+            return
+        found, summary = store.list(limit), store.summary()
+    if json:
+        print_json({"summary": summary, "traces": found})
+        return
+    rows = [
+        (
+            t.id,
+            clock(t.time),
+            t.model,
+            t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}",
+            len(t.demonstrations),
+            t.usage.prompt_tokens,
+            t.seconds,
+            t.cost_usd,
+        )
+        for t in found
+    ]
+    columns = ("id", "time", "model", "answer", "shots", "prompt tokens", "seconds", "USD")
+    print_table(columns, rows)
+
+
+def models(
+    endpoint: Annotated[
+        bool, typer.Option("--endpoint", help="Ask OPENAI_BASE_URL for its models.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the models that --model accepts here."""
+    folder = bundled_folder()
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    rows = [("bundled", f"{size:.1f} MB, in this package; see {folder / 'README.md'}")]
+    if endpoint:
+        rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
+    else:
+        where = "at OPENAI_BASE_URL" if os.environ.get("OPENAI_BASE_URL") else "at OpenAI"
+        rows.append(("openai:NAME", f"{where}; --endpoint lists them"))
+    rows.append(("ID or FOLDER", "any image-text-to-text model of Hugging Face transformers"))
+    if json:
+        print_json([{"model": name, "what": what} for name, what in rows])
+    else:
+        print_table(("model", "what"), rows)
+
+
+async def _at_endpoint() -> list[str]:
+    generator = OpenAICompatible("any")
+    try:
+        return await generator.list_models()
+    finally:
+        await generator.aclose()
+
+
+def _described(example: Example) -> dict[str, object]:
+    return {
+        "id": example.id,
+        "question": example.query.text,
+        "answer": example.answer,
+        "labels": list(example.labels) if example.labels is not None else [example.answer],
+        "choices": list(example.query.choices),
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+        "images": [image.sha256 for image in example.query.images],
+        "sizes": _shapes(example),
+    }
+
+
+def _shapes(example: Example) -> str:
+    return ", ".join(f"{image.width}x{image.height}" for image in example.query.images) or "-"
+
+
+def _print_trace(trace: StoredTrace) -> None:
+    say(f"{trace.id}  {clock(trace.time)}  {trace.model}  ({trace.tier})")
+    say(f"question: {trace.question}")
+    rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
+    print_table(("shown", "answer", "score", "example"), rows)
+    for completion in trace.completions:
+        say(f"reply:    {completion.text}")
+    confidence = trace.answer.confidence
+    sure = "" if confidence is None else f"  (confidence {confidence:.2f})"
+    say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{sure}")
+    cost = "unknown" if trace.cost_usd is None else f"{trace.cost_usd:.6f} USD"
+    say(f"tokens:   {trace.usage.prompt_tokens} + {trace.usage.completion_tokens}   cost: {cost}")
+    say(f"seconds:  {trace.seconds:.3f}")

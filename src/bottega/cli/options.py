@@ -1,0 +1,39 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="bundled, openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder."
+    ),
+]
+Embed = Annotated[
+    str | None,
+    typer.Option(
+        help="bundled, pixels, or a sentence-transformers id or folder[:image|text|average]. "
+        "Default: the one that built the file, else bundled."
+    ),
+]
+PromptStyle = Annotated[
+    str, typer.Option("--prompt", help="auto, paper (Visual RAG, appendix A) or interleaved.")
+]
+DemonstrationOrder = Annotated[
+    str, typer.Option("--order", help="nearest-last, nearest-first or shuffled.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--traces", help="Trace database (default: BOTTEGA_TRACES or the app folder)."),
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option("--price", help="USD per million tokens, IN,OUT (default: published prices)."),
+]

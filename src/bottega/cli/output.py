@@ -1,0 +1,87 @@
+"""Printing: tables and progress for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bottega.errors import BottegaError
+
+console = Console()
+notes = Console(stderr=True)  # progress and warnings keep out of what a program reads
+
+
+def print_json(document: object) -> None:
+    sys.stdout.write(to_json(document))
+
+
+def to_json(document: object) -> str:
+    return orjson.dumps(document, default=_plain, option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (tuple, Mapping)):
+        return dict(value) if isinstance(value, Mapping) else list(value)
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns whose cells are all numbers stand on the right."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        numeric = bool(rows) and all(_is_number(row[i]) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row))
+    console.print(table)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def say(text: str) -> None:
+    console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def warn(error: BottegaError) -> None:
+    hint = f" ({error.hint})" if error.hint else ""
+    notes.print(f"[yellow]skipped:[/yellow] {escape(str(error) + hint)}", soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields a function that advances the bar; on a terminal only."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+        disable=not notes.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(escape(title), total=total)
+        yield lambda steps: bar.advance(task, steps)

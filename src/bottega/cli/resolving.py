@@ -1,0 +1,103 @@
+"""From the words of a command line to parts: models, prompts, embedders, files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from bottega.errors import SettingError, StoreError
+from bottega.generation import OpenAICompatible, Transformers, bundled
+from bottega.knowledge import KnowledgeBase, PixelEmbedder, SentenceEmbedder, TowerEmbedder
+from bottega.prompting import AppendixA, Interleaved
+from bottega.protocols import Embedder, Generator, Prompter
+from bottega.recording import Price, Prices, Traces
+
+BUNDLED = "bundled"
+MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
+
+
+def open_model(spec: str) -> Generator:
+    """`bundled`, `openai:NAME` (at OPENAI_BASE_URL), or a Hugging Face id or folder."""
+    if spec == BUNDLED:
+        return bundled()
+    if spec.startswith("openai:"):
+        name = spec.removeprefix("openai:")
+        if not name:
+            raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
+        return OpenAICompatible(name)
+    # The bundled embedder may have set torch to one thread.
+    return Transformers(spec, threads=os.cpu_count())
+
+
+def open_prompt(name: str, model: str) -> Prompter:
+    """`auto` is the paper's appendix A, but turns for the bundled model, which knows nothing
+    else and needs no list of choices."""
+    if name == "auto":
+        brief = Interleaved(show_choices=False, repeat_question=False)
+        return brief if model == BUNDLED else AppendixA()
+    prompts: dict[str, Prompter] = {"paper": AppendixA(), "interleaved": Interleaved()}
+    if name not in prompts:
+        raise SettingError(f"unknown prompt {name!r}", hint="use auto, paper or interleaved")
+    return prompts[name]
+
+
+def open_embedder(spec: str) -> Embedder:
+    """`bundled`, `pixels`, or a sentence-transformers id or folder, `:image` (default), `:text`
+    or `:average` behind it."""
+    if spec == BUNDLED:
+        return TowerEmbedder.bundled(threads=1)
+    if spec == "pixels":
+        return PixelEmbedder()
+    for mode in MODES:
+        if spec.endswith(f":{mode}"):
+            return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
+    return SentenceEmbedder(spec, mode="image")
+
+
+def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False) -> KnowledgeBase:
+    """Opens for searching and adding. Without `embed`, the embedder that built the file."""
+    if not create and not path.exists():
+        raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
+    spec = embed or (_recorded_embedder(path) if path.exists() else None) or BUNDLED
+    knowledge = KnowledgeBase.open(path, embed=open_embedder(spec))
+    if knowledge.note("embed") != spec:
+        knowledge.set_note("embed", spec)
+    return knowledge
+
+
+def open_rows(path: Path) -> KnowledgeBase:
+    """Opens for reading and deleting rows: no embedder is loaded."""
+    if not path.exists():
+        raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
+    return KnowledgeBase.open(path, embed=None)
+
+
+def _recorded_embedder(path: Path) -> str | None:
+    with KnowledgeBase.open(path, embed=None) as knowledge:
+        return knowledge.note("embed")
+
+
+def traces_path(given: Path | None) -> Path:
+    """--traces, else BOTTEGA_TRACES, else traces.db in the user's application folder."""
+    chosen = given or os.environ.get("BOTTEGA_TRACES") or None
+    return Path(chosen) if chosen else Path(typer.get_app_dir("bottega")) / "traces.db"
+
+
+def open_traces(given: Path | None) -> Traces:
+    path = traces_path(given)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Traces.open(path)
+
+
+def open_prices(price: str | None) -> Prices:
+    """`IN,OUT` in US dollars per million tokens, for every model; else genai-prices' figures."""
+    if price is None:
+        return Prices()
+    try:
+        given, made = (float(part) for part in price.split(","))
+    except ValueError as error:
+        raise SettingError(f"--price {price!r} is not IN,OUT", hint="--price 0.15,0.60") from error
+    return Prices({"*": Price(given, made)})

@@ -1,0 +1,131 @@
+"""Runs methods over a benchmark and scores them. What failed is counted, never scored."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from bottega.errors import BottegaError, GenerationError, UnreachableError
+from bottega.evaluation.benchmarks import Benchmark, labels_of
+from bottega.evaluation.methods import Method, Outcome
+from bottega.evaluation.metrics import Estimate, accuracy, macro_f1
+from bottega.types import Example, Query
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table. `n` counts answered items, invalid replies included; `failed` items
+    (the endpoint did not answer) are in no other figure."""
+
+    method: str
+    shots: int
+    n: int
+    metric: str
+    value: float
+    low: float
+    high: float
+    invalid: int
+    failed: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An answered item and whether the answer was right."""
+
+    item: Example
+    outcome: Outcome
+    correct: bool
+
+
+async def evaluate(
+    benchmark: Benchmark,
+    method: Method,
+    *,
+    concurrency: int,
+    seed: int,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[Result, list[Scored]]:
+    """One method over all items. Raises the first error that trying again cannot mend."""
+    started = time.perf_counter()
+    limiter = asyncio.Semaphore(concurrency)
+
+    async def one(item: Example) -> Scored | None:
+        async with limiter:
+            outcome = await _attempt(method.answer, item.query)
+        done()
+        return None if outcome is None else Scored(item, outcome, _right(item, outcome))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in benchmark.items]
+    except ExceptionGroup as errors:
+        raise _first(errors) from errors
+    scored = [result for task in tasks if (result := task.result()) is not None]
+    seconds = time.perf_counter() - started
+    failed = len(tasks) - len(scored)
+    return _tally(benchmark, method, scored, failed, seconds, seed), scored
+
+
+async def _attempt(answer: Callable[[Query], Awaitable[Outcome]], query: Query) -> Outcome | None:
+    """None if this one item failed. A dead endpoint or a refused key would fail all of them."""
+    try:
+        return await answer(query)
+    except GenerationError as error:
+        if not error.retryable or isinstance(error, UnreachableError):
+            raise
+        return None
+
+
+def _right(item: Example, outcome: Outcome) -> bool:
+    return outcome.answer.valid and set(outcome.answer.labels) == set(labels_of(item))
+
+
+def _tally(
+    benchmark: Benchmark,
+    method: Method,
+    scored: Sequence[Scored],
+    failed: int,
+    seconds: float,
+    seed: int,
+) -> Result:
+    estimate = _estimate(benchmark, scored, seed)
+    traces = [s.outcome.trace for s in scored if s.outcome.trace is not None]
+    costs = [trace.cost_usd for trace in traces if trace.cost_usd is not None]
+    return Result(
+        method=method.name,
+        shots=method.shots,
+        n=len(scored),
+        metric="macro_f1" if benchmark.multi_label else "accuracy",
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        invalid=sum(not s.outcome.answer.valid for s in scored),
+        failed=failed,
+        calls=len(traces),
+        prompt_tokens=sum(trace.reply.usage.prompt_tokens for trace in traces),
+        completion_tokens=sum(trace.reply.usage.completion_tokens for trace in traces),
+        cost_usd=sum(costs) if len(costs) == len(traces) else None,
+        seconds=round(seconds, 3),
+    )
+
+
+def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Estimate:
+    if not benchmark.multi_label or not scored:
+        return accuracy([s.correct for s in scored])
+    truth = [labels_of(s.item) for s in scored]
+    said = [s.outcome.answer.labels for s in scored]
+    return macro_f1(truth, said, benchmark.labels, seed=seed)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error raised on purpose, else the first of any kind."""
+    expected, others = errors.split(BottegaError)
+    error: BaseException = (expected or others or errors).exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

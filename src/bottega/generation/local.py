@@ -1,0 +1,167 @@
+"""Vision-language models in this process, through transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bottega.errors import BottegaError, MissingDependencyError, SettingError
+from bottega.types import Prompt, Reply, Sampling
+
+if TYPE_CHECKING:
+    from bottega.generation.loaded import LoadedModel, Rendered
+
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+# Seconds to wait for more requests: those of one task group arrive well within.
+LINGER = 0.002
+MOST_LINGERS = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: Prompt
+    sampling: Sampling
+    start: float = field(default_factory=time.perf_counter)
+    reply: Future[Reply] = field(default_factory=Future)
+
+
+class Transformers:
+    """Any `AutoModelForImageTextToText`, by hub id or by path.
+
+    Requests that wait together are answered together, at most `max_batch` prompts at a time, by
+    one thread; they may come from any number of event loops. The model is loaded at the first
+    request or by `load()`. `dtype` "auto" is the model's own, but float32 on a CPU. `threads`
+    sets torch's number of CPU threads, which is the whole process's. A seeded sample depends on
+    its own prompt and seed, not on the batch it lands in. Raises `ModelLoadError`,
+    `GenerationError`, `ImageError` for a damaged image.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        name: str | None = None,
+        device: str | None = None,
+        dtype: str = "auto",
+        max_batch: int = 16,
+        threads: int | None = None,
+    ) -> None:
+        if max_batch < 1:
+            raise SettingError(f"max_batch is {max_batch}", hint="use 1 or more")
+        path = Path(model).expanduser()
+        self._source = str(path) if path.exists() else str(model)
+        self.name = name or "local:" + (path.resolve().name if path.exists() else str(model))
+        self._device, self._dtype = device, dtype
+        self._max_batch, self._threads = max_batch, threads
+        self._loaded: LoadedModel | None = None
+        self._waiting: list[Request] = []
+        self._lock = threading.Lock()
+        self._worker: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"Transformers({self.name!r})"
+
+    async def load(self) -> None:
+        await asyncio.wrap_future(self._thread().submit(self._model))
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        request = Request(prompt, sampling)
+        with self._lock:
+            self._waiting.append(request)
+        self._thread().submit(self._answer_waiting)
+        return await asyncio.wrap_future(request.reply)
+
+    async def aclose(self) -> None:
+        """Ends the thread and lets go of the model; the next request would load it again."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            await asyncio.to_thread(worker.shutdown)
+        self._loaded = None
+
+    def _thread(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix=self.name)
+            return self._worker
+
+    def _model(self) -> LoadedModel:
+        if self._loaded is None:
+            try:
+                import torch
+
+                from bottega.generation.loaded import LoadedModel
+            except ModuleNotFoundError as error:
+                raise MissingDependencyError(error.name or "torch", "local") from error
+            if self._threads is not None:
+                torch.set_num_threads(self._threads)
+            self._loaded = LoadedModel.load(self._source, self._device, self._dtype)
+        return self._loaded
+
+    def _answer_waiting(self) -> None:
+        """Runs once for each request; all but the first of a group find nothing left to do."""
+        requests = [one for one in self._gather() if one.reply.set_running_or_notify_cancel()]
+        if not requests:
+            return
+        try:
+            model = self._model()
+            asked = ((one, one) for one in requests)
+            rendered = _each(asked, lambda one: model.render(one.prompt, one.sampling))
+            for batch in self._batches(rendered):
+                self._answer(model, batch)
+        except BaseException as error:
+            _fail([one for one in requests if not one.reply.done()], error)
+
+    def _gather(self) -> list[Request]:
+        seen = 0
+        for _ in range(MOST_LINGERS):
+            if seen == (seen := len(self._waiting)):
+                break
+            time.sleep(LINGER)
+        with self._lock:
+            found, self._waiting = self._waiting, []
+        return found
+
+    def _batches(
+        self, rendered: Iterator[tuple[Request, Rendered]]
+    ) -> Iterator[list[tuple[Request, Rendered]]]:
+        ordered = sorted(rendered, key=lambda pair: pair[1].shape)
+        for (_, samples), group in groupby(ordered, key=lambda pair: pair[1].shape[:2]):
+            members, size = list(group), max(1, self._max_batch // samples)
+            for start in range(0, len(members), size):
+                yield members[start : start + size]
+
+    def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, Rendered]]) -> None:
+        ready = list(_each(batch, model.decode))
+        try:
+            answers = model.answer([rendered for _, rendered in ready]) if ready else []
+        except BottegaError as error:
+            _fail([request for request, _ in ready], error)
+            return
+        for (request, _), (completions, usage) in zip(ready, answers, strict=True):
+            seconds = time.perf_counter() - request.start
+            request.reply.set_result(Reply(self.name, completions, usage, seconds))
+
+
+def _each(
+    pairs: Iterable[tuple[Request, Work]], step: Callable[[Work], Done]
+) -> Iterator[tuple[Request, Done]]:
+    """A request whose step fails, for its template or a damaged image, fails alone."""
+    for request, work in pairs:
+        try:
+            yield request, step(work)
+        except BottegaError as error:
+            _fail([request], error)
+
+
+def _fail(requests: Sequence[Request], error: BaseException) -> None:
+    for request in requests:
+        request.reply.set_exception(error)

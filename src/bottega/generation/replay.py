@@ -1,0 +1,181 @@
+"""A record of replies on disk: what was answered once is never asked again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from bottega.errors import ReplayMissError, SettingError, StoreError, StoreFullError
+from bottega.image import Image
+from bottega.protocols import Generator
+from bottega.types import Completion, Prompt, Reply, Sampling, Usage
+
+
+def request_key(fingerprint: str, prompt: Prompt, sampling: Sampling) -> str:
+    """sha256 over everything that decides the output; images count by their own sha256."""
+    request = {
+        "model": fingerprint,
+        "messages": [
+            [message.role, [_part(part) for part in message.parts]] for message in prompt.messages
+        ],
+        "sampling": asdict(sampling),
+    }
+    return hashlib.sha256(orjson.dumps(request, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _part(part: str | Image) -> list[str]:
+    return ["text", part] if isinstance(part, str) else ["image", part.sha256]
+
+
+@dataclass
+class Flight:
+    task: asyncio.Task[Reply]
+    waiting: int = 0
+
+
+class Replay:
+    """Answers from the record at `path`; asks `inner` only for what the record lacks.
+
+    With `inner=None` a miss raises `ReplayMissError`: tests and published runs are then free and
+    exact. The model is the one of the record; `model` chooses where it holds several. Identical
+    requests in flight are asked once. Failures are never recorded.
+
+    The file is JSON lines, append-only, one `write` a reply: several processes may share it, and
+    a line that a crash cut short is ignored. Equal keys: the first line counts. A model's
+    `fingerprint`, if it has one, stands in the key for its name.
+    """
+
+    def __init__(
+        self, path: str | Path, inner: Generator | None = None, *, model: str | None = None
+    ) -> None:
+        self._path = Path(path)
+        self._inner = inner
+        self._replies: dict[str, Reply] = {}
+        self._flights: dict[tuple[asyncio.AbstractEventLoop, str], Flight] = {}
+        self._lock = threading.Lock()
+        self._torn = False
+        fingerprints = self._load()
+        self._fingerprint = _identity(inner) if inner else self._choose(fingerprints, model)
+        self.name = inner.name if inner else fingerprints[self._fingerprint]
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        key = request_key(self._fingerprint, prompt, sampling)
+        if (known := self._replies.get(key)) is not None:
+            return known
+        if self._inner is None:
+            raise ReplayMissError(
+                f"{self._path.name} holds no answer of {self.name!r} to this request",
+                hint="record it: run once with the model itself as the inner generator",
+            )
+        return await self._join(key, self._inner, prompt, sampling)
+
+    async def aclose(self) -> None:
+        if self._inner is not None:
+            await self._inner.aclose()
+
+    async def _join(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
+        place = (asyncio.get_running_loop(), key)
+        flight = self._flights.get(place)
+        if flight is None:
+            task = asyncio.create_task(self._ask(key, inner, prompt, sampling))
+            flight = self._flights[place] = Flight(task)
+        flight.waiting += 1
+        try:
+            # Shielded: one caller who gives up must not take the answer from the others.
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting:
+                del self._flights[place]
+                flight.task.cancel()
+
+    async def _ask(self, key: str, inner: Generator, prompt: Prompt, sampling: Sampling) -> Reply:
+        reply = await inner.generate(prompt, sampling)
+        row = {"key": key, "fingerprint": self._fingerprint, "reply": asdict(reply)}
+        await asyncio.to_thread(self._append, orjson.dumps(row) + b"\n")
+        self._replies[key] = reply
+        return reply
+
+    def _append(self, line: bytes) -> None:
+        try:
+            with self._lock, self._path.open("ab", buffering=0) as file:
+                written = file.write((b"\n" if self._torn else b"") + line)
+                self._torn = written < len(line)
+            if self._torn:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (StoreFullError if full else StoreError)(
+                f"{self._path} cannot be written: {error.strerror}",
+                hint="make room; what was recorded before is intact" if full else CHECK,
+            ) from error
+
+    def _load(self) -> dict[str, str]:
+        """Fills the replies; returns the name of each fingerprint."""
+        try:
+            content = self._path.read_bytes() if self._path.exists() else b""
+        except OSError as error:
+            raise StoreError(
+                f"{self._path} cannot be read: {error.strerror}", hint=CHECK
+            ) from error
+        names: dict[str, str] = {}
+        for key, fingerprint, reply in _rows(content):
+            self._replies.setdefault(key, reply)
+            names[fingerprint] = reply.model
+        if content.strip() and not names:
+            raise StoreError(f"{self._path} is not a record of replies", hint=CHECK)
+        self._torn = bool(content) and not content.endswith(b"\n")
+        return names
+
+    def _choose(self, fingerprints: dict[str, str], model: str | None) -> str:
+        fitting = [
+            fingerprint
+            for fingerprint, name in fingerprints.items()
+            if model in (None, name, fingerprint)
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+        held = ", ".join(sorted(fingerprints)) or "no model"
+        raise SettingError(
+            f"{self._path} holds {held}: which one shall answer?",
+            hint="pass model=, or an inner generator to record with",
+        )
+
+
+CHECK = "check the path and its permissions"
+
+
+def _identity(inner: Generator) -> str:
+    return str(getattr(inner, "fingerprint", inner.name))
+
+
+def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:
+    for line in content.splitlines():
+        try:
+            row = orjson.loads(line)
+            yield row["key"], row["fingerprint"], _reply(row["reply"])
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            continue  # cut short by a crash or a full disk: that reply is asked for again
+
+
+def _reply(row: dict[str, object]) -> Reply:
+    completions, usage = row["completions"], row["usage"]
+    if not (isinstance(completions, list) and isinstance(usage, dict)):
+        raise TypeError("not a reply")
+    return Reply(
+        str(row["model"]),
+        tuple(Completion(**completion) for completion in completions),
+        Usage(**usage),
+        float(str(row["seconds"])),
+    )

@@ -1,0 +1,103 @@
+"""What a model's vision tower made of the images it has seen. Needs torch and transformers.
+
+The demonstrations of a knowledge base come back in prompt after prompt, and resizing and encoding
+them is most of a small model's work. Models that turn every image into one tensor of the same
+shape (LLaVA, FastVLM) can be given the projected features instead of pixels; the others (tiles,
+native resolution) go the ordinary way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image as Pillow
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+KEEP_BYTES = 256 * 1024 * 1024
+
+
+class Sight:
+    """Projected features by image sha256, the least recently used dropped beyond `keep` bytes."""
+
+    def __init__(self, model: Any, processor: Any, placeholder: str, keep: int) -> None:
+        self._model, self._processor = model, processor
+        self._placeholder = placeholder
+        self._keep, self._held = keep, 0
+        self._features: OrderedDict[str, torch.Tensor] = OrderedDict()
+
+    @classmethod
+    def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> Sight | None:
+        """None if the model's images are not all of one shape, or cannot be given as features."""
+        if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
+            return None
+        try:
+            placeholder = _placeholder(model, processor)
+        except Exception:  # not this kind of model; what is truly wrong shows the ordinary way
+            return None
+        return cls(model, processor, placeholder, keep) if placeholder else None
+
+    def knows(self, sha256: str) -> bool:
+        return sha256 in self._features
+
+    def inputs(
+        self, texts: Sequence[str], images: Sequence[str], pictures: Mapping[str, Pillow.Image]
+    ) -> dict[str, Any]:
+        """The model's inputs but for the tokens, and `texts` with room for every image.
+
+        `images` are the sha256s in the order of the prompts, `pictures` those not known yet.
+        """
+        features = {sha: self._features[sha] for sha in images if sha in self._features}
+        features |= self._look({sha: pictures[sha] for sha in images if sha not in features})
+        for sha, seen in features.items():
+            self._remember(sha, seen)
+        pooled = torch.stack([features[sha] for sha in images])
+        return {
+            "text": [
+                text.replace(self._processor.image_token, self._placeholder) for text in texts
+            ],
+            "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)},
+        }
+
+    def _look(self, pictures: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
+        if not pictures:
+            return {}
+        pixels = self._processor.image_processor(list(pictures.values()), return_tensors="pt")
+        features = _encode(self._model, pixels["pixel_values"])
+        # Copies: a view would keep the whole batch's memory.
+        return {sha: row.clone() for sha, row in zip(pictures, features, strict=True)}
+
+    def _remember(self, sha: str, features: torch.Tensor) -> None:
+        if sha not in self._features:
+            self._held += features.nbytes
+        self._features[sha] = features
+        self._features.move_to_end(sha)
+        while self._held > self._keep:
+            self._held -= self._features.popitem(last=False)[1].nbytes
+
+
+def _placeholder(model: Any, processor: Any) -> str | None:
+    """What stands for an image in a text, if two images of different shapes come out alike."""
+    probes = [Pillow.new("RGB", size) for size in ((8, 8), (200, 90))]
+    pixels = processor.image_processor(probes, return_tensors="pt")
+    values = pixels["pixel_values"]
+    if set(pixels) != {"pixel_values"} or values.ndim != 4 or len(values) != 2:
+        return None
+    with torch.inference_mode():
+        tokens = _encode(model, values).shape[1]
+    found = {processor.replace_image_token(pixels, image_idx=i) for i in (0, 1)}
+    placeholder = str(processor.image_token) * tokens
+    return placeholder if found == {placeholder} else None
+
+
+def _encode(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """(n, channels, height, width) to (n, tokens, width of the language model)."""
+    features = model.base_model.get_image_features(
+        pixels.to(model.device, model.dtype), return_dict=True
+    ).pooler_output
+    if not isinstance(features, torch.Tensor):
+        features = torch.stack(list(features))
+    return features

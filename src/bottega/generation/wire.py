@@ -1,0 +1,184 @@
+"""Chat-completions bodies: prompts to JSON, JSON to completions, error bodies to the error tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import orjson
+
+from bottega.errors import (
+    EndpointError,
+    EndpointTimeoutError,
+    GarbledError,
+    RateLimitedError,
+    RejectedError,
+    ServerFailedError,
+)
+from bottega.image import Image
+from bottega.types import Completion, Message, Prompt, Sampling, Usage
+
+JSONObject = Mapping[str, object]
+LONGEST_MESSAGE = 300
+SECRETS = re.compile(r"(?i)\b(?:sk|key|pk)-[\w*-]{6,}|\bbearer\s+\S+|(?<=://)[^/@\s]+(?=@)")
+
+
+def request_body(
+    model: str, prompt: Prompt, sampling: Sampling, limit_field: str, extra: JSONObject
+) -> bytes:
+    """`extra` is merged at the top level; a field that it sets to None is left out."""
+    fields: dict[str, object] = {
+        "model": model,
+        "messages": [_message(message) for message in prompt.messages],
+        "temperature": sampling.temperature,
+        limit_field: sampling.max_tokens,
+        "n": sampling.n if sampling.n > 1 else None,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        **extra,
+    }
+    return orjson.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def _message(message: Message) -> dict[str, object]:
+    parts = [_part(part) for part in message.parts]
+    plain = len(parts) == 1 and parts[0]["type"] == "text"
+    return {"role": message.role, "content": parts[0]["text"] if plain else parts}
+
+
+def _part(part: str | Image) -> dict[str, object]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": part.data_url}}
+
+
+def parse_json(payload: bytes, where: str) -> JSONObject:
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        if not payload.lstrip()[:1] == b"<":
+            raise GarbledError(
+                f"{where} sent a reply that is not JSON", hint="try again; look at the server's log"
+            ) from error
+        raise _web_page(where) from error
+    if not isinstance(body, dict):
+        raise GarbledError(f"{where} sent JSON that is not an object", hint=WRONG_PROTOCOL)
+    return body
+
+
+def _web_page(where: str) -> GarbledError:
+    error = GarbledError(
+        f"{where} sent a web page, not JSON",
+        hint="is OPENAI_BASE_URL the API's address? It usually ends in /v1",
+    )
+    error.retryable = False  # the same address shows the same page next time
+    return error
+
+
+WRONG_PROTOCOL = "does this server speak the OpenAI chat-completions protocol?"
+
+
+def parse_completions(body: JSONObject, where: str) -> tuple[Completion, ...]:
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise GarbledError(f"{where} sent a reply without choices", hint=WRONG_PROTOCOL)
+    return tuple(_completion(choice, where) for choice in choices)
+
+
+def _completion(choice: object, where: str) -> Completion:
+    message = _get(choice, "message")
+    if not isinstance(message, dict):
+        raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
+    text, refusal = _text(message.get("content")), message.get("refusal")
+    finish = _get(choice, "finish_reason")
+    if text is None and isinstance(refusal, str):
+        return Completion(refusal, "refusal")
+    # No content is an answer too: a tool call, or a model that thought until its limit.
+    return Completion(text or "", finish if isinstance(finish, str) else "stop", _logprob(choice))
+
+
+def _text(content: object) -> str | None:
+    if isinstance(content, list):
+        texts = [_get(part, "text") for part in content]
+        return "".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else None
+
+
+def _logprob(choice: object) -> float | None:
+    tokens = _get(_get(choice, "logprobs"), "content")
+    if not isinstance(tokens, list) or not tokens:
+        return None
+    values = [_get(token, "logprob") for token in tokens]
+    return sum(float(value) for value in values if isinstance(value, int | float))
+
+
+def parse_usage(body: JSONObject) -> Usage:
+    usage = body.get("usage")
+    return Usage(
+        prompt_tokens=_count(_get(usage, "prompt_tokens")),
+        completion_tokens=_count(_get(usage, "completion_tokens")),
+        cached_tokens=_count(_get(_get(usage, "prompt_tokens_details"), "cached_tokens")),
+    )
+
+
+def add_usage(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
+
+
+def _count(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _get(value: object, name: str) -> object:
+    return cast(object, value.get(name)) if isinstance(value, dict) else None
+
+
+def server_message(payload: bytes) -> str:
+    """What the server said went wrong, in one redacted line; empty if it sent no such JSON."""
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return ""
+    error = _get(body, "error") or body
+    found = error if isinstance(error, str) else _get(error, "message") or _get(body, "detail")
+    return redact(" ".join(str(found or "").split()))[:LONGEST_MESSAGE]
+
+
+def redact(text: str, *secrets: str) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "[redacted]")
+    return SECRETS.sub("[redacted]", text)
+
+
+def status_error(status: int, said: str, where: str, model: str) -> EndpointError:
+    """The error that an HTTP status means; `said` is the server's own message."""
+    told = f"{where} answered {status}" + (f": {said}" if said else "")
+    if status == 429 and "quota" not in said.lower():
+        return RateLimitedError(told, status=status, hint="lower `concurrency`, or try again later")
+    if status == 408:
+        return EndpointTimeoutError(told, status=status, hint="try again, or raise `timeout`")
+    if status == 409 or status >= 500:
+        return ServerFailedError(
+            told, status=status, hint="try again later; look at the server's log"
+        )
+    return RejectedError(told, status=status, hint=_rejection_hint(status, model))
+
+
+def _rejection_hint(status: int, model: str) -> str:
+    hints = {
+        401: "set OPENAI_API_KEY (or api_key=) to a key that this endpoint accepts",
+        403: "the key may not use this model: check OPENAI_API_KEY and the account's rights",
+        404: f"does it serve the model {model!r}, and does the base URL end in /v1?",
+        413: "send fewer demonstrations or smaller images",
+        429: "the account's quota is used up: check its billing",
+    }
+    if 300 <= status < 400:
+        return "the base URL redirects: set it to the address that it redirects to"
+    return hints.get(
+        status, "change the request; extra_body={'field': None} leaves out a field it rejects"
+    )

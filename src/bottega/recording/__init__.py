@@ -1,0 +1,16 @@
+"""What is kept: traces and costs."""
+
+from bottega.recording.costs import Price, Prices
+from bottega.recording.stored import Demonstration, StoredMessage, StoredPart, StoredTrace
+from bottega.recording.traces import Summary, Traces
+
+__all__ = [
+    "Demonstration",
+    "Price",
+    "Prices",
+    "StoredMessage",
+    "StoredPart",
+    "StoredTrace",
+    "Summary",
+    "Traces",
+]

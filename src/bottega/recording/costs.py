@@ -1,0 +1,70 @@
+"""What a call cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bottega.types import Usage
+
+
+@dataclass(frozen=True)
+class Price:
+    """US dollars per million tokens. `cached` is for prompt tokens read from the provider's cache;
+    None means that they cost as much as others."""
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def __call__(self, usage: Usage) -> float:
+        cached = self.input if self.cached is None else self.cached
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        dollars = (
+            fresh * self.input
+            + usage.cached_tokens * cached
+            + usage.completion_tokens * self.output
+        )
+        return dollars / 1e6
+
+
+# How the generators that run in this process name themselves.
+FREE = {"local:*": Price(0, 0), "bundled:*": Price(0, 0)}
+
+
+class Prices:
+    """The published price of a model, from `genai-prices`, unless `overrides` says another.
+
+    Overrides go by the exact name, or by a prefix that ends in `*`; the longest one wins. A model
+    nobody knows costs None, not nothing; models in this process cost 0.
+    """
+
+    def __init__(self, overrides: Mapping[str, Price] | None = None) -> None:
+        given = FREE | dict(overrides or {})
+        self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
+        prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}
+        self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
+
+    def __call__(self, model: str, usage: Usage) -> float | None:
+        price = self._override(model)
+        return _published(model, usage) if price is None else price(usage)
+
+    def _override(self, model: str) -> Price | None:
+        if model in self._exact:
+            return self._exact[model]
+        return next((price for start, price in self._prefixes if model.startswith(start)), None)
+
+
+def _published(model: str, usage: Usage) -> float | None:
+    from genai_prices import Usage as Tokens  # its tables take long to load
+    from genai_prices import calc_price
+
+    tokens = Tokens(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        cache_read_tokens=usage.cached_tokens,
+    )
+    try:
+        return float(calc_price(tokens, model).total_price)
+    except LookupError:
+        return None

@@ -1,0 +1,168 @@
+"""Traces in a SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
+from bottega.recording.stored import StoredTrace, from_json, stored, to_json
+from bottega.types import Trace
+
+Found = list[StoredTrace]  # inside the class, `list` is its method
+BUSY_SECONDS = 10.0
+# Each entry takes the file one version up; entries are only ever appended.
+MIGRATIONS = (
+    """
+    CREATE TABLE traces (
+        id TEXT PRIMARY KEY,
+        time REAL NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        cached_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        cost_usd REAL,
+        body TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX traces_by_time ON traces (time);
+    """,
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Sums over traces. `cost_usd` leaves out the `unpriced` ones, whose price is not known."""
+
+    count: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    seconds: float
+    cost_usd: float
+    unpriced: int
+
+
+class Traces:
+    """Every answer, kept: a `Recorder`. Threads and processes may share the file.
+
+    Write-ahead log with `synchronous=NORMAL`: a crash of the process loses nothing, a crash of
+    the machine may lose the last traces but never damages the file. Holds texts and sha256s of
+    images, no image bytes. Recording the same id again replaces the trace. Reading blocks.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Traces:
+        path = Path(path)
+        with _translated(path):
+            connection = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _prepare(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, connection)
+
+    async def __call__(self, trace: Trace, /) -> None:
+        await asyncio.to_thread(self._write, trace)
+
+    def list(self, limit: int = 20, *, since: float | None = None) -> Found:
+        """The newest first; `since` is in Unix seconds."""
+        return self._read(
+            "WHERE time >= ? ORDER BY time DESC, id DESC LIMIT ?",
+            since if since is not None else float("-inf"),
+            limit,
+        )
+
+    def get(self, id: str) -> StoredTrace:
+        """By the whole id, or by the first characters if no other trace begins with them."""
+        found = self._read("WHERE id >= ? AND id < ? LIMIT 2", id, id + "\U0010ffff")
+        if not found:
+            raise NotFoundError(f"no trace {id!r} in {self.path}", hint="`bottega log` lists them")
+        if len(found) > 1 and found[0].id != id:
+            raise NotFoundError(f"several traces begin with {id!r}", hint="give more characters")
+        return found[0]
+
+    def summary(self, *, since: float | None = None) -> Summary:
+        with self._lock, _translated(self.path):
+            row = self._connection.execute(
+                """SELECT count(*), total(prompt_tokens), total(completion_tokens),
+                total(cached_tokens), total(seconds), total(cost_usd), count(*) - count(cost_usd)
+                FROM traces WHERE time >= ?""",
+                (since if since is not None else float("-inf"),),
+            ).fetchone()
+        count, prompt, completion, cached, seconds, cost, unpriced = row
+        return Summary(count, int(prompt), int(completion), int(cached), seconds, cost, unpriced)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _write(self, trace: Trace) -> None:
+        usage = trace.reply.usage
+        body = to_json(stored(trace))
+        tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
+        with self._lock, _translated(self.path):
+            self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+    def _read(self, where: str, *values: object) -> Found:
+        with self._lock, _translated(self.path):
+            rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
+        return [from_json(body) for (body,) in rows]
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if version > len(MIGRATIONS) or (tables and "traces" not in tables):
+        raise StoreError(
+            f"{path} is not a trace store of this version",
+            hint="choose another path, or update bottega",
+        )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    if version < len(MIGRATIONS):
+        _migrate(connection)
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")  # another process may be at it: look again inside
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    for statements in MIGRATIONS[version:]:
+        for statement in statements.split(";"):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _store_error(path, error) from error
+
+
+def _store_error(path: Path, error: sqlite3.Error) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind of failure
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusyError(f"another process is writing to {path}", hint="try again")
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFullError(
+            f"no space left for {path}", hint="make room; what was recorded before is intact"
+        )
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return StoreError(f"{path} is not a trace store, or is damaged", hint="choose another path")
+    return StoreError(f"{path} cannot be used: {error}", hint="check the path and its permissions")

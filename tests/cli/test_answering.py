@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.cli.conftest import Run
+from tests.server import Server, ok, raw, refuse
+
+
+def answers(document: object) -> list[dict[str, Any]]:
+    assert isinstance(document, list)
+    return document
+
+
+def test_classify_with_the_bundled_model(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 4, "--json").json)
+    assert (answer["answer"], answer["valid"], answer["cost_usd"]) == ("leaf", True, 0.0)
+    assert len(answer["demonstrations"]) == 4
+    assert 0 < answer["confidence"] <= 1
+    assert answer["prompt_tokens"] > 0
+
+
+def test_more_shots_than_examples_shows_all(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 50, "--json").json)
+    assert len(answer["demonstrations"]) == 12
+
+
+def test_an_image_of_the_knowledge_base_is_not_shown_to_itself(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    image = pets / "sky" / "1.png"
+    [answer] = answers(run("classify", "k.db", image, "--shots", 12, "--json").json)
+    assert len(answer["demonstrations"]) == 11
+
+
+def test_one_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    Path("bad.jpg").write_bytes(b"no image")
+    done = run("classify", "k.db", "bad.jpg", "query.jpg", "nowhere.png", "--json")
+    bad, good, missing = answers(done.json)
+    assert done.code == 1
+    assert "not an image" in bad["error"]
+    assert "cannot be read" in missing["error"]
+    assert good["answer"] == "leaf"
+    assert "skipped" in run("classify", "k.db", "bad.jpg", "query.jpg").err
+
+
+def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    ids = [row["id"] for row in answers(run("ls", "k.db", "--json").json)]
+    run("rm", "k.db", *ids)
+    failed = run("classify", "k.db", "query.jpg")
+    assert failed.code == 1
+    assert "bottega add" in failed.err
+
+
+def test_an_endpoint_gets_the_papers_prompt_and_its_cost_is_recorded(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
+    endpoint.answers = [ok("Answer Choice: leaf\nConfidence Score: 0.8", model="gpt-4o")]
+    done = run("classify", "k.db", "query.jpg", "--model", "openai:gpt-4o", "--shots", 2, "--json")
+    [answer] = answers(done.json)
+    assert (answer["answer"], answer["confidence"]) == ("leaf", 0.8)
+    assert answer["cost_usd"] == pytest.approx((10 * 2.5 + 2 * 10) / 1e6)
+    [body] = endpoint.bodies
+    assert body["model"] == "gpt-4o"
+    [message] = body["messages"]
+    kinds = [part["type"] for part in message["content"]]
+    assert kinds == ["image_url", "text"] * 3
+    urls = [p["image_url"]["url"] for p in message["content"] if p["type"] == "image_url"]
+    assert all(url.startswith("data:image/") for url in urls)
+    assert message["content"][-1]["text"].endswith("Repeat the format template for the answer.")
+    logged = run("log", "--json")
+    assert isinstance(logged.json, dict)
+    [trace] = logged.json["traces"]
+    assert trace["cost_usd"] == answer["cost_usd"]
+    assert [d["id"] for d in trace["demonstrations"]] == [d["id"] for d in answer["demonstrations"]]
+    assert "sk-secret" not in logged.out
+    assert b"sk-secret" not in Path("traces.db").read_bytes()
+    assert "leaf" in run("log", trace["id"][:8]).out
+    assert "gpt-4o" in run("log").out
+
+
+def test_a_price_of_ones_own(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [ok("Answer Choice: leaf")]
+    priced = ("classify", "k.db", "query.jpg", "--model", "openai:own", "--json")
+    assert answers(run(*priced).json)[0]["cost_usd"] is None
+    assert answers(run(*priced, "--price", "1,2").json)[0]["cost_usd"] == pytest.approx(14e-6)
+    assert run(*priced, "--price", "cheap").code == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (raw(b"<html>hello</html>"), "OPENAI_BASE_URL"),
+        (refuse(401, "bad key"), "OPENAI_API_KEY"),
+        (refuse(404, "no such model"), "model"),
+    ],
+)
+def test_an_endpoint_that_does_not_answer(
+    run: Run,
+    pets: Path,
+    endpoint: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Any,
+    said: str,
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [reply]
+    failed = run("ask", "what?", "--image", "query.jpg", "--model", "openai:m")
+    assert failed.code == 1
+    assert said in failed.err
+
+
+def test_ask_with_and_without_a_knowledge_base(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [ok("A green disc.")]
+    asked = ("ask", "What is this?", "-i", "query.jpg", "--model", "openai:m")
+    assert run(*asked).out == "A green disc.\n"
+    assert run(*asked, "--kb", "k.db", "--shots", 2).out == "A green disc.\n"
+    alone, helped = endpoint.bodies
+    assert [m["role"] for m in alone["messages"]] == ["user"]
+    assert [m["role"] for m in helped["messages"]] == ["user", "assistant"] * 2 + ["user"]
+
+
+def test_models(run: Run, endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "bundled" in run("models").out
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+
+    async def listing(request: object) -> Any:
+        return await raw(b'{"data": [{"id": "qwen"}]}', kind="application/json")(request)  # type: ignore[arg-type]
+
+    endpoint.answers = [listing]
+    assert "openai:qwen" in run("models", "--endpoint").out
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "I;16", "RGBA", "P", "1", "L"])
+def test_images_of_every_mode_are_classified(run: Run, pets: Path, mode: str) -> None:
+    run("add", "k.db", pets)
+    name = "odd.tif" if mode in ("CMYK", "I;16") else "odd.png"
+    Image.new(mode, (300, 20), 1).save(name)
+    assert run("classify", "k.db", name, "--json").code == 0

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Run
+
+
+def test_add_list_show_remove(run: Run, pets: Path) -> None:
+    assert "12 added" in run("add", "k.db", pets).out
+    assert run("add", "k.db", pets, "--json").json == {
+        "new": 0,
+        "duplicates": 12,
+        "skipped": [],
+        "examples": 12,
+    }
+    listed = run("ls", "k.db", "--json", "--label", "leaf").json
+    assert isinstance(listed, list)
+    assert {row["answer"] for row in listed} == {"leaf"}
+    assert len(listed) == 4
+    id = listed[0]["id"]
+    shown = run("show", "k.db", id[:6], "--image", "copy.png", "--json").json
+    assert shown == listed[0]
+    assert Path("copy.png").read_bytes() == (pets / "leaf" / "0.png").read_bytes()
+    assert run("rm", "k.db", id, "--json").json == {"removed": 1, "examples": 11}
+    stats = run("stats", "k.db", "--json").json
+    assert isinstance(stats, dict)
+    assert (stats["examples"], stats["labels"]) == (11, 3)
+
+
+def test_tables_for_people(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    assert "ruby" in run("ls", "k.db").out
+    assert "examples" in run("stats", "k.db").out
+    assert run("ls", "k.db", "--limit", 0).code == 2
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_stored(run: Run, pets: Path) -> None:
+    (pets / "leaf" / "bad.jpg").write_bytes(b"\xff\xd8\xff nonsense")
+    (pets / "leaf" / "empty.png").touch()
+    added = run("add", "k.db", pets, "--json")
+    assert isinstance(added.json, dict)
+    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 12, 2)
+    assert "bad.jpg" in added.err
+    assert "empty.png" in added.err
+    assert run("add", "other.db", pets, "--strict").code == 1
+
+
+def test_a_half_written_line_is_named_by_its_number(run: Run, pets: Path) -> None:
+    line = '{"image": "pets/leaf/0.png", "answer": "leaf"}'
+    Path("set.jsonl").write_text(f'{line}\n{{"image": "pets/le\n{line.replace("leaf", "sky")}\n')
+    added = run("add", "k.db", "set.jsonl", "--json")
+    assert isinstance(added.json, dict)
+    assert (added.code, added.json["new"]) == (0, 2)
+    assert "line 2" in added.json["skipped"][0]["reason"]
+
+
+def test_errors_say_what_to_do_and_show_no_traceback(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bare").mkdir()
+    for arguments in (
+        ("stats", "missing.db"),
+        ("ls", "missing.db"),
+        ("add", "k.db", "missing"),
+        ("add", "k.db", "bare"),
+        ("classify", "missing.db", "x.jpg"),
+    ):
+        failed = run(*arguments)
+        assert failed.code == 1, arguments
+        error, hint = failed.err.splitlines()[-2:]
+        assert error.startswith("error: ")
+        assert hint.startswith(" hint: ")
+        assert "Traceback" not in failed.err
+    assert not Path("k.db").exists()
+
+
+def test_wrong_usage_is_exit_code_2(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    assert run("frobnicate").code == 2
+    assert run("add").code == 2
+    assert run("classify", "k.db", "query.jpg", "--order", "sideways").code == 2
+    assert run("classify", "k.db", "query.jpg", "--prompt", "odd").code == 2
+    assert run("eval", "digitz").code == 2
+    assert run("eval", "digits", "--shots", "five").code == 2
+
+
+def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) -> None:
+    assert run("add", "k.db", pets, "--embed", "pixels").code == 0
+    assert run("add", "k.db", pets).code == 0
+    clash = run("add", "k.db", pets, "--embed", "bundled")
+    assert clash.code == 1
+    assert "pixels" in clash.err
+    assert "tower" in clash.err
+    assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version").out.startswith("bottega ")
+    assert "classify" in run("--help").out

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image as Pillow
+
+from bottega.errors import LoadError, SettingError
+from bottega.evaluation.benchmarks import load_benchmark
+
+UCMERCED = Path(__file__).resolve().parents[3] / "shared" / "data" / "ucmerced"
+
+
+def paint(path: Path, shade: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Pillow.new("RGB", (8, 8), (shade, 0, 0)).save(path.with_suffix(".png"))
+
+
+def folder(root: Path, sizes: dict[str, int]) -> Path:
+    labelled = [(label, i) for label, size in sizes.items() for i in range(size)]
+    for shade, (label, i) in enumerate(labelled):
+        paint(root / label / str(i), shade)
+    return root
+
+
+def test_digits_are_split_by_seed_without_overlap() -> None:
+    first, again, other = (load_benchmark("digits", seed=s) for s in (0, 0, 1))
+    assert (len(first.knowledge), len(first.items), len(first.labels)) == (1297, 500, 10)
+    assert first == again
+    assert first.items != other.items
+
+
+def test_limit_and_per_class() -> None:
+    data = load_benchmark("digits", seed=0, limit=20, per_class=3)
+    assert len(data.items) == 20
+    assert set(Counter(e.answer for e in data.knowledge).values()) == {3}
+
+
+def test_a_plain_folder_keeps_a_quarter_of_each_class_to_ask(tmp_path: Path) -> None:
+    data = load_benchmark(f"image-folder:{folder(tmp_path, {'a': 8, 'b': 3, 'c': 1})}", seed=0)
+    assert Counter(e.answer for e in data.items) == {"a": 2, "b": 1}
+    assert Counter(e.answer for e in data.knowledge) == {"a": 6, "b": 2, "c": 1}
+    assert not data.multi_label
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 3, "b": 3})
+    paint(tmp_path / "test" / "a" / "x", 99)
+    data = load_benchmark(f"image-folder:{tmp_path}", seed=0)
+    assert (len(data.knowledge), len(data.items)) == (6, 1)
+
+
+def test_overlap_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    folder(tmp_path / "train", {"a": 3})
+    paint(tmp_path / "test" / "a" / "x", 0)
+    with pytest.raises(LoadError, match="1 of 1 test images"):
+        load_benchmark(f"image-folder:{tmp_path}", seed=0)
+    assert load_benchmark(f"image-folder:{tmp_path}", seed=0, allow_overlap=True).items
+
+
+def test_too_little_to_ask_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LoadError):
+        load_benchmark(f"image-folder:{folder(tmp_path, {'a': 1})}", seed=0)
+
+
+@pytest.mark.parametrize("spec", ["", "digitz", "image-folder:", "digits:x", "manyicl"])
+def test_unknown_benchmarks_are_named(spec: str) -> None:
+    with pytest.raises(SettingError, match="unknown benchmark"):
+        load_benchmark(spec, seed=0)
+
+
+@pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
+def test_manyicl_sample() -> None:
+    data = load_benchmark(f"manyicl:{UCMERCED}", seed=0)
+    assert (len(data.knowledge), len(data.items), len(data.labels)) == (21, 21, 21)
+
+
+def test_manyicl_with_several_labels(tmp_path: Path) -> None:
+    for shade, name in enumerate("uvwx"):
+        paint(tmp_path / "images" / name, shade)
+    rows = ",flat,round\nu.png,1.0,1.0\nv.png,0.0,0.0\n"
+    (tmp_path / "demo.csv").write_text(rows)
+    (tmp_path / "test.csv").write_text(rows.replace("u.png", "w.png").replace("v.png", "x.png"))
+    data = load_benchmark(f"manyicl:{tmp_path}", seed=0)
+    assert data.multi_label
+    assert {e.labels for e in data.items} == {("flat", "round"), ()}

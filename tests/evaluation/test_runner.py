@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bottega.errors import EndpointTimeoutError, RejectedError, UnreachableError
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.methods import Method, Outcome
+from bottega.evaluation.runner import evaluate
+from bottega.types import Answer, Query
+from tests.builders import example
+
+ITEMS = tuple(example("ab"[i % 2], i) for i in range(10))
+BENCHMARK = Benchmark("letters", ITEMS[:1], ITEMS, ("a", "b"))
+
+
+async def always_a(query: Query) -> Outcome:
+    return Outcome(Answer("a", labels=("a",)))
+
+
+async def test_every_item_is_counted_and_scored() -> None:
+    result, scored = await evaluate(BENCHMARK, Method("m", 3, always_a), concurrency=4, seed=0)
+    assert (result.n, result.value, result.invalid, result.failed) == (10, 0.5, 0, 0)
+    assert [s.item for s in scored] == list(ITEMS)
+    assert (result.method, result.shots, result.metric, result.calls) == ("m", 3, "accuracy", 0)
+
+
+async def test_an_invalid_reply_is_wrong_and_stays_in_n() -> None:
+    async def invalid(query: Query) -> Outcome:
+        return Outcome(Answer("a", valid=False, labels=("a",)))
+
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, invalid), concurrency=4, seed=0)
+    assert (result.n, result.value, result.invalid) == (10, 0.0, 10)
+
+
+async def test_a_failed_request_is_counted_but_never_scored() -> None:
+    failing = {ITEMS[0].query, ITEMS[1].query}
+
+    async def sometimes(query: Query) -> Outcome:
+        if query in failing:
+            raise EndpointTimeoutError("too slow")
+        return await always_a(query)
+
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, sometimes), concurrency=2, seed=0)
+    assert (result.n, result.failed, result.value) == (8, 2, 0.5)
+
+
+@pytest.mark.parametrize("error", [UnreachableError("dead"), RejectedError("bad key")])
+async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> None:
+    asked = 0
+
+    async def failing(query: Query) -> Outcome:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0)
+        raise error
+
+    with pytest.raises(type(error)):
+        await evaluate(BENCHMARK, Method("m", 0, failing), concurrency=1, seed=0)
+    assert asked < len(ITEMS)
+
+
+async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
+    running, most, steps = 0, 0, 0
+
+    async def slow(query: Query) -> Outcome:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return await always_a(query)
+
+    def done() -> None:
+        nonlocal steps
+        steps += 1
+
+    await evaluate(BENCHMARK, Method("m", 0, slow), concurrency=3, seed=0, done=done)
+    assert (most, steps) == (3, 10)
+
+
+async def test_several_labels_are_scored_by_macro_f1() -> None:
+    several = Benchmark("letters", ITEMS[:1], ITEMS, ("a", "b"), multi_label=True)
+    result, _ = await evaluate(several, Method("m", 0, always_a), concurrency=4, seed=0)
+    assert result.metric == "macro_f1"
+    assert result.value == pytest.approx((2 / 3 + 0) / 2)
+    assert result.low <= result.value <= result.high

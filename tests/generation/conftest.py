@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.generation import tiny_models
+
+FAMILIES = {
+    "fast_vlm": tiny_models.fast_vlm,
+    "idefics3": tiny_models.idefics3,
+    "qwen2_vl": tiny_models.qwen2_vl,
+}
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return {name: build(base / name) for name, build in FAMILIES.items()}

@@ -1,0 +1,23 @@
+"""Prompts that the tests of this room share."""
+
+from __future__ import annotations
+
+from bottega.image import Image
+from bottega.types import Message, Prompt
+from tests.builders import QUESTION, picture
+
+
+def ask(text: str = "hello") -> Prompt:
+    return Prompt((Message("user", (text,)),))
+
+
+def shown(*shades: int) -> Prompt:
+    """A labelled demonstration for each shade but the last, which is asked for."""
+    turns: list[Message] = []
+    for shade in shades[:-1]:
+        turns += [user(picture(shade)), Message("assistant", (f"label {shade}",))]
+    return Prompt((*turns, user(picture(shades[-1]))))
+
+
+def user(image: Image) -> Message:
+    return Message("user", (image, QUESTION))

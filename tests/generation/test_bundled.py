@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.errors import ModelLoadError
+from bottega.generation import bundled, bundled_folder
+from bottega.types import Sampling
+from tests.generation.prompts import shown
+
+
+async def test_the_bundled_model_answers_through_the_ordinary_class() -> None:
+    model = bundled()
+    reply = await model.generate(shown(1, 2, 1), Sampling(max_tokens=8))
+    await model.aclose()
+    assert reply.model == "bundled:apprentice"
+    assert reply.completions[0].finish_reason == "stop"
+    assert reply.usage.prompt_tokens > 10
+
+
+def test_a_bundled_model_that_is_not_there() -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        bundled_folder("master")
+    assert "reinstall" in caught.value.hint

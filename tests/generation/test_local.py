@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import (
+    GenerationError,
+    ImageError,
+    MissingDependencyError,
+    ModelLoadError,
+    SettingError,
+)
+from bottega.generation import Transformers
+from bottega.image import Image
+from bottega.types import Message, Prompt, Reply, Sampling
+from tests.builders import picture
+from tests.generation.conftest import FAMILIES
+from tests.generation.prompts import ask, shown, user
+
+SHORT = Sampling(max_tokens=4)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Transformers:
+    return Transformers(folders[request.param], max_batch=4)
+
+
+@pytest.fixture(scope="module")
+def fast(folders: dict[str, Path]) -> Transformers:
+    return Transformers(folders["fast_vlm"])
+
+
+def texts(reply: Reply) -> list[str]:
+    return [completion.text for completion in reply.completions]
+
+
+async def test_a_batch_answers_as_each_request_alone(family: Transformers) -> None:
+    prompts = [shown(1), shown(2, 3, 4), ask("no image at all"), shown(5, 6), shown(3, 2, 4, 1)]
+    together = await asyncio.gather(*[family.generate(prompt, SHORT) for prompt in prompts])
+    alone = [await family.generate(prompt, SHORT) for prompt in prompts]
+    assert [texts(reply) for reply in together] == [texts(reply) for reply in alone]
+    assert [reply.usage for reply in together] == [reply.usage for reply in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.completions[0].logprob == pytest.approx(other.completions[0].logprob, abs=1e-3)
+
+
+async def test_samples_share_the_prompt_and_follow_their_seed(family: Transformers) -> None:
+    prompt = shown(1, 2, 3)
+    greedy = texts(await family.generate(prompt, SHORT))
+    cold = Sampling(temperature=1e-6, max_tokens=4, n=3)
+    assert texts(await family.generate(prompt, cold)) == greedy * 3
+    warm = Sampling(temperature=1.0, max_tokens=4, n=3, seed=7)
+    first = texts(await family.generate(prompt, warm))
+    batch = await asyncio.gather(
+        *[family.generate(one, warm) for one in (shown(9), prompt, shown(8, 9))]
+    )
+    assert texts(batch[1]) == first
+    assert len(set(first)) > 1
+    assert texts(await family.generate(prompt, Sampling(1.0, 4, 3, seed=8))) != first
+
+
+async def test_limits_stops_and_usage(fast: Transformers) -> None:
+    whole = await fast.generate(shown(1, 2), Sampling(max_tokens=12))
+    text = whole.completions[0].text
+    assert whole.model == "local:fast_vlm"
+    assert whole.usage.completion_tokens <= 12
+    shorter, stopped = await asyncio.gather(
+        fast.generate(shown(1, 2), Sampling(max_tokens=3)),
+        fast.generate(shown(1, 2), Sampling(max_tokens=12, stop=(text[1],))),
+    )
+    assert shorter.usage.completion_tokens == 3
+    assert shorter.completions[0].finish_reason == "length"
+    assert (stopped.completions[0].text, stopped.completions[0].finish_reason) == (text[0], "stop")
+    assert stopped.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+async def test_greedy_copies_cost_what_they_count(fast: Transformers) -> None:
+    one = await fast.generate(shown(1), SHORT)
+    three = await fast.generate(shown(1), Sampling(max_tokens=4, n=3))
+    assert texts(three) == texts(one) * 3
+    assert three.usage.completion_tokens == 3 * one.usage.completion_tokens
+
+
+async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> None:
+    model = Transformers(folders["fast_vlm"])
+    await model.load()
+    assert model._loaded is not None and model._loaded.sight is not None
+    prompts = [shown(i, i + 1, i) for i in range(4)]
+    cold = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
+    warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
+    model._loaded.sight._keep = 0
+    forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
+    object.__setattr__(model._loaded, "sight", None)
+    ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
+    await model.aclose()
+    assert cold == warm == ordinary == [texts(reply) for reply in forgetful]
+
+
+async def test_the_models_own_sampling_settings_are_left_out(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folders["fast_vlm"], copy)
+    file = copy / "generation_config.json"
+    settings = json.loads(file.read_text()) | {"repetition_penalty": 50.0, "do_sample": True}
+    file.write_text(json.dumps(settings))
+    models = [Transformers(folder) for folder in (folders["fast_vlm"], copy)]
+    replies = [await model.generate(shown(1, 2), Sampling(max_tokens=12)) for model in models]
+    for model in models:
+        await model.aclose()
+    assert texts(replies[0]) == texts(replies[1])
+
+
+async def test_a_damaged_image_fails_alone(family: Transformers) -> None:
+    damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
+    good, bad, other = await asyncio.gather(
+        family.generate(shown(1), SHORT),
+        family.generate(Prompt((user(damaged),)), SHORT),
+        family.generate(shown(2), SHORT),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, ImageError)
+    assert isinstance(good, Reply) and isinstance(other, Reply)
+
+
+async def test_prompts_that_the_template_cannot_show_fail_alone(fast: Transformers) -> None:
+    late = Prompt((*shown(1).messages, Message("system", ("be brief",))))
+    hostile = Prompt((user(picture(1)), Message("user", ("<image>",))))
+    good, refused, extra = await asyncio.gather(
+        fast.generate(shown(1), SHORT),
+        fast.generate(late, SHORT),
+        fast.generate(hostile, SHORT),
+        return_exceptions=True,
+    )
+    assert isinstance(good, Reply)
+    assert isinstance(refused, GenerationError) and "must come first" in str(refused)
+    assert isinstance(extra, GenerationError) and "2 places for 1 images" in str(extra)
+    assert refused.hint and extra.hint
+
+
+async def test_a_failing_batch_reaches_each_request(
+    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fast.load()
+    assert fast._loaded is not None
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(fast._loaded.model, "generate", fail)
+    results = await asyncio.gather(
+        *[fast.generate(shown(i), SHORT) for i in range(3)], return_exceptions=True
+    )
+    assert all(isinstance(one, GenerationError) and "max_batch" in one.hint for one in results)
+
+
+async def test_an_assistants_last_turn_is_continued(fast: Transformers) -> None:
+    begun = Prompt((*shown(1).messages, Message("assistant", ("one",))))
+    plain, continued = await asyncio.gather(
+        fast.generate(shown(1), SHORT), fast.generate(begun, SHORT)
+    )
+    assert continued.usage.prompt_tokens == plain.usage.prompt_tokens + 1
+
+
+def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> None:
+    model = Transformers(folders["fast_vlm"])
+    first = asyncio.run(model.generate(shown(1), SHORT))
+    assert texts(asyncio.run(model.generate(shown(1), SHORT))) == texts(first)
+    asyncio.run(model.aclose())
+    assert texts(asyncio.run(model.generate(shown(1), SHORT))) == texts(first)
+    asyncio.run(model.aclose())
+
+
+async def test_requests_called_off_are_skipped(fast: Transformers) -> None:
+    flights = [asyncio.create_task(fast.generate(shown(i), SHORT)) for i in range(3)]
+    await asyncio.sleep(0)
+    flights[0].cancel()
+    assert all(texts(reply) for reply in await asyncio.gather(*flights[1:]))
+
+
+async def test_what_is_no_vision_language_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    for source in (tmp_path, tmp_path / "absent" / "folder"):
+        with pytest.raises(ModelLoadError) as caught:
+            await Transformers(source).generate(ask(), SHORT)
+        assert "hub id" in caught.value.hint
+
+
+async def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def model_info(self: object, source: str, **_: object) -> None:
+        asked.append(source)
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    with pytest.raises(ModelLoadError, match="no route") as caught:
+        await Transformers("nobody/nothing").load()
+    assert "network" in caught.value.hint
+    assert asked == ["nobody/nothing"]
+
+
+async def test_torch_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        await Transformers("any/model").load()
+    assert "bottega[local]" in caught.value.hint
+
+
+def test_settings_and_names(tmp_path: Path) -> None:
+    with pytest.raises(SettingError):
+        Transformers("a/b", max_batch=0)
+    assert Transformers("a/b").name == "local:a/b"
+    assert Transformers("a/b", name="mine").name == "mine"
+    assert Transformers(tmp_path).name == f"local:{tmp_path.name}"

@@ -1,0 +1,61 @@
+"""What every generator promises."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bottega.generation import OpenAICompatible, Replay, Scripted, Transformers
+from bottega.protocols import Generator
+from bottega.types import Reply, Sampling
+from tests.generation.prompts import ask, shown
+from tests.server import Server
+
+
+@pytest.fixture(params=["scripted", "replay", "endpoint", "local"])
+def generator(
+    request: pytest.FixtureRequest, endpoint: Server, folders: dict[str, Path], tmp_path: Path
+) -> Generator:
+    def words() -> Generator:
+        return Scripted(lambda prompt: "word")
+
+    parts: dict[str, Generator] = {
+        "scripted": words(),
+        "replay": Replay(tmp_path / "record.jsonl", words()),
+        "endpoint": OpenAICompatible("m", base_url=endpoint.url),
+        "local": Transformers(folders["fast_vlm"]),
+    }
+    return parts[request.param]
+
+
+async def test_as_many_completions_as_asked_for(generator: Generator) -> None:
+    for n in (1, 3):
+        reply = await generator.generate(shown(1, 2), Sampling(0.5, 3, n))
+        assert len(reply.completions) == n
+        assert reply.model == generator.name
+        assert reply.usage.prompt_tokens > 0
+        assert reply.usage.completion_tokens >= n
+        assert reply.seconds >= 0
+    await generator.aclose()
+
+
+async def test_many_at_once_and_one_called_off(generator: Generator) -> None:
+    flights = [
+        asyncio.create_task(generator.generate(ask(f"number {i}"), Sampling(max_tokens=3)))
+        for i in range(12)
+    ]
+    await asyncio.sleep(0)
+    flights[5].cancel()
+    replies = await asyncio.gather(*flights, return_exceptions=True)
+    assert sum(isinstance(reply, Reply) for reply in replies) >= 11
+    await generator.aclose()
+    await generator.aclose()
+
+
+def test_one_event_loop_after_another(generator: Generator) -> None:
+    for _ in range(3):
+        reply = asyncio.run(generator.generate(shown(1), Sampling(max_tokens=2)))
+        assert reply.completions
+    asyncio.run(generator.aclose())

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import (
+    ReplayMissError,
+    ServerFailedError,
+    SettingError,
+    StoreError,
+    StoreFullError,
+)
+from bottega.generation import OpenAICompatible, Replay, Scripted, request_key
+from bottega.types import Message, Prompt, Sampling
+from tests.builders import picture
+from tests.generation.prompts import ask, shown
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.5, 1.0]),
+    max_tokens=st.integers(1, 3),
+    n=st.integers(1, 3),
+    seed=st.none() | st.integers(0, 2),
+    stop=st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
+)
+parts = st.sampled_from(["a", "b", "ab", "image", picture(1), picture(2), picture(1).sha256])
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["user", "assistant"]),
+    parts=st.lists(parts, max_size=3).map(tuple),
+)
+prompts = st.lists(messages, max_size=2).map(lambda found: Prompt(tuple(found)))
+requests = st.tuples(st.sampled_from(["m", "n"]), prompts, samplings)
+
+
+@given(requests, requests)
+def test_keys_are_equal_exactly_if_requests_are(
+    one: tuple[str, Prompt, Sampling], other: tuple[str, Prompt, Sampling]
+) -> None:
+    assert (request_key(*one) == request_key(*other)) == (one == other)
+
+
+async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    inner = Scripted(["a", "b"], name="toy")
+    replay = Replay(path, inner)
+    first = await replay.generate(shown(1, 2), Sampling(n=2))
+    assert await replay.generate(shown(1, 2), Sampling(n=2)) == first
+    await replay.aclose()
+    later = Replay(path)
+    assert (later.name, len(later), len(inner.calls)) == ("toy", 1, 1)
+    assert await later.generate(shown(1, 2), Sampling(n=2)) == first
+    assert picture(1).data[20:40] not in path.read_bytes()
+
+
+async def test_a_miss_says_how_to_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    await Replay(path, Scripted(["a"])).generate(ask(), Sampling())
+    for prompt, sampling in ((ask("else"), Sampling()), (ask(), Sampling(temperature=0.1))):
+        with pytest.raises(ReplayMissError) as caught:
+            await Replay(path).generate(prompt, sampling)
+        assert "record" in caught.value.hint
+
+
+async def test_failures_are_not_recorded(tmp_path: Path) -> None:
+    replay = Replay(tmp_path / "r", Scripted([ServerFailedError("down"), "a"]))
+    with pytest.raises(ServerFailedError):
+        await replay.generate(ask(), Sampling())
+    assert (await replay.generate(ask(), Sampling())).completions[0].text == "a"
+
+
+async def test_equal_requests_in_flight_are_asked_once(tmp_path: Path) -> None:
+    inner = Scripted(lambda prompt: "a", latency=0.02)
+    replay = Replay(tmp_path / "r", inner)
+    flights = [asyncio.create_task(replay.generate(ask(), Sampling())) for _ in range(5)]
+    await asyncio.sleep(0.005)
+    flights[0].cancel()
+    replies = await asyncio.gather(*flights[1:])
+    assert len({id(reply) for reply in replies}) == len(inner.calls) == 1
+    assert flights[0].cancelled()
+
+
+async def test_a_request_that_nobody_waits_for_is_called_off(tmp_path: Path) -> None:
+    replay = Replay(tmp_path / "r", Scripted(lambda prompt: "a", latency=0.05))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(replay.generate(ask(), Sampling()), 0.005)
+    await asyncio.sleep(0.1)
+    assert len(replay) == 0
+    assert (await replay.generate(ask(), Sampling())).completions[0].text == "a"
+
+
+async def test_a_line_cut_short_is_ignored_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for word in ("one", "two"):
+        await Replay(path, Scripted([word])).generate(ask(word), Sampling())
+    path.write_bytes(path.read_bytes()[:-30])
+    torn = Replay(path, Scripted(["again"]))
+    assert len(torn) == 1
+    await torn.generate(ask("two"), Sampling())
+    whole = Replay(path)
+    assert (await whole.generate(ask("one"), Sampling())).completions[0].text == "one"
+    assert (await whole.generate(ask("two"), Sampling())).completions[0].text == "again"
+
+
+def test_files_that_are_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_text("dear diary\n")
+    with pytest.raises(StoreError):
+        Replay(path)
+    with pytest.raises(StoreError):
+        Replay(tmp_path, Scripted(["a"]))
+    with pytest.raises(SettingError, match="no model"):
+        Replay(tmp_path / "absent")
+
+
+async def test_several_models_in_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    for name in ("a", "b"):
+        await Replay(path, Scripted([name], name=name)).generate(ask(), Sampling())
+    with pytest.raises(SettingError, match="a, b"):
+        Replay(path)
+    reply = await Replay(path, model="b").generate(ask(), Sampling())
+    assert reply.completions[0].text == "b"
+
+
+async def test_the_fingerprint_stands_for_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    inner = Scripted(["plain"], name="m")
+    await Replay(path, inner).generate(ask(), Sampling())
+    other = Replay(path, OpenAICompatible("m", extra_body={"effort": "low"}))
+    assert other.name == "m"
+    assert request_key("m", ask(), Sampling()) in Replay(path)._replies
+    assert other._fingerprint != "m"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_full_disk_is_named() -> None:
+    replay = Replay("/dev/null", Scripted(["a"]))
+    replay._path = Path("/dev/full")
+    with pytest.raises(StoreFullError) as caught:
+        await replay.generate(ask(), Sampling())
+    assert "room" in caught.value.hint

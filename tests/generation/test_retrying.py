@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import EndpointError, RejectedError, ServerFailedError
+from bottega.generation.retrying import Retrying, asked_wait
+
+chances = st.floats(0, 1, exclude_max=True)
+
+
+@given(st.integers(0, 60), chances, st.floats(0.01, 5), st.floats(1, 100))
+def test_back_off_stays_under_its_ceiling(
+    number: int, chance: float, first: float, longest: float
+) -> None:
+    policy = Retrying(first_wait=first, longest_wait=longest, random=lambda: chance)
+    assert 0 <= policy.wait(number, None) <= min(longest, first * 2.0**number)
+
+
+@given(st.integers(0, 60), chances, st.floats(0, 1e6))
+def test_never_earlier_than_asked_and_hardly_later(
+    number: int, chance: float, asked: float
+) -> None:
+    wait = Retrying(random=lambda: chance).wait(number, asked)
+    assert asked <= wait <= asked * 1.1
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_odd_headers_ask_for_nothing_or_for_a_real_wait(seconds: str, milliseconds: str) -> None:
+    asked = asked_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
+    assert asked is None or 0 <= asked < float("inf")
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(90, 90.0), (-90, 0.0)])
+def test_an_http_date_is_understood(ahead: int, expected: float) -> None:
+    now = 1_800_000_000
+    date = format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True)
+    assert asked_wait({"retry-after": date}, now=lambda: now) == expected
+
+
+async def test_gives_up_before_the_waits_exceed_their_total() -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def fail() -> None:
+        raise ServerFailedError("down", retry_after=40.0)
+
+    policy = Retrying(attempts=99, longest_total=100.0, sleep=sleep, random=lambda: 0.0)
+    with pytest.raises(ServerFailedError):
+        await policy(fail)
+    assert waits == [40.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"), [(RejectedError("no"), 1), (ServerFailedError("x"), 3)]
+)
+async def test_only_what_can_help_is_tried_again(error: EndpointError, calls: int) -> None:
+    seen = []
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    async def fail() -> None:
+        seen.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        await Retrying(attempts=3, sleep=sleep)(fail)
+    assert len(seen) == calls

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
+from bottega.protocols import Recorder
+from bottega.recording import Demonstration, StoredMessage, StoredPart, Summary, Traces
+from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
+from tests.builders import QUESTION, example, picture
+
+
+def trace(id: str = "abc123", moment: float = 1.0, cost: float | None = 0.5) -> Trace:
+    query = Query(QUESTION, (picture(1),), ("cat", "dög"), id="q1")
+    shown = (Candidate(example("dög", 7, id="e7"), 0.9), Candidate(example("cat", 8, "e8"), 0.8))
+    prompt = Prompt((Message("system", ("be brief",)), Message("user", (picture(1), QUESTION))))
+    reply = Reply("m", (Completion("dög", "stop", -0.25),), Usage(30, 2, 10), 0.2)
+    answer = Answer("dög", labels=("dög",), confidence=0.75)
+    return Trace(id, moment, query, "master", shown, prompt, reply, answer, 0.3, cost)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Iterator[Traces]:
+    opened = Traces.open(tmp_path / "traces.db")
+    yield opened
+    opened.close()
+
+
+async def test_everything_but_the_pixels_is_kept(traces: Traces) -> None:
+    recorder: Recorder = traces
+    await recorder(trace())
+    found = traces.get("abc123")
+    one, two = picture(1).sha256, picture(7).sha256
+    assert (found.question, found.query_id, found.choices) == (QUESTION, "q1", ("cat", "dög"))
+    assert (found.images, found.tier, found.model) == ((one,), "master", "m")
+    assert found.demonstrations[0] == Demonstration(1, "e7", 0.9, QUESTION, (two,), "dög")
+    assert [shown.order for shown in found.demonstrations] == [1, 2]
+    assert found.messages == (
+        StoredMessage("system", (StoredPart(text="be brief"),)),
+        StoredMessage("user", (StoredPart(image=one), StoredPart(text=QUESTION))),
+    )
+    assert found.completions == trace().reply.completions
+    assert (found.answer, found.usage) == (trace().answer, Usage(30, 2, 10))
+    assert (found.seconds, found.model_seconds, found.cost_usd) == (0.3, 0.2, 0.5)
+    assert picture(1).data[16:40] not in traces.path.read_bytes()
+
+
+async def test_the_newest_come_first(traces: Traces) -> None:
+    for i in range(5):
+        await traces(trace(f"t{i}", float(i)))
+    assert [found.id for found in traces.list(2)] == ["t4", "t3"]
+    assert [found.id for found in traces.list(since=3.0)] == ["t4", "t3"]
+
+
+async def test_ids_may_be_shortened_while_unique(traces: Traces) -> None:
+    for id in ("abc", "abcd", "xyz"):
+        await traces(trace(id))
+    assert traces.get("x").id == "xyz"
+    assert traces.get("abc").id == "abc"
+    for missing in ("ab", "q", "%", ""):
+        with pytest.raises(NotFoundError) as caught:
+            traces.get(missing)
+        assert caught.value.hint
+
+
+async def test_sums(traces: Traces) -> None:
+    assert traces.summary() == Summary(0, 0, 0, 0, 0.0, 0.0, 0)
+    await traces(trace("a", 1.0))
+    await traces(trace("b", 2.0, cost=None))
+    assert traces.summary() == Summary(2, 60, 4, 20, 0.6, 0.5, 1)
+    assert traces.summary(since=2.0).count == 1
+
+
+async def test_the_same_id_is_recorded_once(traces: Traces) -> None:
+    await traces(trace(cost=1.0))
+    await traces(trace(cost=2.0))
+    assert [found.cost_usd for found in traces.list()] == [2.0]
+
+
+async def test_recording_is_quick_and_concurrent(traces: Traces) -> None:
+    start = time.process_time()
+    await asyncio.gather(*[traces(trace(f"t{i}")) for i in range(300)])
+    assert traces.summary().count == 300
+    # The budget is 0.5 ms; the margin is for busy machines.
+    assert (time.process_time() - start) / 300 < 0.002
+
+
+WRITER = """
+import asyncio, sys
+from bottega.recording import Traces
+from tests.recording.test_traces import trace
+async def write() -> None:
+    traces = Traces.open(sys.argv[1])
+    for i in range(50):
+        await traces(trace(f"{sys.argv[2]}-{i}"))
+    traces.close()
+asyncio.run(write())
+"""
+
+
+def test_several_processes_share_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "traces.db"
+    arguments = [sys.executable, "-c", WRITER, str(path)]
+    root = Path(__file__).parents[2]
+    writers = [subprocess.Popen([*arguments, name], cwd=root) for name in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    opened = Traces.open(path)
+    assert opened.summary().count == 100
+    opened.close()
+
+
+async def test_another_writer_is_waited_for_then_named(
+    traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = sqlite3.connect(traces.path, isolation_level=None)
+    traces._connection.execute("PRAGMA busy_timeout = 10")
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusyError) as caught:
+        await traces(trace())
+    assert caught.value.retryable
+    other.execute("ROLLBACK")
+    other.close()
+    await traces(trace())
+
+
+async def test_a_full_disk_is_named_and_loses_nothing(traces: Traces) -> None:
+    await traces(trace("kept"))
+    traces._connection.execute("PRAGMA max_page_count = 1")
+    full = replace(trace("lost"), query=Query("x" * 100_000))
+    with pytest.raises(StoreFullError) as caught:
+        await traces(full)
+    assert "intact" in caught.value.hint
+    assert [found.id for found in traces.list()] == ["kept"]
+
+
+def test_what_is_no_trace_store(tmp_path: Path) -> None:
+    text, foreign, newer = (tmp_path / name for name in ("text", "foreign", "newer"))
+    text.write_text("dear diary, " * 100)
+    for path, statement in ((foreign, "CREATE TABLE t (x)"), (newer, "PRAGMA user_version = 99")):
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+        connection.close()
+    for path in (text, foreign, newer, tmp_path, tmp_path / "absent" / "traces.db"):
+        with pytest.raises(StoreError) as caught:
+            Traces.open(path)
+        assert caught.value.hint
+    assert text.read_text().startswith("dear diary")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    opened = Traces.open(tmp_path / "traces.db")
+    opened.close()
+    with pytest.raises(StoreError):
+        opened.list()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.parsing import LabelParser
+from bottega.pipeline import Pipeline
+from bottega.prompting import Interleaved
+from bottega.protocols import Tier
+from bottega.reranking import TopK
+from bottega.routing import always
+from bottega.types import Candidate, Query, Sampling, Trace, Usage
+from tests.builders import QUESTION, candidates, picture
+
+QUERY = Query(QUESTION, (picture(500),))
+
+
+class Steps:
+    """Parts that note when they are called, so that a test sees the order."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.traces: list[Trace] = []
+        self.model = Scripted(lambda prompt: "b", name="small")
+
+    async def route(self, query: Query, /) -> Tier:
+        self.taken.append("route")
+        return Tier("apprentice", self.model, shots=2)
+
+    async def retrieve(self, query: Query, k: int, /) -> list[Candidate]:
+        self.taken.append(f"retrieve {k}")
+        return candidates(*"abcdef")[:k]
+
+    async def rerank(self, query: Query, found: Sequence[Candidate], k: int, /) -> list[Candidate]:
+        self.taken.append(f"rerank {len(found)} to {k}")
+        return list(found[:k])[::-1]
+
+    async def record(self, trace: Trace, /) -> None:
+        self.taken.append("record")
+        self.traces.append(trace)
+
+    def price(self, model: str, usage: Usage, /) -> float | None:
+        return 0.25 if model == "small" else None
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(
+            route=self.route,
+            retrieve=self.retrieve,
+            rerank=self.rerank,
+            prompt=Interleaved(),
+            parse=LabelParser(),
+            record=self.record,
+            price=self.price,
+            sampling=Sampling(max_tokens=7),
+            choices=("a", "b"),
+            fetch=5,
+        )
+
+
+async def test_the_order_of_the_steps_and_the_trace() -> None:
+    steps = Steps()
+    trace = await steps.pipeline().trace(QUERY)
+    assert steps.taken == ["route", "retrieve 5", "rerank 5 to 2", "record"]
+    assert steps.traces == [trace]
+    assert [c.example.answer for c in trace.candidates] == ["b", "a"]
+    assert (trace.tier, trace.reply.model, trace.cost_usd) == ("apprentice", "small", 0.25)
+    assert (trace.answer.text, trace.answer.valid) == ("b", True)
+    assert trace.query.choices == ("a", "b")
+    assert len(trace.prompt.messages) == 5
+    assert trace.seconds > 0
+
+
+async def test_a_querys_own_choices_win() -> None:
+    trace = await Steps().pipeline().trace(Query("?", choices=("x", "y")))
+    assert trace.query.choices == ("x", "y")
+    assert not trace.answer.valid
+
+
+async def test_without_shots_nothing_is_retrieved() -> None:
+    steps = Steps()
+    alone = Pipeline(
+        route=always(Tier("alone", steps.model)),
+        retrieve=steps.retrieve,
+        prompt=Interleaved(),
+        parse=LabelParser(),
+    )
+    trace = await alone.trace(QUERY)
+    assert (steps.taken, trace.candidates, trace.cost_usd) == ([], (), None)
+
+
+async def test_without_a_reranker_the_nearest_are_shown() -> None:
+    steps = Steps()
+    plain = Pipeline(
+        route=always(Tier("small", steps.model, shots=3)),
+        retrieve=steps.retrieve,
+        prompt=Interleaved(),
+        parse=LabelParser(),
+    )
+    assert [c.example.answer for c in (await plain.trace(QUERY)).candidates] == list("abc")
+
+
+def test_the_sync_facade_answers_again_and_again() -> None:
+    pipeline = Steps().pipeline()
+    assert [pipeline.answer_sync(QUERY).text for _ in range(3)] == ["b", "b", "b"]
+
+
+async def test_the_sync_facade_inside_a_loop_says_what_to_do() -> None:
+    with pytest.raises(SettingError) as caught:
+        Steps().pipeline().answer_sync(QUERY)
+    assert "await" in caught.value.hint
+
+
+async def test_many_queries_at_once_do_not_mix() -> None:
+    model = Scripted(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
+    pipeline = Pipeline(
+        route=always(Tier("echo", model)),
+        rerank=TopK(),
+        prompt=Interleaved(),
+        parse=LabelParser(),
+    )
+    answers = await asyncio.gather(*(pipeline.answer(Query(f"word{i}")) for i in range(50)))
+    assert [answer.text for answer in answers] == [f"word{i}" for i in range(50)]
