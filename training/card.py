@@ -1,0 +1,2 @@
+def model_card(f: str) -> str:
+    return f

@@ -1,0 +1,169 @@
+"""Training conversations for the decoder: pictures as ready embeddings, labels as random tokens.
+
+A label means nothing beyond its conversation: it is a run of one to six random tokens, or words
+put together at random, drawn anew each time. The only way to answer is to look at the pictures.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from training.architecture import token_id
+from training.drawing import draw
+from training.glyphs import alphabet, join, siblings
+from training.nuisance import mixed_styles, paint
+from training.surfaces import draw_surfaces, neighbours, photograph
+from training.tokenizer import ANSWER, BOS, END, IMAGE, SPECIAL, UNKNOWN, USER, label_words
+from training.tower import Tower
+
+Ids = list[int]
+IGNORE = -100
+MAX_DEMONSTRATIONS = 20
+
+
+@dataclass
+class Pool:
+    """Projected pictures of many classes: (groups, classes, views, EMBEDDING)."""
+
+    pictures: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        groups, classes, views, _ = self.pictures.shape
+        return groups, classes, views
+
+
+@torch.no_grad()
+def draw_pool(tower: Tower, centre: Tensor, seed: int, groups: int, views: int = 5) -> Pool:
+    """Groups of 20 classes, a quarter of them siblings; every fourth group is surfaces."""
+    rng, rows = torch.Generator().manual_seed(seed), []
+    for group in range(groups):
+        each = torch.arange(20).repeat_interleave(views)
+        if group % 4 == 3:
+            grounds = draw_surfaces(rng, 20)
+            near = neighbours(rng, grounds.rows(torch.arange(5)))
+            pictures = photograph(rng, grounds.rows(each))
+            pictures[: 5 * views] = photograph(rng, near.rows(each[: 5 * views]))
+        else:
+            letters = alphabet(rng, 15)
+            letters = join([letters, siblings(rng, letters.rows(torch.arange(5)))])
+            style = mixed_styles(rng, torch.zeros(len(each), dtype=torch.long), shared=0.8)
+            drawn = draw(rng, letters.rows(each), style.boldness, style.fill, free=0.1)
+            pictures = paint(rng, drawn, style)
+        projected = tower((pictures * 255).round()) - centre
+        rows.append(projected.view(20, views, -1))
+    return Pool(torch.stack(rows))
+
+
+@dataclass
+class Episode:
+    """One conversation; `target` holds the next token where the loss counts."""
+
+    ids: Ids
+    target: Ids
+    pictures: Tensor  # (images, EMBEDDING)
+    label: Ids  # the last answer
+
+
+class Writer:
+    """Draws conversations from a pool."""
+
+    def __init__(self, pool: Pool, tokenizer: Any, seed: int) -> None:
+        self.pool, self.rng = pool, np.random.default_rng(seed)
+        self.unknown: Ids = tokenizer.encode(UNKNOWN)
+        self.bos, self.end, self.image, self.user, self.answer = (
+            token_id(t) for t in (BOS, END, IMAGE, USER, ANSWER)
+        )
+        words = label_words()
+        self.bare: list[Ids] = [tokenizer.encode(word) for word in words]
+        self.after: list[Ids] = [tokenizer.encode(f" {word}") for word in words]
+        self.vocabulary = len(tokenizer)
+
+    def label(self) -> Ids:
+        if self.rng.random() < 0.5:
+            return self._random(int(self.rng.integers(1, 7)))
+        ids = list(self.bare[self.rng.integers(len(self.bare))])
+        for _ in range(self.rng.integers(0, 3)):
+            ids += self.after[self.rng.integers(len(self.after))]
+        return ids[:8]
+
+    def labels(self, count: int) -> list[Ids]:
+        """Distinct labels; sometimes the first word is shared, as in "sea lion", "sea horse"."""
+        shared = self.label()[:1] if self.rng.random() < 0.2 else []
+        found: dict[tuple[int, ...], None] = {}
+        while len(found) < count:
+            found[tuple(shared + self.label())] = None
+        return [list(label) for label in found]
+
+    def question(self) -> Ids:
+        size = int(self.rng.choice([0, 0, 0, 5, 10, 60], p=[0.3, 0.1, 0.1, 0.25, 0.2, 0.05]))
+        return self._random(int(self.rng.integers(size + 1)))
+
+    def _random(self, size: int) -> Ids:
+        return [int(t) for t in self.rng.integers(len(SPECIAL), self.vocabulary, size)]
+
+    def episode(self, count: int | None = None) -> Episode:
+        """`count` demonstrations (0 to 20) and one query, whose class is among them."""
+        rng, (groups, classes, views) = self.rng, self.pool.shape
+        if count is None:
+            count = 0 if rng.random() < 0.05 else int(rng.integers(1, MAX_DEMONSTRATIONS + 1))
+        if rng.random() < 0.25:
+            group, kind = rng.integers(groups, size=classes), rng.integers(classes, size=classes)
+        else:
+            group, kind = np.full(classes, rng.integers(groups)), rng.permutation(classes)
+        ways = int(rng.integers(1, min(classes, count) + 1)) if count else 0
+        again = rng.integers(ways, size=count - ways) if count else np.zeros(0, dtype=np.int64)
+        shown = np.concatenate([rng.permutation(ways), again])
+        view = rng.integers(views - 1, size=count)
+        wanted = int(shown[rng.integers(count)]) if count else 0
+        pictures = self.pool.pictures[group[shown], kind[shown], view]
+        query = self.pool.pictures[group[wanted], kind[wanted], views - 1]
+        order = self._order(pictures, query)
+        labels = self.labels(classes)
+        answers = [labels[c] for c in shown[order]]
+        last = labels[wanted] if count else self.unknown
+        return self._write(torch.cat([pictures[order], query[None]]), answers, last)
+
+    def _order(self, pictures: Tensor, query: Tensor) -> NDArray[np.int64]:
+        """Random, or sorted by similarity with the nearest last, as retrieval would."""
+        if len(pictures) and self.rng.random() < 0.4:
+            closeness = F.cosine_similarity(pictures, query[None])
+            return closeness.argsort().numpy()
+        return self.rng.permutation(len(pictures))
+
+    def _write(self, pictures: Tensor, answers: list[Ids], last: Ids) -> Episode:
+        ids = [self.bos, self.answer, *self.unknown, self.end]
+        target = [IGNORE] * len(ids)
+        question = self.question()
+        same = self.rng.random() < 0.7
+        for turn, answer in enumerate([*answers, last]):
+            text = question if same else self.question()
+            opening = [self.user, *text, self.image, self.answer]
+            ids += [*opening, *answer, self.end]
+            # A label seen for the first time cannot be known; the last one always can.
+            known = turn == len(answers) or answer in answers[:turn]
+            wanted = [*answer, self.end] if known else [IGNORE] * (len(answer) + 1)
+            target += [IGNORE] * (len(opening) - 1) + wanted + [IGNORE]
+        return Episode(ids, target, pictures, last)
+
+
+def collate(episodes: list[Episode], table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-padded (b, t, hidden) inputs with the pictures in place, (b, t) mask and targets."""
+    longest = max(len(e.ids) for e in episodes)
+    ids = torch.zeros(len(episodes), longest, dtype=torch.long)
+    target = torch.full((len(episodes), longest), IGNORE)
+    mask = torch.zeros(len(episodes), longest, dtype=torch.long)
+    for row, episode in enumerate(episodes):
+        size = len(episode.ids)
+        ids[row, :size], mask[row, :size] = torch.tensor(episode.ids), 1
+        target[row, :size] = torch.tensor(episode.target)
+    embedded = F.embedding(ids, table)
+    place = ids == token_id(IMAGE)
+    shown = torch.cat([e.pictures for e in episodes])
+    padded = F.pad(shown, (0, table.shape[1] - shown.shape[1]))
+    return embedded.masked_scatter(place[..., None], padded), mask, target

@@ -1,0 +1,81 @@
+"""Write the model folder: half-precision weights under a float32 configuration."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import FastVlmForConditionalGeneration, LlavaProcessor
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+
+from training.tokenizer import CHAT_TEMPLATE, IMAGE
+
+SIDE = 64
+ANSWER_TOKENS = 24
+
+
+def build_processor(tokenizer: Any) -> Any:
+    """Any picture becomes RGB, 64 x 64: it is squeezed, so nothing of it is cut away."""
+    images = LlavaImageProcessorPil(
+        do_resize=True,
+        size={"height": SIDE, "width": SIDE},
+        resample=2,  # bilinear
+        do_center_crop=False,
+        crop_size={"height": SIDE, "width": SIDE},
+        do_pad=False,
+        do_convert_rgb=True,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    make: Any = LlavaProcessor  # untyped
+    return make(
+        images,
+        tokenizer,
+        patch_size=SIDE,
+        vision_feature_select_strategy="full",
+        num_additional_image_tokens=0,
+        image_token=IMAGE,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def export(
+    model: FastVlmForConditionalGeneration,
+    tokenizer: Any,
+    folder: Path,
+    card: str,
+) -> None:
+    """Write everything beside the target, then move file by file: readers never see half a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        staging = Path(name)
+        _write(model, tokenizer, staging, card)
+        for path in sorted(staging.iterdir()):
+            os.replace(path, folder / path.name)
+
+
+def _write(
+    model: FastVlmForConditionalGeneration,
+    tokenizer: Any,
+    folder: Path,
+    card: str,
+) -> None:
+    generation = model.generation_config
+    generation.max_new_tokens, generation.do_sample = ANSWER_TOKENS, False
+    model.save_pretrained(folder)
+    build_processor(tokenizer).save_pretrained(folder)
+    _halve(folder / "model.safetensors")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _halve(path: Path) -> None:
+    """Store floats in half precision; the configuration still says float32, which loading obeys."""
+    tensors = load_file(path)
+    small = {
+        name: tensor.half() if tensor.dtype == torch.float32 else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(small, path, metadata={"format": "pt"})
+    path.chmod(0o644)

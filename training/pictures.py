@@ -1,0 +1,113 @@
+"""Batches of labelled pictures for the tower, and held-out classes to judge it by."""
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, multiprocessing
+
+from training.drawing import draw
+from training.draws import normal, uniform
+from training.glyphs import Programs, alphabet, join, siblings
+from training.nuisance import Style, crisp_style, mixed_styles, paint
+from training.surfaces import draw_surfaces, neighbours, photograph
+
+Drawn = NDArray[np.uint8]
+VIEWS = 4  # pictures of a class in a batch
+ALPHABETS, LETTERS = 3, 12
+GLYPH_SIBLINGS = 10
+SURFACES, SURFACE_SIBLINGS = 14, 4
+CLASSES = ALPHABETS * LETTERS + GLYPH_SIBLINGS + SURFACES + SURFACE_SIBLINGS
+UNSTEADY = 1.2  # the tower practises on a shakier hand than it is judged by
+COLOURED = 4  # glyph classes whose colour belongs to the class
+
+
+def draw_batch(rng: torch.Generator) -> Tensor:
+    """(CLASSES * VIEWS, 3, 64, 64) uint8, the VIEWS pictures of a class in a row."""
+    pictures = torch.cat([_glyph_pictures(rng), _surface_pictures(rng)])
+    return as_bytes(pictures)
+
+
+def _glyph_pictures(rng: torch.Generator) -> Tensor:
+    letters = join([alphabet(rng, LETTERS) for _ in range(ALPHABETS)])
+    group = torch.arange(ALPHABETS).repeat_interleave(LETTERS)
+    parents = torch.randperm(len(letters), generator=rng)[:GLYPH_SIBLINGS]
+    letters = join([letters, siblings(rng, letters.rows(parents))])
+    group = torch.cat([group, group[parents]])
+    rows = torch.arange(len(letters)).repeat_interleave(VIEWS)
+    style = mixed_styles(rng, group[rows])
+    tinted = uniform(rng, (COLOURED, 3)).repeat_interleave(VIEWS, 0)
+    style.ink[: COLOURED * VIEWS] = (tinted + normal(rng, tinted.shape, 0.05)).clamp(0, 1)
+    drawn = draw(rng, letters.rows(rows), style.boldness, style.fill, jitter=UNSTEADY)
+    return paint(rng, drawn, style)
+
+
+def _surface_pictures(rng: torch.Generator) -> Tensor:
+    surfaces = draw_surfaces(rng, SURFACES)
+    near = neighbours(rng, surfaces.rows(torch.arange(SURFACE_SIBLINGS)))
+    each = torch.arange(SURFACES).repeat_interleave(VIEWS)
+    close = torch.arange(SURFACE_SIBLINGS).repeat_interleave(VIEWS)
+    return torch.cat([photograph(rng, surfaces.rows(each)), photograph(rng, near.rows(close))])
+
+
+@dataclass
+class HeldOut:
+    """One-shot tasks: (tasks, classes, views, 3, 64, 64) uint8."""
+
+    crisp: Tensor  # glyphs in white on black at full resolution
+    glyphs: Tensor  # glyphs in any style, one style a task
+    surfaces: Tensor
+
+
+def held_out(seed: int, tasks: int = 20, ways: int = 20, views: int = 2) -> HeldOut:
+    rng = torch.Generator().manual_seed(seed)
+    rows = torch.arange(ways).repeat_interleave(views)
+    drawn: dict[str, list[Tensor]] = {"crisp": [], "glyphs": [], "surfaces": []}
+    for _ in range(tasks):
+        letters = alphabet(rng, ways).rows(rows)
+        style = mixed_styles(rng, torch.zeros(len(rows), dtype=torch.long), shared=1.0)
+        drawn["glyphs"].append(_written(rng, letters, style))
+        drawn["crisp"].append(_written(rng, letters, crisp_style(len(rows))))
+        drawn["surfaces"].append(photograph(rng, draw_surfaces(rng, ways).rows(rows)))
+    shape = (tasks, ways, views, 3, 64, 64)
+    return HeldOut(**{name: as_bytes(torch.stack(x)).view(shape) for name, x in drawn.items()})
+
+
+def _written(rng: torch.Generator, letters: Programs, style: Style) -> Tensor:
+    return paint(rng, draw(rng, letters, style.boldness, style.fill, free=0.0), style)
+
+
+def as_bytes(pictures: Tensor) -> Tensor:
+    return (pictures * 255).round().to(torch.uint8)
+
+
+def _fill(
+    buffer: "multiprocessing.Queue[Drawn]", seed: int, steps: int, make: Callable[..., Tensor]
+) -> None:
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        # As an array, a batch outlives this process; a tensor would be shared memory that dies.
+        buffer.put(make(rng).numpy())
+
+
+def in_background(
+    make: Callable[[torch.Generator], Tensor], seed: int, steps: int
+) -> Iterator[Tensor]:
+    """`steps` batches drawn ahead by one worker process; the same batches for the same seed."""
+    context = multiprocessing.get_context("spawn")
+    buffer = context.Queue(maxsize=8)
+    worker = context.Process(target=_fill, args=(buffer, seed, steps, make), daemon=True)
+    worker.start()
+    for _ in range(steps):
+        while True:
+            try:
+                yield torch.from_numpy(buffer.get(timeout=5))
+                break
+            except queue.Empty:
+                if not worker.is_alive():
+                    raise RuntimeError("the drawing process ended early") from None
+    worker.join()
