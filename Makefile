@@ -35,6 +35,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV): about a minute on a fast line"
 	$(INSTALL) -e '.[local]'
 	touch $@
 
