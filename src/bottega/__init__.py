@@ -1,5 +1,6 @@
 """Bottega: a small vision-language model answers like a large one, shown the right examples."""
 
+from bottega.bundled import bundled_folder
 from bottega.errors import BottegaError
 from bottega.generation import (
     OpenAICompatible,
@@ -7,7 +8,6 @@ from bottega.generation import (
     Scripted,
     Transformers,
     bundled,
-    bundled_folder,
 )
 from bottega.image import Image
 from bottega.knowledge import (

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
-from bottega.generation import bundled, bundled_folder
+from bottega.generation import bundled
 from bottega.types import Sampling
 from tests.generation.prompts import shown
 

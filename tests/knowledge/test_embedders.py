@@ -18,8 +18,6 @@ from bottega.types import Query
 from tests.builders import picture
 from tests.knowledge import tiny_models
 
-BUNDLED = Path(__file__).parents[2] / "src" / "bottega" / "bundled" / "apprentice"
-
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -111,7 +109,6 @@ def test_the_tower_may_be_used_by_several_threads(vlm: Path) -> None:
     assert np.allclose(alone, together, atol=1e-5)
 
 
-@pytest.mark.skipif(not BUNDLED.exists(), reason="the bundled model has not been trained yet")
 def test_the_bundled_tower_embeds_images() -> None:
     check_image_embedder(TowerEmbedder.bundled())
 

@@ -17,7 +17,7 @@ from bottega.errors import (
 )
 from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.schema import FORMAT_VERSION
+from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.builders import picture
 from tests.knowledge.doubles import DIMENSION, asked, shown, vector_of
@@ -167,9 +167,9 @@ def test_another_programs_database_is_left_alone(path: str) -> None:
 def test_a_newer_file_asks_for_an_upgrade(path: str) -> None:
     SqliteRows(path).close()
     later = sqlite3.connect(path)
-    later.execute(f"PRAGMA user_version = {FORMAT_VERSION + 1}")
+    later.execute(f"PRAGMA user_version = {KNOWLEDGE_BASE.version + 1}")
     later.close()
-    with pytest.raises(StoreError, match=f"format {FORMAT_VERSION + 1}") as raised:
+    with pytest.raises(StoreError, match=f"format {KNOWLEDGE_BASE.version + 1}") as raised:
         SqliteRows(path)
     assert "upgrade" in raised.value.hint
 

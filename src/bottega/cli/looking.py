@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from bottega.bundled import bundled_folder
 from bottega.cli.options import Json, KnowledgeFile, TraceFile
 from bottega.cli.output import clock, print_json, print_table, say
 from bottega.cli.resolving import open_rows, open_traces
-from bottega.generation import OpenAICompatible, bundled_folder
+from bottega.generation import OpenAICompatible
 from bottega.recording import StoredTrace
 from bottega.types import Example
 

@@ -1,6 +1,6 @@
 """Who answers: HTTP endpoints, models in this process, the bundled model, test doubles."""
 
-from bottega.generation.bundled import bundled, bundled_folder
+from bottega.generation.bundled import bundled
 from bottega.generation.local import Transformers
 from bottega.generation.openai_compatible import OpenAICompatible
 from bottega.generation.replay import Replay, request_key
@@ -15,6 +15,5 @@ __all__ = [
     "Scripted",
     "Transformers",
     "bundled",
-    "bundled_folder",
     "request_key",
 ]

@@ -1,23 +1,9 @@
-"""The model that travels with the package."""
+"""The bundled model as a generator."""
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
-from bottega.errors import ModelLoadError
+from bottega.bundled import bundled_folder
 from bottega.generation.local import Transformers
-
-
-def bundled_folder(name: str = "apprentice") -> Path:
-    """The Hugging Face folder of a bundled model: any `transformers` program can load it."""
-    folder = Path(str(files("bottega"))) / "bundled" / name
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(
-            f"this installation carries no bundled model {name!r}",
-            hint="reinstall bottega from its wheel, unzipped",
-        )
-    return folder
 
 
 def bundled(

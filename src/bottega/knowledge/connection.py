@@ -1,30 +1,15 @@
-"""Opening SQLite, and the one place where its errors become ours."""
+"""Opening the SQLite file of a knowledge base."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from bottega.errors import StoreBusyError, StoreError, StoreFullError
+from bottega.errors import StoreError
 
 MEMORY = ":memory:"
-PRIMARY_CODE = 0xFF
-
-
-@contextmanager
-def translated(name: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _translation(error, name) from error
-    except OSError as error:
-        raise StoreError(
-            f"{name} cannot be opened: {error.strerror}", hint="check the path"
-        ) from error
 
 
 def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connection:
@@ -65,39 +50,3 @@ def _uri(path: Path, create: bool) -> str:
         # nobody can be writing either.
         query = "mode=ro&immutable=1"
     return f"file:{quote(str(path.absolute()))}?{query}"
-
-
-def _translation(error: sqlite3.Error, name: str) -> StoreError:
-    # Errors of the Python module itself, such as a closed connection, carry no code.
-    code = getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE
-    match code:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreBusyError(
-                f"another process has been writing to {name} for too long",
-                hint="try again when it has finished",
-            )
-        case sqlite3.SQLITE_FULL:
-            return StoreFullError(
-                f"there is no space left for {name}",
-                hint="free some space and add the rest again; what was stored is intact",
-            )
-        case sqlite3.SQLITE_NOTADB:
-            return StoreError(
-                f"{name} is not a knowledge base",
-                hint="check the path, or choose a new file name",
-            )
-        case sqlite3.SQLITE_READONLY:
-            return StoreError(
-                f"{name} may only be read", hint="change its permissions, or write to a copy"
-            )
-        case sqlite3.SQLITE_CORRUPT:
-            return StoreError(
-                f"{name} is damaged: {error}", hint="restore it from a copy, or build it again"
-            )
-        case sqlite3.SQLITE_CANTOPEN:
-            return StoreError(
-                f"{name} cannot be opened", hint="check its permissions and its folder's"
-            )
-    if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
-        return StoreError(f"{name} is closed", hint="open it again")
-    return StoreError(f"{name} failed: {error}", hint="check the disk and the file")

@@ -13,10 +13,10 @@ import orjson
 
 from bottega.errors import EmbedderMismatchError
 from bottega.image import Image
-from bottega.knowledge.connection import MEMORY, connect, translated
+from bottega.knowledge.connection import MEMORY, connect
 from bottega.knowledge.ports import Change, Footprint
 from bottega.knowledge.records import Value, from_row, to_row
-from bottega.knowledge.schema import migrate
+from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
@@ -30,12 +30,12 @@ class SqliteRows:
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
         self._name = "the knowledge base in memory" if path == MEMORY else path
-        with translated(self._name):
+        with KNOWLEDGE_BASE.translated(self._name):
             self._writer = connect(path, create=create, busy_seconds=busy_seconds)
             self._reader = self._writer
             self._writing = self._reading = RLock()
             try:
-                migrate(self._writer, self._name)
+                KNOWLEDGE_BASE.migrate(self._writer, self._name)
                 if path != MEMORY:
                     self._reader = connect(path, create=False, busy_seconds=busy_seconds)
                     self._reading = RLock()
@@ -162,7 +162,7 @@ class SqliteRows:
         return Footprint(*row)
 
     def close(self) -> None:
-        with self._writing, self._reading, translated(self._name):
+        with self._writing, self._reading, KNOWLEDGE_BASE.translated(self._name):
             self._reader.close()
             self._writer.close()
 
@@ -177,14 +177,14 @@ class SqliteRows:
             raise EmbedderMismatchError(stored, fingerprint)
 
     def _read(self, statement: str, *values: Value) -> list[sqlite3.Row]:
-        with self._reading, translated(self._name):
+        with self._reading, KNOWLEDGE_BASE.translated(self._name):
             return self._reader.execute(statement, values).fetchall()
 
     def _examples(self, column: str, values: Collection[str | int]) -> dict[int, Example]:
         chosen = f"(SELECT key FROM examples WHERE {column} IN {LISTED})"
         listed = _listed(values)
         # One snapshot for both: another process may delete an example between them.
-        with self._reading, translated(self._name), _snapshot(self._reader):
+        with self._reading, KNOWLEDGE_BASE.translated(self._name), _snapshot(self._reader):
             rows = self._read(f"SELECT * FROM examples WHERE key IN {chosen}", listed)
             pictures = self._read(
                 "SELECT key, data, media_type, sha256, width, height, source"
@@ -199,7 +199,7 @@ class SqliteRows:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._writing, translated(self._name):
+        with self._writing, KNOWLEDGE_BASE.translated(self._name):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer

@@ -5,32 +5,34 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
+from bottega.errors import NotFoundError
 from bottega.recording.stored import StoredTrace, from_json, stored, to_json
+from bottega.sqlite import FileKind
 from bottega.types import Trace
 
 Found = list[StoredTrace]  # inside the class, `list` is its method
 BUSY_SECONDS = 10.0
-# Each entry takes the file one version up; entries are only ever appended.
-MIGRATIONS = (
-    """
-    CREATE TABLE traces (
-        id TEXT PRIMARY KEY,
-        time REAL NOT NULL,
-        prompt_tokens INTEGER NOT NULL,
-        completion_tokens INTEGER NOT NULL,
-        cached_tokens INTEGER NOT NULL,
-        seconds REAL NOT NULL,
-        cost_usd REAL,
-        body TEXT NOT NULL
-    ) WITHOUT ROWID;
-    CREATE INDEX traces_by_time ON traces (time);
-    """,
+TRACE_STORE = FileKind(
+    "trace store",
+    application_id=0x42747472,  # "Bttr"
+    migrations=(
+        """
+        CREATE TABLE traces (
+            id TEXT PRIMARY KEY,
+            time REAL NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            seconds REAL NOT NULL,
+            cost_usd REAL,
+            body TEXT NOT NULL
+        ) WITHOUT ROWID;
+        CREATE INDEX traces_by_time ON traces (time);
+        """,
+    ),
 )
 
 
@@ -63,12 +65,13 @@ class Traces:
     @classmethod
     def open(cls, path: str | Path) -> Traces:
         path = Path(path)
-        with _translated(path):
+        with TRACE_STORE.translated(str(path)):
             connection = sqlite3.connect(
                 path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
-                _prepare(connection, path)
+                TRACE_STORE.migrate(connection, str(path))
+                connection.execute("PRAGMA synchronous = NORMAL")
             except BaseException:
                 connection.close()
                 raise
@@ -95,7 +98,7 @@ class Traces:
         return found[0]
 
     def summary(self, *, since: float | None = None) -> Summary:
-        with self._lock, _translated(self.path):
+        with self._lock, TRACE_STORE.translated(str(self.path)):
             row = self._connection.execute(
                 """SELECT count(*), total(prompt_tokens), total(completion_tokens),
                 total(cached_tokens), total(seconds), total(cost_usd), count(*) - count(cost_usd)
@@ -114,55 +117,10 @@ class Traces:
         body = to_json(stored(trace))
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
-        with self._lock, _translated(self.path):
+        with self._lock, TRACE_STORE.translated(str(self.path)):
             self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _read(self, where: str, *values: object) -> Found:
-        with self._lock, _translated(self.path):
+        with self._lock, TRACE_STORE.translated(str(self.path)):
             rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
         return [from_json(body) for (body,) in rows]
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    if version > len(MIGRATIONS) or (tables and "traces" not in tables):
-        raise StoreError(
-            f"{path} is not a trace store of this version",
-            hint="choose another path, or update bottega",
-        )
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    if version < len(MIGRATIONS):
-        _migrate(connection)
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # another process may be at it: look again inside
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for statements in MIGRATIONS[version:]:
-        for statement in statements.split(";"):
-            connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-    connection.execute("COMMIT")
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _store_error(path, error) from error
-
-
-def _store_error(path: Path, error: sqlite3.Error) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind of failure
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusyError(f"another process is writing to {path}", hint="try again")
-    if code == sqlite3.SQLITE_FULL:
-        return StoreFullError(
-            f"no space left for {path}", hint="make room; what was recorded before is intact"
-        )
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return StoreError(f"{path} is not a trace store, or is damaged", hint="choose another path")
-    return StoreError(f"{path} cannot be used: {error}", hint="check the path and its permissions")

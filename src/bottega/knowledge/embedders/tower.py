@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Self
 
 from PIL import Image as Pillow
 
+from bottega.bundled import bundled_folder
 from bottega.errors import EmbeddingError
 from bottega.knowledge.embedders.images import unit_images
 from bottega.knowledge.embedders.loading import loading_model
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-BUNDLED = "bundled/apprentice"
 # The connector writes what was trained for comparison into these; the rest marks "an image".
 DIMENSION = 80
 # What changes the pixels that the tower sees.
@@ -59,7 +58,7 @@ class TowerEmbedder:
     @classmethod
     def bundled(cls, *, batch_size: int = 64, threads: int | None = None) -> Self:
         """The model that comes with the package."""
-        return cls(str(files("bottega") / BUNDLED), batch_size=batch_size, threads=threads)
+        return cls(bundled_folder(), batch_size=batch_size, threads=threads)
 
     @property
     def dimension(self) -> int:

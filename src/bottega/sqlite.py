@@ -1,0 +1,103 @@
+"""SQLite files of ours: what kind of file it is, its migrations, and the one place where SQLite's
+errors become ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bottega.errors import StoreBusyError, StoreError, StoreFullError
+
+PRIMARY_CODE = 0xFF
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """`application_id` tells our file from any other SQLite file. `migrations` is append only:
+    entry n turns a file of version n into one of version n + 1."""
+
+    name: str
+    application_id: int
+    migrations: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        return len(self.migrations)
+
+    def migrate(self, connection: sqlite3.Connection, path: str) -> None:
+        """Brings the file to `version`; refuses newer files and other programs' files."""
+        if self._found(connection, path) == self.version:
+            return
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        # Asked again under the write lock: another process may have migrated meanwhile.
+        for statements in self.migrations[self._found(connection, path) :]:
+            for statement in statements.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {self.application_id}")
+        connection.execute(f"PRAGMA user_version = {self.version}")
+        connection.execute("COMMIT")
+
+    def _found(self, connection: sqlite3.Connection, path: str) -> int:
+        owner = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if owner != self.application_id and (owner or version or tables):
+            raise StoreError(
+                f"{path} is a SQLite file of another program, not a {self.name}",
+                hint="check the path, or choose a new file name",
+            )
+        if version > self.version:
+            raise StoreError(
+                f"{path} has format {version}; this version of bottega reads up to {self.version}",
+                hint="pip install --upgrade bottega",
+            )
+        return version
+
+    @contextmanager
+    def translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._translation(error, path) from error
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be opened: {error.strerror}", hint="check the path"
+            ) from error
+
+    def _translation(self, error: sqlite3.Error, path: str) -> StoreError:
+        # Errors of the Python module itself, such as a closed connection, carry no code.
+        code = getattr(error, "sqlite_errorcode", 0) & PRIMARY_CODE
+        match code:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return StoreBusyError(
+                    f"another process has been writing to {path} for too long",
+                    hint="try again when it has finished",
+                )
+            case sqlite3.SQLITE_FULL:
+                return StoreFullError(
+                    f"there is no space left for {path}",
+                    hint="free some space and try again; what was stored is intact",
+                )
+            case sqlite3.SQLITE_NOTADB:
+                return StoreError(
+                    f"{path} is not a {self.name}",
+                    hint="check the path, or choose a new file name",
+                )
+            case sqlite3.SQLITE_READONLY:
+                return StoreError(
+                    f"{path} may only be read", hint="change its permissions, or write to a copy"
+                )
+            case sqlite3.SQLITE_CORRUPT:
+                return StoreError(
+                    f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
+                )
+            case sqlite3.SQLITE_CANTOPEN:
+                return StoreError(
+                    f"{path} cannot be opened", hint="check its permissions and its folder's"
+                )
+        if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
+            return StoreError(f"{path} is closed", hint="open it again")
+        return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
