@@ -16,7 +16,6 @@ from collections.abc import Callable
 import torch
 
 from bottega import (
-    Interleaved,
     KnowledgeBase,
     Pipeline,
     Query,
@@ -44,7 +43,6 @@ def main() -> None:
             bundled(),
             labels=knowledge.labels(),
             shots=SHOTS,
-            prompt=Interleaved(show_choices=False, repeat_question=False),
         )
         queries = [example.query for example in examples[:QUESTIONS]]
         everything = [example.query for example in examples]

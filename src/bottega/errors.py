@@ -28,13 +28,16 @@ from __future__ import annotations
 
 
 class BottegaError(Exception):
-    """Base of all errors raised on purpose. `str(error)` is one sentence, `hint` the next step."""
+    """Base of all errors raised on purpose. `str(error)` is one sentence, `hint` the next step;
+    a traceback shows both."""
 
     retryable = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class SettingError(BottegaError):

@@ -47,7 +47,7 @@ class LabelParser:
             confidence = min(1.0, math.exp(completion.logprob))
         labels = self._labels(text, query.choices)
         if labels is None:
-            return Answer(text, valid=False, confidence=confidence)
+            return Answer(text, valid=False)
         return Answer(", ".join(labels) or NO_LABEL, labels=labels, confidence=confidence)
 
     def _labels(self, text: str, choices: Sequence[str]) -> tuple[str, ...] | None:

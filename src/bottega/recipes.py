@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA
+from bottega.prompting import AppendixA, Interleaved
 from bottega.protocols import Generator, Pricer, Prompter, Recorder, Retriever, Tier
 from bottega.reranking import Order, TopK
 from bottega.retrieval import Dense
@@ -20,12 +20,12 @@ from bottega.types import Sampling
 class Classification:
     """What every classification pipeline shares; only the retriever and the shots differ.
 
-    The defaults are the paper's: appendix A's prompt, greedy decoding.
+    `prompt` defaults to the one that suits the generator. Decoding is greedy.
     """
 
     generator: Generator
     labels: Sequence[str]
-    prompt: Prompter = field(default_factory=AppendixA)
+    prompt: Prompter | None = None
     multi_label: bool = False
     order: Order = "nearest-last"
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=64))
@@ -38,7 +38,7 @@ class Classification:
             route=always(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
             rerank=TopK(self.order, seed=self.seed),
-            prompt=self.prompt,
+            prompt=self.prompt or suited_prompt(self.generator),
             parse=LabelParser(multi_label=self.multi_label),
             record=self.record,
             price=self.price,
@@ -47,9 +47,11 @@ class Classification:
         )
 
 
-def zero_shot(generator: Generator, labels: Sequence[str], *, prompt: Prompter) -> Pipeline:
-    """The model alone."""
-    return Classification(generator, labels, prompt).pipeline()
+def suited_prompt(generator: Generator) -> Prompter:
+    """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
+    if getattr(generator, "turns_only", False):
+        return Interleaved(show_choices=False, repeat_question=False)
+    return AppendixA()
 
 
 def visual_rag(
@@ -67,13 +69,13 @@ def visual_rag(
     """Visual RAG (Bonomo and Bianco): the `shots` labelled images nearest to the query's become
     demonstrations. The paper's k is 5, 10, 50 or 100, without class balancing.
 
-    `prompt` defaults to the paper's appendix A; `Interleaved` suits chat models and is what the
-    bundled model was trained on. The paper leaves the order open: nearest last here.
+    `prompt` defaults to the paper's appendix A, or to turns for a model that knows only them (the
+    bundled one). The paper leaves the order open: nearest last here.
     """
     method = Classification(
         generator,
         labels,
-        prompt or AppendixA(),
+        prompt,
         multi_label=multi_label,
         order=order,
         record=record,

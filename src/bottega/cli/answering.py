@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -21,7 +22,7 @@ from bottega.cli.options import (
     PromptStyle,
     TraceFile,
 )
-from bottega.cli.output import print_json, print_table, progress, say, warn
+from bottega.cli.output import note, print_json, print_table, progress, say, warn
 from bottega.cli.resolving import (
     BUNDLED,
     open_knowledge,
@@ -30,8 +31,11 @@ from bottega.cli.resolving import (
     open_prompt,
     open_traces,
 )
-from bottega.errors import BottegaError, EmptyKnowledgeBaseError, SettingError
+from bottega.errors import BottegaError, EmptyKnowledgeBaseError, LoadError, SettingError
+from bottega.evaluation.failures import concerns_one, first
 from bottega.image import Image
+from bottega.knowledge.loading.folders import SUFFIXES
+from bottega.knowledge.loading.labelled import QUESTION
 from bottega.parsing import plain_text
 from bottega.pipeline import Pipeline
 from bottega.prompting import Interleaved
@@ -42,13 +46,14 @@ from bottega.retrieval import Dense
 from bottega.routing import always
 from bottega.types import Query, Sampling, Trace
 
-QUESTION = "What is in the image above?"
 CONCURRENCY = 16
 
 
 def classify(
     file: KnowledgeFile,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images to classify.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")
+    ],
     model: Model = BUNDLED,
     shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 10,
     embed: Embed = None,
@@ -59,7 +64,8 @@ def classify(
     json: Json = False,
 ) -> None:
     """Label images by showing the model the nearest labelled ones (Visual RAG)."""
-    style, ordered = open_prompt(prompt, model), parse_order(order)
+    style, ordered = open_prompt(prompt), parse_order(order)
+    found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
     with open_knowledge(file, embed) as knowledge, closing(open_traces(traces)) as store:
         if not len(knowledge):
@@ -76,8 +82,8 @@ def classify(
             record=store,
             price=open_prices(price),
         )
-        with progress("classifying", len(images)) as step:
-            asked = [_Asked(path) for path in images]
+        with progress("classifying", len(found)) as step:
+            asked = [_Asked(path) for path in found]
             asyncio.run(_ask_all(pipeline, asked, step))
     _report(asked, json)
     if any(one.error for one in asked):
@@ -120,14 +126,26 @@ def ask(
         knowledge.close()
     if json:
         print_json(_answer(trace))
-    else:
-        say(trace.answer.text)
+        return
+    say(trace.answer.text)
+    if model == BUNDLED and knowledge is None:
+        note("the bundled model knows only what it is shown: give --kb K.db, or name a --model")
 
 
 def parse_order(text: str) -> Order:
     if text not in get_args(Order):
         raise SettingError(f"unknown order {text!r}", hint=f"use {', '.join(get_args(Order))}")
     return cast(Order, text)
+
+
+def _images(path: Path) -> list[Path]:
+    """The path itself, or all images below a folder, in order."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise LoadError(f"{path} holds no images", hint=f"known are {', '.join(sorted(SUFFIXES))}")
+    return found
 
 
 @dataclass
@@ -150,6 +168,8 @@ async def _ask_all(
                 image = await asyncio.to_thread(Image.open, item.path)
                 item.trace = await pipeline.trace(Query(QUESTION, (image,)))
             except BottegaError as error:
+                if not concerns_one(error):
+                    raise
                 item.error = error
         done(1)
 
@@ -157,6 +177,8 @@ async def _ask_all(
         async with asyncio.TaskGroup() as group:
             for item in asked:
                 group.create_task(one(item))
+    except ExceptionGroup as errors:
+        raise first(errors) from errors
     finally:
         await _close(pipeline)
 
@@ -200,19 +222,17 @@ def _report(asked: Sequence[_Asked], json: bool) -> None:
         return
     for one in asked:
         if one.error:
-            warn(one.error)
-    rows = [
-        (
-            str(one.path),
-            one.trace.answer.text if one.trace.answer.valid else "(invalid reply)",
-            one.trace.answer.confidence,
-            one.trace.candidates[-1].example.answer if one.trace.candidates else None,
-        )
-        for one in asked
-        if one.trace
-    ]
+            warn(one.error, about=str(one.path))
+    rows = [_row(one.path, one.trace) for one in asked if one.trace]
     if rows:
-        print_table(("image", "label", "confidence", "last example"), rows)
+        print_table(("image", "label", "confidence", "examples that agree"), rows)
+
+
+def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
+    answer = trace.answer
+    label = answer.text if answer.valid else f"(invalid) {trace.reply.completions[0].text[:60]!r}"
+    agree = sum(c.example.answer == answer.text for c in trace.candidates)
+    return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"
 
 
 def _outcome(one: _Asked) -> dict[str, object]:

@@ -79,7 +79,7 @@ def evaluate(
     settings = Classification(
         generator,
         data.labels,
-        open_prompt(prompt, model),
+        open_prompt(prompt),
         multi_label=data.multi_label,
         order=parse_order(order),
         price=open_prices(price),
@@ -119,7 +119,6 @@ def demo(
     settings = Classification(
         open_model(BUNDLED),
         data.labels,
-        open_prompt("auto", BUNDLED),
         price=open_prices(None),
         seed=seed,
     )

@@ -12,8 +12,9 @@ import typer
 
 from bottega.bundled import bundled_folder
 from bottega.cli.options import Json, KnowledgeFile, TraceFile
-from bottega.cli.output import clock, print_json, print_table, say
+from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.cli.resolving import open_rows, open_traces
+from bottega.errors import NotFoundError
 from bottega.generation import OpenAICompatible
 from bottega.recording import StoredTrace
 from bottega.types import Example
@@ -30,7 +31,11 @@ def ls(
     """List examples."""
     with open_rows(file) as knowledge:
         examples = knowledge.get_many(knowledge.ids(label=label)[:limit])
-        total = len(knowledge)
+        total, labels = len(knowledge), knowledge.labels()
+    if label is not None and label not in labels:
+        raise NotFoundError(
+            f"no example has the label {label!r}", hint=f"labels here: {', '.join(labels[:20])}"
+        )
     if json:
         print_json([_described(example) for example in examples])
         return
@@ -52,11 +57,13 @@ def show(
         example = knowledge.get(id)
     if image is not None and example.query.images:
         image.write_bytes(example.query.images[0].data)
+        note(f"wrote {image}")
     described = _described(example)
     if json:
         print_json(described)
     else:
-        print_table(("field", "value"), [(k, v) for k, v in described.items() if v])
+        rows = [(name, _plain(value)) for name, value in described.items() if value]
+        print_table(("field", "value"), rows)
 
 
 def stats(file: KnowledgeFile, json: Json = False) -> None:
@@ -91,7 +98,7 @@ def log(
         return
     rows = [
         (
-            t.id,
+            t.id[:8],
             clock(t.time),
             t.model,
             t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}",
@@ -102,8 +109,8 @@ def log(
         )
         for t in found
     ]
-    columns = ("id", "time", "model", "answer", "shots", "prompt tokens", "seconds", "USD")
-    print_table(columns, rows)
+    print_table(("id", "time", "model", "answer", "shots", "tokens", "seconds", "USD"), rows)
+    note(f"{len(found)} of {summary.count} in {store.path}")
 
 
 def models(
@@ -149,6 +156,10 @@ def _described(example: Example) -> dict[str, object]:
         "images": [image.sha256 for image in example.query.images],
         "sizes": _shapes(example),
     }
+
+
+def _plain(value: object) -> object:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _shapes(example: Example) -> str:

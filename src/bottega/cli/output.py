@@ -16,7 +16,8 @@ from rich.table import Table
 
 from bottega.errors import BottegaError
 
-console = Console()
+# Into a file or a pipe, rows are as long as they are: nothing is folded for a width nobody has.
+console = Console(width=None if sys.stdout.isatty() else 10_000)
 notes = Console(stderr=True)  # progress and warnings keep out of what a program reads
 
 
@@ -37,11 +38,16 @@ def _plain(value: object) -> object:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns whose cells are all numbers stand on the right."""
+    """Columns whose cells are all numbers stand on the right; the first one is never broken."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(_is_number(row[i]) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=numeric or i == 0,
+        )
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row))
     console.print(table)
@@ -61,13 +67,19 @@ def say(text: str) -> None:
     console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def warn(error: BottegaError) -> None:
+def note(text: str) -> None:
+    notes.print(escape(text), highlight=False, soft_wrap=True, style="dim")
+
+
+def warn(error: BottegaError, *, about: str = "") -> None:
+    """`about` names the thing where the error itself may not."""
+    text = str(error) if about in str(error) else f"{about}: {error}"
     hint = f" ({error.hint})" if error.hint else ""
-    notes.print(f"[yellow]skipped:[/yellow] {escape(str(error) + hint)}", soft_wrap=True)
+    notes.print(f"[yellow]skipped:[/yellow] {escape(text + hint)}", soft_wrap=True)
 
 
 def clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
 
 
 @contextmanager

@@ -32,13 +32,13 @@ def open_model(spec: str) -> Generator:
     return Transformers(spec, threads=os.cpu_count())
 
 
-def open_prompt(name: str, model: str) -> Prompter:
-    """`auto` is the paper's appendix A, but turns for the bundled model, which knows nothing
-    else and needs no list of choices."""
-    if name == "auto":
-        brief = Interleaved(show_choices=False, repeat_question=False)
-        return brief if model == BUNDLED else AppendixA()
-    prompts: dict[str, Prompter] = {"paper": AppendixA(), "interleaved": Interleaved()}
+def open_prompt(name: str) -> Prompter | None:
+    """None for `auto`: the recipe takes the prompt that suits the model."""
+    prompts: dict[str, Prompter | None] = {
+        "auto": None,
+        "paper": AppendixA(),
+        "interleaved": Interleaved(),
+    }
     if name not in prompts:
         raise SettingError(f"unknown prompt {name!r}", hint="use auto, paper or interleaved")
     return prompts[name]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 RESAMPLES = 2000
 
@@ -23,6 +22,8 @@ def accuracy(correct: Sequence[bool]) -> Estimate:
     """Share of correct answers with its Wilson interval; an invalid answer is a False here."""
     if not correct:
         return Estimate(0.0, 0.0, 1.0)
+    from scipy.stats import binomtest  # takes a second to load; --help should not
+
     interval = binomtest(sum(correct), len(correct)).proportion_ci(method="wilson")
     return Estimate(sum(correct) / len(correct), float(interval.low), float(interval.high))
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from bottega.errors import BottegaError, GenerationError, UnreachableError
+from bottega.errors import BottegaError
 from bottega.evaluation.benchmarks import Benchmark, labels_of
+from bottega.evaluation.failures import concerns_one, first
 from bottega.evaluation.methods import Method, Outcome
 from bottega.evaluation.metrics import Estimate, accuracy, macro_f1
 from bottega.types import Example, Query
@@ -52,7 +53,7 @@ async def evaluate(
     seed: int,
     done: Callable[[], None] = lambda: None,
 ) -> tuple[Result, list[Scored]]:
-    """One method over all items. Raises the first error that trying again cannot mend."""
+    """One method over all items. Raises the first error that would meet every item."""
     started = time.perf_counter()
     limiter = asyncio.Semaphore(concurrency)
 
@@ -66,7 +67,7 @@ async def evaluate(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(item)) for item in benchmark.items]
     except ExceptionGroup as errors:
-        raise _first(errors) from errors
+        raise first(errors) from errors
     scored = [result for task in tasks if (result := task.result()) is not None]
     seconds = time.perf_counter() - started
     failed = len(tasks) - len(scored)
@@ -74,11 +75,11 @@ async def evaluate(
 
 
 async def _attempt(answer: Callable[[Query], Awaitable[Outcome]], query: Query) -> Outcome | None:
-    """None if this one item failed. A dead endpoint or a refused key would fail all of them."""
+    """None if this one item failed."""
     try:
         return await answer(query)
-    except GenerationError as error:
-        if not error.retryable or isinstance(error, UnreachableError):
+    except BottegaError as error:
+        if not concerns_one(error):
             raise
         return None
 
@@ -122,10 +123,3 @@ def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Esti
     truth = [labels_of(s.item) for s in scored]
     said = [s.outcome.answer.labels for s in scored]
     return macro_f1(truth, said, benchmark.labels, seed=seed)
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error raised on purpose, else the first of any kind."""
-    expected, others = errors.split(BottegaError)
-    error: BaseException = (expected or others or errors).exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -16,4 +16,5 @@ def bundled(
         device="cpu",
         max_batch=max_batch,
         threads=threads,
+        turns_only=True,
     )

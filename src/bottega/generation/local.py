@@ -39,8 +39,9 @@ class Transformers:
     Requests that wait together are answered together, at most `max_batch` prompts at a time, by
     one thread; they may come from any number of event loops. The model is loaded at the first
     request or by `load()`. `dtype` "auto" is the model's own, but float32 on a CPU. `threads`
-    sets torch's number of CPU threads, which is the whole process's. A seeded sample depends on
-    its own prompt and seed, not on the batch it lands in. Raises `ModelLoadError`,
+    sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
+    recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
+    depends on its own prompt and seed, not on the batch it lands in. Raises `ModelLoadError`,
     `GenerationError`, `ImageError` for a damaged image.
     """
 
@@ -53,12 +54,14 @@ class Transformers:
         dtype: str = "auto",
         max_batch: int = 16,
         threads: int | None = None,
+        turns_only: bool = False,
     ) -> None:
         if max_batch < 1:
             raise SettingError(f"max_batch is {max_batch}", hint="use 1 or more")
         path = Path(model).expanduser()
         self._source = str(path) if path.exists() else str(model)
         self.name = name or "local:" + (path.resolve().name if path.exists() else str(model))
+        self.turns_only = turns_only
         self._device, self._dtype = device, dtype
         self._max_batch, self._threads = max_batch, threads
         self._loaded: LoadedModel | None = None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from scipy.fft import dctn
 
 from bottega.knowledge.embedders.images import unit_images
 from bottega.knowledge.vectors import unit
@@ -54,6 +53,8 @@ class PixelEmbedder:
 
 
 def _encode(pictures: list[Pillow.Image]) -> Vectors:
+    from scipy.fft import dctn  # slow to load, and needed here alone
+
     grey = np.stack([_reduced(picture.convert("L"), SIDE) for picture in pictures])
     colour = np.stack([_reduced(picture, COLOUR_SIDE) for picture in pictures])
     coarse = dctn(grey, axes=(1, 2), norm="ortho")[:, :FREQUENCIES, :FREQUENCIES]
