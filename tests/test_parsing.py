@@ -27,6 +27,8 @@ ONE, MANY = LabelParser(), LabelParser(multi_label=True)
         ("Answer Choice: cat\n...\nAnswer Choice: dog", "Dog", None),
         ("<think>Answer Choice: cat</think>Answer Choice: dog", "Dog", None),
         ("  no parking ", "no_parking", None),
+        ("so it is...\n</think>\n\ncat", "cat", None),
+        ("Answer Choice: cat\nConfidence Score: -0.5", "cat", None),
         ("a, b", "a, b", None),
     ],
 )
@@ -48,12 +50,21 @@ def test_replies_that_name_a_choice(reply: str, label: str, confidence: float | 
         "Answer Choice: [Your Answer Choice Here]",
         "Answer Choice:",
         "<think>cat</think>",
+        "<think>\nAnswer: dog\nor rather",
     ],
 )
 def test_everything_else_is_invalid(reply: str) -> None:
     answer = ONE(QUERY, Completion(reply))
     assert not answer.valid
     assert answer.labels == ()
+
+
+def test_a_choice_that_looks_like_a_template_or_like_nothing() -> None:
+    assert ONE(Query("?", choices=("Answer: yes",)), Completion("Answer: yes")).valid
+    marks = Query("?", choices=("?", "!"))
+    assert ONE(marks, Completion("?")).labels == ("?",)
+    assert not ONE(marks, Completion("...")).valid
+    assert not ONE(marks, Completion("")).valid
 
 
 def test_choices_that_differ_only_in_case_are_told_apart_or_refused() -> None:
@@ -99,10 +110,18 @@ def test_plain_text_keeps_the_reply() -> None:
     assert not plain_text(QUERY, Completion("\n")).valid
 
 
-@given(st.text(max_size=200), st.booleans())
-def test_no_text_ever_raises_and_labels_are_always_choices(reply: str, multi_label: bool) -> None:
-    answer = LabelParser(multi_label=multi_label)(QUERY, Completion(reply))
-    assert set(answer.labels) <= set(CHOICES)
+@given(
+    st.text(max_size=200) | st.sampled_from(["", "Answer: ?", "cat", "!", "none"]),
+    st.lists(st.text(min_size=1, max_size=9), max_size=5),
+    st.none() | st.floats(),
+    st.booleans(),
+)
+def test_no_text_ever_raises_and_labels_are_always_choices(
+    reply: str, choices: list[str], logprob: float | None, multi_label: bool
+) -> None:
+    query = Query("?", choices=(*CHOICES, *choices))
+    answer = LabelParser(multi_label=multi_label)(query, Completion(reply, logprob=logprob))
+    assert set(answer.labels) <= set(query.choices)
     assert answer.confidence is None or 0 <= answer.confidence <= 1
 
 

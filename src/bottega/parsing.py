@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from bottega.types import Answer, Completion, Query
 
-THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
+# Some templates write the opening tag themselves, so that a reply only closes it.
+THINKING = re.compile(r"\A.*</think>", re.DOTALL)
+UNFINISHED = "<think>"
 STATED_ANSWER = re.compile(r"^\W*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
 STATED_CONFIDENCE = re.compile(
-    r"^\W*confidence(?: score)?\W*:[^\d\n]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
+    r"^\W*confidence(?: score)?\W*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
 )
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
@@ -22,7 +24,7 @@ NO_LABEL = "none"
 
 def plain_text(query: Query, completion: Completion, /) -> Answer:
     """The reply as it is, without its thinking; an empty one is invalid."""
-    text = THINKING.sub("", completion.text).strip()
+    text = _spoken(completion.text)
     return Answer(text, valid=bool(text))
 
 
@@ -39,12 +41,12 @@ class LabelParser:
         self.multi_label = multi_label
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = THINKING.sub("", completion.text).strip()
-        stated = STATED_ANSWER.findall(reply)
+        reply = _spoken(completion.text)
+        stated = [] if reply in query.choices else STATED_ANSWER.findall(reply)
         text = (stated[-1] if stated else reply).strip()
         confidence = _stated_confidence(reply)
         if confidence is None and completion.logprob is not None:
-            confidence = min(1.0, math.exp(completion.logprob))
+            confidence = math.exp(min(0.0, completion.logprob))
         labels = self._labels(text, query.choices)
         if labels is None:
             return Answer(text, valid=False)
@@ -82,10 +84,18 @@ def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
+def _spoken(reply: str) -> str:
+    """The reply without its thinking; nothing if it was cut off while still thinking."""
+    spoken = THINKING.sub("", reply)
+    return "" if UNFINISHED in spoken else spoken.strip()
+
+
 def _match(text: str, choices: Sequence[str]) -> str | None:
     if text in choices:
         return text
     wanted = _plain(text)
+    if not wanted:
+        return None
     equal = [choice for choice in choices if _plain(choice) == wanted]
     return equal[0] if len(equal) == 1 else None
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
 from tests.cli.conftest import Run
 from tests.server import Server, ok, raw, refuse
 
@@ -47,6 +48,47 @@ def test_one_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
     assert "cannot be read" in missing["error"]
     assert good["answer"] == "leaf"
     assert "skipped" in run("classify", "k.db", "bad.jpg", "query.jpg").err
+
+
+def test_a_folder_of_images_and_no_trace(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    done = run("classify", "k.db", pets / "sky", "--traces", "none", "--json")
+    assert [Path(answer["image"]).name for answer in answers(done.json)] == [
+        f"{i}.png" for i in range(4)
+    ]
+    assert not Path("traces.db").exists()
+    Path("empty").mkdir()
+    assert "no images" in run("classify", "k.db", "empty").err
+
+
+def test_a_dead_endpoint_is_told_once_however_many_images(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [refuse(401, "bad key")]
+    failed = run("classify", "k.db", pets, "--model", "openai:m")
+    assert failed.code == 1
+    assert failed.err.count("error: ") == 1
+
+
+def test_an_invalid_reply_is_shown(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("add", "k.db", pets)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [ok("It looks like a leaf.\x1b]0;title\x07")]
+    done = run("classify", "k.db", "query.jpg", "--model", "openai:m")
+    assert "(invalid) 'It looks like a leaf." in done.out
+    assert "\x1b" not in run("ask", "?", "-i", "query.jpg", "--model", "openai:m").out
+
+
+def test_looking_at_a_knowledge_base_that_may_not_be_written(run: Run, pets: Path) -> None:
+    with KnowledgeBase.open("k.db", embed=TowerEmbedder.bundled()) as knowledge:
+        knowledge.add(load_image_folder(pets))
+    before = Path("k.db").read_bytes()
+    assert run("classify", "k.db", "query.jpg").code == 0
+    assert Path("k.db").read_bytes() == before
 
 
 def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> None:

@@ -65,6 +65,46 @@ def test_a_refused_key_ends_the_run_at_once(
     assert not Path("f").exists()
 
 
+def test_what_was_finished_is_kept_when_a_later_method_fails(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    endpoint.answers = [refuse(401)]
+    evaluation = ("eval", f"image-folder:{pets}", "--model", "openai:m", "--shots", 1)
+    failed = run(*evaluation, "--methods", "vote,zero-shot", "--json", "f")
+    assert failed.code == 1
+    assert [row["method"] for row in orjson.loads(Path("f").read_bytes())["results"]] == ["vote"]
+    assert "vote" in failed.out
+
+
+def test_an_item_the_endpoint_refuses_is_failed_and_not_wrong(
+    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    good = ok("Answer Choice: leaf")
+    endpoint.answers = [good, refuse(400, "content filter"), good]
+    evaluation = ("eval", f"image-folder:{pets}", "--model", "openai:m", "--concurrency", 1)
+    failed = run(*evaluation, "--methods", "zero-shot", "--json", "f")
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (failed.code, row["n"], row["failed"], row["invalid"]) == (1, 2, 1, 0)
+
+
+@pytest.mark.parametrize("place", [".", "nowhere/f.json"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_run(run: Run, place: str) -> None:
+    assert run("eval", "digits", "--json", place).code == 2
+    assert run("demo", "--out", place).code == 2
+
+
+def test_a_damaged_test_image_is_named_and_counted_nowhere(run: Run, pets: Path) -> None:
+    whole = (pets / "leaf" / "0.png").read_bytes()
+    (pets / "leaf" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    done = run("eval", f"image-folder:{pets}", "--methods", "vote", "--shots", 1, "--json", "f")
+    document = orjson.loads(Path("f").read_bytes())
+    assert done.code == 0
+    assert "cut.png" in done.err
+    assert document["knowledge_base"] + document["items"] == 12
+
+
 def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> None:
     done = run("demo", "--limit", 12, "--out", "page.html")
     assert done.code == 0

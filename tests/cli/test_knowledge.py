@@ -32,6 +32,8 @@ def test_tables_for_people(run: Run, pets: Path) -> None:
     assert "ruby" in run("ls", "k.db").out
     assert "examples" in run("stats", "k.db").out
     assert run("ls", "k.db", "--limit", 0).code == 2
+    unknown = run("ls", "k.db", "--label", "star")
+    assert (unknown.code, "leaf, ruby, sky" in unknown.err) == (1, True)
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_stored(run: Run, pets: Path) -> None:

@@ -18,10 +18,6 @@ def test_wilson_interval_of_a_textbook_case() -> None:
     )
 
 
-def test_no_answers_at_all_say_nothing() -> None:
-    assert (accuracy([]).low, accuracy([]).high) == (0.0, 1.0)
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=200))
 def test_the_interval_holds_the_value_and_stays_within_bounds(correct: list[bool]) -> None:
     estimate = accuracy(correct)

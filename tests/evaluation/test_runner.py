@@ -46,7 +46,7 @@ async def test_a_failed_request_is_counted_but_never_scored() -> None:
     assert (result.n, result.failed, result.value) == (8, 2, 0.5)
 
 
-@pytest.mark.parametrize("error", [UnreachableError("dead"), RejectedError("bad key")])
+@pytest.mark.parametrize("error", [UnreachableError("dead"), RejectedError("bad key", status=401)])
 async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> None:
     asked = 0
 
@@ -85,4 +85,13 @@ async def test_several_labels_are_scored_by_macro_f1() -> None:
     result, _ = await evaluate(several, Method("m", 0, always_a), concurrency=4, seed=0)
     assert result.metric == "macro_f1"
     assert result.value == pytest.approx((2 / 3 + 0) / 2)
-    assert result.low <= result.value <= result.high
+    assert result.low is not None and result.high is not None
+    assert result.low <= 1 / 3 <= result.high
+
+
+async def test_no_answers_at_all_have_no_value() -> None:
+    async def failing(query: Query) -> Outcome:
+        raise EndpointTimeoutError("too slow")
+
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), concurrency=2, seed=0)
+    assert (result.n, result.failed, result.value, result.low) == (0, 10, None, None)

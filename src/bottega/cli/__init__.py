@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -15,36 +16,38 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if not debug:
         _hush()
-    from bottega.cli.app import app
-
     try:
+        from bottega.cli.app import app
+
         app(args=arguments)
-    except BottegaError as error:
-        if debug:
-            raise
-        _tell(str(error), error.hint)
-        sys.exit(2 if isinstance(error, SettingError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         if debug:
             raise
-        _tell(
-            f"unexpected {type(error).__name__}: {error}",
-            "run the command again with --debug and report what it prints",
-        )
-        sys.exit(1)
+        _tell(error)
+        sys.exit(2 if isinstance(error, SettingError) else 1)
 
 
 def _hush() -> None:
     """Libraries' notes to developers are not for our users."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name that cannot be shown is no failure
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _tell(message: str, hint: str) -> None:
+def _tell(error: Exception) -> None:
+    if isinstance(error, BottegaError):
+        message, hint = str(error), error.hint
+    elif isinstance(error, OSError):
+        message, hint = f"{error.filename or 'a file'}: {error.strerror}", "check the path"
+    else:
+        message = f"unexpected {type(error).__name__}: {error}"
+        hint = "run the command again with --debug and report what it prints"
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f" hint: {hint}", file=sys.stderr)

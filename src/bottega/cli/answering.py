@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,7 +28,7 @@ from bottega.cli.resolving import (
     open_model,
     open_prices,
     open_prompt,
-    open_traces,
+    open_recorder,
 )
 from bottega.errors import BottegaError, EmptyKnowledgeBaseError, LoadError, SettingError
 from bottega.evaluation.failures import concerns_one, first
@@ -67,7 +66,7 @@ def classify(
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
-    with open_knowledge(file, embed) as knowledge, closing(open_traces(traces)) as store:
+    with open_knowledge(file, embed) as knowledge, open_recorder(traces) as record:
         if not len(knowledge):
             raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"bottega add {file} FOLDER")
         labels = knowledge.labels()
@@ -79,7 +78,7 @@ def classify(
             prompt=style,
             order=ordered,
             multi_label=knowledge.is_multi_label(),
-            record=store,
+            record=record,
             price=open_prices(price),
         )
         with progress("classifying", len(found)) as step:
@@ -110,14 +109,14 @@ def ask(
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
     knowledge = open_knowledge(kb, embed) if kb else None
-    with closing(open_traces(traces)) as store:
+    with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=always(Tier(generator.name, generator, shots if knowledge else 0)),
             retrieve=Dense(knowledge.search) if knowledge else None,
             rerank=TopK(),
             prompt=Interleaved(show_choices=False),
             parse=plain_text,
-            record=store,
+            record=record,
             price=open_prices(price),
             sampling=Sampling(max_tokens=max_tokens),
         )

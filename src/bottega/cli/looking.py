@@ -19,7 +19,9 @@ from bottega.generation import OpenAICompatible
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many rows.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
+]
 
 
 def ls(

@@ -23,15 +23,21 @@ Embed = Annotated[
     ),
 ]
 PromptStyle = Annotated[
-    str, typer.Option("--prompt", help="auto, paper (Visual RAG, appendix A) or interleaved.")
+    str,
+    typer.Option(
+        "--prompt",
+        help="paper (Visual RAG, appendix A), interleaved (turns), or auto: what suits the model.",
+    ),
 ]
 DemonstrationOrder = Annotated[
     str, typer.Option("--order", help="nearest-last, nearest-first or shuffled.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 TraceFile = Annotated[
     Path | None,
-    typer.Option("--traces", help="Trace database (default: BOTTEGA_TRACES or the app folder)."),
+    typer.Option(
+        "--traces", help="Trace database, or none (default: BOTTEGA_TRACES, else the app folder)."
+    ),
 ]
 PriceOption = Annotated[
     str | None,

@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
-import orjson
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from bottega.errors import BottegaError
 
 # Into a file or a pipe, rows are as long as they are: nothing is folded for a width nobody has.
-console = Console(width=None if sys.stdout.isatty() else 10_000)
-notes = Console(stderr=True)  # progress and warnings keep out of what a program reads
+console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
+notes = Console(stderr=True, emoji=False)  # progress and warnings keep out of what programs read
+# What a label or a reply could do to the terminal; line ends and tabs stay.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(document: object) -> None:
-    sys.stdout.write(to_json(document))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(to_json(document))
+    sys.stdout.buffer.flush()
 
 
-def to_json(document: object) -> str:
-    return orjson.dumps(document, default=_plain, option=orjson.OPT_INDENT_2).decode() + "\n"
+def to_json(document: object) -> bytes:
+    """UTF-8; what is not valid text in a file's name becomes a question mark."""
+    text = json.dumps(document, default=_plain, ensure_ascii=False, indent=2)
+    return f"{text}\n".encode(errors="replace")
 
 
 def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, (tuple, Mapping)):
-        return dict(value) if isinstance(value, Mapping) else list(value)
-    return str(value)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def shown(value: object, style: str = "") -> Text:
+    """Text for the terminal: no markup, no control characters."""
+    return Text(CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(value)), style=style)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -49,7 +59,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
             no_wrap=numeric or i == 0,
         )
     for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
+        table.add_row(*(shown(_cell(value)) for value in row))
     console.print(table)
 
 
@@ -64,18 +74,18 @@ def _cell(value: object) -> str:
 
 
 def say(text: str) -> None:
-    console.print(escape(text), highlight=False, soft_wrap=True)
+    console.print(shown(text), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    notes.print(escape(text), highlight=False, soft_wrap=True, style="dim")
+    notes.print(shown(text, "dim"), soft_wrap=True)
 
 
 def warn(error: BottegaError, *, about: str = "") -> None:
     """`about` names the thing where the error itself may not."""
     text = str(error) if about in str(error) else f"{about}: {error}"
     hint = f" ({error.hint})" if error.hint else ""
-    notes.print(f"[yellow]skipped:[/yellow] {escape(text + hint)}", soft_wrap=True)
+    notes.print(shown("skipped: ", "yellow") + shown(text + hint), soft_wrap=True)
 
 
 def clock(seconds: float) -> str:
@@ -95,5 +105,5 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
         disable=not notes.is_terminal,
     )
     with bar:
-        task = bar.add_task(escape(title), total=total)
+        task = bar.add_task(title, total=total)
         yield lambda steps: bar.advance(task, steps)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -12,10 +15,11 @@ from bottega.errors import SettingError, StoreError
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import KnowledgeBase, PixelEmbedder, SentenceEmbedder, TowerEmbedder
 from bottega.prompting import AppendixA, Interleaved
-from bottega.protocols import Embedder, Generator, Prompter
+from bottega.protocols import Embedder, Generator, Prompter, Recorder
 from bottega.recording import Price, Prices, Traces
 
 BUNDLED = "bundled"
+NO_TRACES = "none"
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
@@ -63,7 +67,7 @@ def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False
         raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
     spec = embed or (_recorded_embedder(path) if path.exists() else None) or BUNDLED
     knowledge = KnowledgeBase.open(path, embed=open_embedder(spec))
-    if knowledge.note("embed") != spec:
+    if create and knowledge.note("embed") != spec:
         knowledge.set_note("embed", spec)
     return knowledge
 
@@ -92,12 +96,24 @@ def open_traces(given: Path | None) -> Traces:
     return Traces.open(path)
 
 
+@contextmanager
+def open_recorder(given: Path | None) -> Iterator[Recorder | None]:
+    """The trace database that every answer goes to; None for `--traces none`."""
+    if str(traces_path(given)) == NO_TRACES:
+        yield None
+        return
+    with closing(open_traces(given)) as traces:
+        yield traces
+
+
 def open_prices(price: str | None) -> Prices:
     """`IN,OUT` in US dollars per million tokens, for every model; else genai-prices' figures."""
     if price is None:
         return Prices()
     try:
         given, made = (float(part) for part in price.split(","))
+        if not (0 <= given < math.inf and 0 <= made < math.inf):
+            raise ValueError
     except ValueError as error:
         raise SettingError(f"--price {price!r} is not IN,OUT", hint="--price 0.15,0.60") from error
     return Prices({"*": Price(given, made)})

@@ -6,11 +6,10 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from bottega.errors import BottegaError, ImageError, LoadError, SettingError
-from bottega.knowledge import load_digits, load_image_folder, load_manyicl
+from bottega.knowledge import has_splits, load_digits, load_image_folder, load_manyicl
 from bottega.types import Example
 
 DIGITS_HELD_OUT = 500
@@ -56,16 +55,17 @@ def load_benchmark(
         raise SettingError(
             f"unknown benchmark {spec!r}", hint="use digits, image-folder:DIR or manyicl:DIR"
         )
+    knowledge = [example for example in knowledge if _is_readable(example, on_bad)]
+    items = [item for item in items if _is_readable(item, on_bad)]
     labels = tuple(dict.fromkeys(label for e in (*knowledge, *items) for label in labels_of(e)))
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
         knowledge = _thin(knowledge, per_class, rng)
-    readable = (item for item in items if _is_readable(item, on_bad))
     benchmark = Benchmark(
         name=spec,
         knowledge=tuple(knowledge),
-        items=tuple(islice(readable, limit)),
+        items=tuple(items[:limit]),
         labels=labels,
         multi_label=any(e.labels is not None and len(e.labels) != 1 for e in (*knowledge, *items)),
     )
@@ -80,7 +80,7 @@ def labels_of(example: Example) -> tuple[str, ...]:
 
 
 def _is_readable(item: Example, on_bad: OnBad | None) -> bool:
-    """A damaged image can be asked nothing: it is named and left out before anything is run."""
+    """A damaged image is named and left out before anything is counted or run."""
     try:
         for image in item.query.images:
             image.decode(at_least=1)
@@ -99,7 +99,7 @@ def _split_digits(seed: int) -> tuple[list[Example], list[Example]]:
 
 
 def _folder(root: Path, seed: int, on_bad: OnBad | None) -> tuple[list[Example], list[Example]]:
-    if (root / "train").is_dir() and (root / "test").is_dir():
+    if has_splits(root):
         train, test = (
             list(load_image_folder(root, split=split, on_bad=on_bad)) for split in ("train", "test")
         )

@@ -19,9 +19,7 @@ class Estimate:
 
 
 def accuracy(correct: Sequence[bool]) -> Estimate:
-    """Share of correct answers with its Wilson interval; an invalid answer is a False here."""
-    if not correct:
-        return Estimate(0.0, 0.0, 1.0)
+    """Share of correct answers, at least one, with its Wilson interval. Invalid ones are False."""
     from scipy.stats import binomtest  # takes a second to load; --help should not
 
     interval = binomtest(sum(correct), len(correct)).proportion_ci(method="wilson")

@@ -20,7 +20,7 @@ SHOWN_ROWS = 8
 SHOWN_MISTAKES = 4
 # Methods stand a little beside each other, so that no interval hides another.
 ASIDE = 5
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 320, 44, 40, 12, 20
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 330, 58, 58, 14, 20
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,16 @@ class Line:
 
 
 def render(
-    results: Sequence[Result], scored: Sequence[Scored], *, title: str, facts: Mapping[str, str]
+    results: Sequence[Result],
+    scored: Sequence[Scored],
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    note: str,
 ) -> str:
-    """`scored` are the items of the method whose rows are shown; `facts` go under the title."""
+    """`scored` are the items of the method whose rows are shown; `facts` go under the title and
+    `note` under the figures."""
+    results = [row for row in results if row.value is not None]
     mistakes = [s for s in scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals.update(thumbnail=_thumbnail, labels_of=labels_of)
@@ -55,6 +62,7 @@ def render(
     return environment.from_string(template).render(
         title=title,
         facts=facts,
+        note=note,
         results=results,
         rows=[*scored[:SHOWN_ROWS], *mistakes],
         mistakes=mistakes,
@@ -80,8 +88,9 @@ def _lines(results: Sequence[Result]) -> list[Line]:
 
 
 def _mark(row: Result, x: float) -> Mark:
-    text = f"{row.method}, {row.shots} shots: {row.value:.3f} [{row.low:.3f}, {row.high:.3f}]"
-    return Mark(x, _y(row.value), _y(row.low), _y(row.high), text)
+    value, low, high = row.value or 0.0, row.low or 0.0, row.high or 0.0
+    text = f"{row.method}, {row.shots} shots: {value:.3f} [{low:.3f}, {high:.3f}]"
+    return Mark(x, _y(value), _y(low), _y(high), text)
 
 
 def _shot_ticks(results: Sequence[Result]) -> list[tuple[int, float]]:

@@ -18,15 +18,15 @@ from bottega.types import Example, Query
 @dataclass(frozen=True)
 class Result:
     """One row of the table. `n` counts answered items, invalid replies included; `failed` items
-    (the endpoint did not answer) are in no other figure."""
+    (the endpoint did not answer) are in no other figure. Values are None if none was answered."""
 
     method: str
     shots: int
     n: int
     metric: str
-    value: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None
+    high: float | None
     invalid: int
     failed: int
     calls: int
@@ -104,9 +104,9 @@ def _tally(
         shots=method.shots,
         n=len(scored),
         metric="macro_f1" if benchmark.multi_label else "accuracy",
-        value=estimate.value,
-        low=estimate.low,
-        high=estimate.high,
+        value=estimate.value if estimate else None,
+        low=estimate.low if estimate else None,
+        high=estimate.high if estimate else None,
         invalid=sum(not s.outcome.answer.valid for s in scored),
         failed=failed,
         calls=len(traces),
@@ -117,8 +117,10 @@ def _tally(
     )
 
 
-def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Estimate:
-    if not benchmark.multi_label or not scored:
+def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Estimate | None:
+    if not scored:
+        return None
+    if not benchmark.multi_label:
         return accuracy([s.correct for s in scored])
     truth = [labels_of(s.item) for s in scored]
     said = [s.outcome.answer.labels for s in scored]
