@@ -109,6 +109,9 @@ def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> No
     done = run("demo", "--limit", 12, "--out", "page.html")
     assert done.code == 0
     assert "visual-rag" in done.out
+    again = run("demo", "--limit", 2, "--out", "other.html", "--json").json
+    assert isinstance(again, dict)
+    assert (again["page"], again["results"][0]["n"]) == ("other.html", 2)
     page = Path("page.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") >= 6 * 8
     assert "http" not in page.replace("http-equiv", "")

@@ -14,8 +14,16 @@ import typer
 
 from bottega import __version__
 from bottega.cli.answering import parse_order
-from bottega.cli.options import DemonstrationOrder, Model, PriceOption, PromptStyle, Seed, TraceFile
-from bottega.cli.output import note, print_table, progress, say, to_json, warn
+from bottega.cli.options import (
+    DemonstrationOrder,
+    Json,
+    Model,
+    PriceOption,
+    PromptStyle,
+    Seed,
+    TraceFile,
+)
+from bottega.cli.output import note, print_json, print_table, progress, say, to_json, warn
 from bottega.cli.resolving import (
     BUNDLED,
     open_embedder,
@@ -133,6 +141,7 @@ def demo(
     limit: Annotated[int, typer.Option(min=1, help="Questions for each method.")] = 200,
     seed: Seed = 0,
     traces: TraceFile = None,
+    json: Json = False,
 ) -> None:
     """Visual RAG on handwritten digits that the bundled model never saw: a table and a page."""
     check_output(out)
@@ -150,9 +159,12 @@ def demo(
         "made": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
     }
     page = render(results, shown, title=TITLE, facts=facts, note=BUNDLED_NOTE)
+    out.write_text(page, encoding="utf-8")
+    if json:
+        print_json({"page": str(out), "results": results})
+        return
     _print(data, results)
     note(BUNDLED_NOTE)
-    out.write_text(page, encoding="utf-8")
     say(f"the page: {out}")
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 
 from rich.console import Console
@@ -90,6 +90,11 @@ def warn(error: BottegaError, *, about: str = "") -> None:
 
 def clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
+
+
+def waiting(title: str) -> AbstractContextManager[object]:
+    """A spinner for work whose length nobody knows; on a terminal only."""
+    return notes.status(title) if notes.is_terminal else nullcontext()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Literal
 
 import typer
 
+from bottega.cli.output import waiting
 from bottega.errors import SettingError, StoreError
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import KnowledgeBase, PixelEmbedder, SentenceEmbedder, TowerEmbedder
@@ -51,10 +52,15 @@ def open_prompt(name: str) -> Prompter | None:
 def open_embedder(spec: str) -> Embedder:
     """`bundled`, `pixels`, or a sentence-transformers id or folder, `:image` (default), `:text`
     or `:average` behind it."""
-    if spec == BUNDLED:
-        return TowerEmbedder.bundled(threads=1)
     if spec == "pixels":
         return PixelEmbedder()
+    with waiting(f"loading the embedder {spec}"):
+        return _load_embedder(spec)
+
+
+def _load_embedder(spec: str) -> Embedder:
+    if spec == BUNDLED:
+        return TowerEmbedder.bundled(threads=1)
     for mode in MODES:
         if spec.endswith(f":{mode}"):
             return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
