@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bottega.errors import SettingError
 from bottega.image import Image
 
 Role = Literal["system", "user", "assistant"]
@@ -65,6 +67,7 @@ class Sampling:
     """How to sample: `n` completions in one call, at most `max_tokens` each.
 
     Temperature 0 is greedy. `seed` makes sampling repeatable where the backend can.
+    Raises `SettingError` for values that no model can follow.
     """
 
     temperature: float = 0.0
@@ -72,6 +75,15 @@ class Sampling:
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, count in (("n", self.n), ("max_tokens", self.max_tokens)):
+            if count < 1:
+                raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise SettingError(
+                f"temperature is {self.temperature}", hint="set it to 0 (greedy) or more"
+            )
 
 
 @dataclass(frozen=True)

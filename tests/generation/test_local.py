@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.generation import Transformers
+from bottega.generation.loaded import LoadedModel, Rendered
+from bottega.generation.recent import Recent
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
 from tests.builders import picture
@@ -93,7 +96,7 @@ async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> N
     prompts = [shown(i, i + 1, i) for i in range(4)]
     cold = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
-    model._loaded.sight._keep = 0
+    model._loaded.sight._features = Recent(0, size=lambda rows: rows.nbytes)
     forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
     object.__setattr__(model._loaded, "sight", None)
     ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
@@ -130,17 +133,36 @@ async def test_a_damaged_image_fails_alone(family: Transformers) -> None:
 
 async def test_prompts_that_the_template_cannot_show_fail_alone(fast: Transformers) -> None:
     late = Prompt((*shown(1).messages, Message("system", ("be brief",))))
-    hostile = Prompt((user(picture(1)), Message("user", ("<image>",))))
-    good, refused, extra = await asyncio.gather(
+    good, refused = await asyncio.gather(
         fast.generate(shown(1), SHORT),
         fast.generate(late, SHORT),
-        fast.generate(hostile, SHORT),
         return_exceptions=True,
     )
     assert isinstance(good, Reply)
     assert isinstance(refused, GenerationError) and "must come first" in str(refused)
-    assert isinstance(extra, GenerationError) and "2 places for 1 images" in str(extra)
-    assert refused.hint and extra.hint
+    assert refused.hint
+
+
+async def test_a_template_that_leaves_an_image_out(
+    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fast.load()
+    assert fast._loaded is not None
+    monkeypatch.setattr(fast._loaded.processor, "chat_template", "no image")
+    with pytest.raises(GenerationError, match="0 places for 2 images") as caught:
+        await fast.generate(shown(1, 2), SHORT)
+    assert caught.value.hint
+
+
+async def test_a_prompt_that_fails_in_the_model_fails_alone(family: Transformers) -> None:
+    good, bad, other = await asyncio.gather(
+        family.generate(ask("one"), SHORT),
+        family.generate(ask("\ud800"), SHORT),
+        family.generate(ask("two"), SHORT),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, GenerationError)
+    assert isinstance(good, Reply) and isinstance(other, Reply)
 
 
 async def test_a_failing_batch_reaches_each_request(
@@ -176,11 +198,26 @@ def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> Non
     asyncio.run(model.aclose())
 
 
-async def test_requests_called_off_are_skipped(fast: Transformers) -> None:
+async def test_requests_called_off_are_skipped(
+    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Prompt] = []
+    render = LoadedModel.render
+
+    def noting(model: LoadedModel, prompt: Prompt, sampling: Sampling) -> Rendered:
+        rendered.append(prompt)
+        return render(model, prompt, sampling)
+
+    monkeypatch.setattr(LoadedModel, "render", noting)
+    busy = threading.Event()
+    fast._thread().submit(busy.wait, 10)
     flights = [asyncio.create_task(fast.generate(shown(i), SHORT)) for i in range(3)]
     await asyncio.sleep(0)
     flights[0].cancel()
+    await asyncio.wait(flights[:1])
+    busy.set()
     assert all(texts(reply) for reply in await asyncio.gather(*flights[1:]))
+    assert rendered == [shown(1), shown(2)]
 
 
 async def test_what_is_no_vision_language_model(tmp_path: Path) -> None:

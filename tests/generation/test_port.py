@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def generator(
     request: pytest.FixtureRequest, endpoint: Server, folders: dict[str, Path], tmp_path: Path
 ) -> Generator:
     def words() -> Generator:
-        return Scripted(lambda prompt: "word")
+        return Scripted(lambda prompt: "word", latency=0.01)
 
     parts: dict[str, Generator] = {
         "scripted": words(),
@@ -32,12 +33,13 @@ def generator(
 
 async def test_as_many_completions_as_asked_for(generator: Generator) -> None:
     for n in (1, 3):
+        start = time.perf_counter()
         reply = await generator.generate(shown(1, 2), Sampling(0.5, 3, n))
         assert len(reply.completions) == n
         assert reply.model == generator.name
         assert reply.usage.prompt_tokens > 0
         assert reply.usage.completion_tokens >= n
-        assert reply.seconds >= 0
+        assert 0 < reply.seconds < time.perf_counter() - start + 0.001
     await generator.aclose()
 
 
@@ -49,7 +51,8 @@ async def test_many_at_once_and_one_called_off(generator: Generator) -> None:
     await asyncio.sleep(0)
     flights[5].cancel()
     replies = await asyncio.gather(*flights, return_exceptions=True)
-    assert sum(isinstance(reply, Reply) for reply in replies) >= 11
+    for i, reply in enumerate(replies):
+        assert isinstance(reply, asyncio.CancelledError if i == 5 else Reply)
     await generator.aclose()
     await generator.aclose()
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bottega.errors import EndpointError, RejectedError, ServerFailedError
+from bottega.errors import EndpointError, RejectedError, ServerFailedError, SettingError
 from bottega.generation.retrying import Retrying, asked_wait
 
 chances = st.floats(0, 1, exclude_max=True)
@@ -29,7 +29,21 @@ def test_never_earlier_than_asked_and_hardly_later(
     assert asked <= wait <= asked * 1.1
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
+numbers = st.integers(-(10**20), 10**20) | st.integers(0, 99)
+dates = st.builds(
+    "Tue, {} {} {} {}:{}:{} {}".format,
+    numbers,
+    st.sampled_from(["Jan", "Feb", "Dec", "jan", "x"]),
+    numbers | st.integers(1, 9999),
+    *[st.integers(0, 60) | numbers] * 3,
+    st.sampled_from(["GMT", "-0000", "", "EST", "+9999", "-2400"]) | numbers.map("{:+}".format),
+)
+headers = dates | st.text(max_size=30) | st.floats().map(str) | numbers.map(str)
+
+
+@example("Tue, 01 Jan 9999 00:00:00 -2359", "")
+@example("Tue, 01 Jan 2030 00:00:00 +99999999999999", "")
+@given(headers, headers)
 def test_odd_headers_ask_for_nothing_or_for_a_real_wait(seconds: str, milliseconds: str) -> None:
     asked = asked_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
     assert asked is None or 0 <= asked < float("inf")
@@ -40,6 +54,13 @@ def test_an_http_date_is_understood(ahead: int, expected: float) -> None:
     now = 1_800_000_000
     date = format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True)
     assert asked_wait({"retry-after": date}, now=lambda: now) == expected
+
+
+@pytest.mark.parametrize("attempts", [0, -1])
+def test_no_attempt_is_no_policy(attempts: int) -> None:
+    with pytest.raises(SettingError) as caught:
+        Retrying(attempts)
+    assert "1 or more" in caught.value.hint
 
 
 async def test_gives_up_before_the_waits_exceed_their_total() -> None:

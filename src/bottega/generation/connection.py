@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from urllib.parse import unquote
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,7 @@ import aiohttp
 from yarl import URL
 
 from bottega.errors import SettingError
-from bottega.generation.wire import redact
+from bottega.generation.redacting import Redact, redactor
 
 DEFAULT_BASE = "https://api.openai.com/v1"
 CALL = "/chat/completions"
@@ -30,7 +29,7 @@ class Endpoint:
     base: URL = field(repr=False)
     shown: str
     headers: dict[str, str] = field(repr=False)
-    key: str = field(repr=False)
+    redact: Redact = field(repr=False)
 
     @classmethod
     def locate(cls, base_url: str | None, api_key: str | None) -> Endpoint:
@@ -43,14 +42,11 @@ class Endpoint:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if authorization := _authorization(base, key):
             headers["Authorization"] = authorization
-        return cls(base.with_user(None), str(bare), headers, key)
+        redact = redactor([authorization.partition(" ")[2], *_credentials(base)])
+        return cls(base.with_user(None), str(bare), headers, redact)
 
     def url(self, path: str) -> URL:
         return self.base.joinpath(path.lstrip("/")).with_query(self.base.query)
-
-    def redact(self, text: str) -> str:
-        secrets = [self.key, *self.base.query.values()]
-        return redact(text, *(secret for secret in secrets if len(secret) > 3))
 
     @property
     def proxy(self) -> str | None:
@@ -65,20 +61,29 @@ BASE = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:80
 def _parse(text: str) -> URL:
     try:
         url = URL(text)
-    except ValueError as error:
-        raise SettingError("the base URL is not a URL", hint=BASE) from error
-    if url.scheme not in ("http", "https") or not url.host:
+        host = url.host or ""
+        host.encode("idna")  # what the resolver will do: it refuses `a..b` and overlong labels
+    except ValueError:  # it quotes the URL, which may hold a password
+        raise SettingError("the base URL is not a URL", hint=BASE) from None
+    if url.scheme not in ("http", "https") or not host:
         raise SettingError("the base URL is not an http(s) URL", hint=BASE)
     return url.with_path(url.path.rstrip("/").removesuffix(CALL), keep_query=True)
 
 
-def _authorization(base: URL, key: str) -> str | None:
+def _authorization(base: URL, key: str) -> str:
     if key:
         return f"Bearer {key}"
     if base.user is None:
-        return None
-    pair = f"{unquote(base.user)}:{unquote(base.password or '')}"
+        return ""
+    pair = f"{base.user}:{base.password or ''}"
     return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+
+
+def _credentials(base: URL) -> Iterator[str]:
+    """As the URL spells them and as they are meant."""
+    yield from (base.password or base.user or "", base.raw_password or base.raw_user or "")
+    yield from base.query.values()
+    yield from (pair.partition("=")[2] for pair in base.raw_query_string.split("&"))
 
 
 def _loopback(host: str) -> bool:

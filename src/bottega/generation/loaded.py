@@ -11,6 +11,7 @@ from PIL import Image as Pillow
 from transformers.cache_utils import DynamicLayer
 
 from bottega.errors import GenerationError, ModelLoadError
+from bottega.generation.control import ControlTokens
 from bottega.generation.decoding import Row, Sampler, Stopper, finish
 from bottega.generation.hub import hf, load_parts
 from bottega.generation.sight import Sight
@@ -46,6 +47,7 @@ class LoadedModel:
     model: Any
     processor: Any
     ends: frozenset[int]
+    control: ControlTokens
     sight: Sight | None
 
     @classmethod
@@ -53,18 +55,7 @@ class LoadedModel:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # Half precision is slow on CPUs, and some kernels do not have it.
         kind = "float32" if dtype == "auto" and target.type == "cpu" else dtype
-        try:
-            model, processor = load_parts(source, kind)
-        except Exception as error:  # transformers raises whatever its files provoke
-            raise ModelLoadError(
-                f"{source} cannot be loaded as a vision-language model: {_line(error)}",
-                hint="give the folder or the hub id of a model for image-text-to-text; "
-                "a hub id needs the network or a filled cache",
-            ) from error
-        if not hasattr(processor, "image_processor"):
-            raise ModelLoadError(
-                f"{source} has no image processor", hint="use a model that takes images"
-            )
+        model, processor = _parts(source, kind)
         processor.tokenizer.padding_side = "left"
         if processor.tokenizer.pad_token is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
@@ -72,7 +63,7 @@ class LoadedModel:
         # `generate` would mix in the settings that came with the model: a repetition penalty
         # punishes the very label that a demonstration shows.
         model.generation_config = hf.GenerationConfig()
-        return cls(model, processor, ends, Sight.of(model, processor))
+        return cls(model, processor, ends, ControlTokens.of(processor), Sight.of(model, processor))
 
     def render(self, prompt: Prompt, sampling: Sampling) -> Rendered:
         parts = [part for message in prompt.messages for part in message.parts]
@@ -80,7 +71,7 @@ class LoadedModel:
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         try:
             text = self.processor.apply_chat_template(
-                [_turn(message) for message in prompt.messages],
+                [self._turn(message) for message in prompt.messages],
                 add_generation_prompt=not prefilled,
                 continue_final_message=prefilled,
             )
@@ -93,7 +84,7 @@ class LoadedModel:
         if marker and text.count(marker) != len(images):
             raise GenerationError(
                 f"the rendered prompt has {text.count(marker)} places for {len(images)} images",
-                hint=f"is {marker!r} part of a text, or does the template take no images there?",
+                hint="does the template take images there, and that many?",
             )
         return Rendered(text, images, sampling)
 
@@ -198,15 +189,33 @@ class LoadedModel:
         )
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
+        text = str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
+        return self.control.restore(text)
+
+    def _turn(self, message: Message) -> dict[str, object]:
+        parts = [
+            {"type": "text", "text": self.control.plain(part)}
+            if isinstance(part, str)
+            else {"type": "image"}
+            for part in message.parts
+        ]
+        return {"role": message.role, "content": parts}
 
 
-def _turn(message: Message) -> dict[str, object]:
-    parts = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-        for part in message.parts
-    ]
-    return {"role": message.role, "content": parts}
+def _parts(source: str, dtype: str) -> tuple[Any, Any]:
+    try:
+        model, processor = load_parts(source, dtype)
+    except Exception as error:  # transformers raises whatever its files provoke
+        raise ModelLoadError(
+            f"{source} cannot be loaded as a vision-language model: {_line(error)}",
+            hint="give the folder or the hub id of a model for image-text-to-text; "
+            "a hub id needs the network or a filled cache",
+        ) from error
+    if not hasattr(processor, "image_processor"):
+        raise ModelLoadError(
+            f"{source} has no image processor", hint="use a model that takes images"
+        )
+    return model, processor
 
 
 def _collect(

@@ -41,8 +41,9 @@ class Transformers:
     request or by `load()`. `dtype` "auto" is the model's own, but float32 on a CPU. `threads`
     sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
     recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
-    depends on its own prompt and seed, not on the batch it lands in. Raises `ModelLoadError`,
-    `GenerationError`, `ImageError` for a damaged image.
+    depends on its own prompt and seed, not on the batch it lands in. Control tokens that a text
+    spells out reach the model as plain characters. Raises `ModelLoadError`, `GenerationError`,
+    `ImageError` for a damaged image.
     """
 
     def __init__(
@@ -147,7 +148,11 @@ class Transformers:
         try:
             answers = model.answer([rendered for _, rendered in ready]) if ready else []
         except BottegaError as error:
-            _fail([request for request, _ in ready], error)
+            if len(ready) == 1:
+                _fail([ready[0][0]], error)
+            else:  # one prompt may be the culprit: the others get their answers
+                for pair in ready:
+                    self._answer(model, [pair])
             return
         for (request, _), (completions, usage) in zip(ready, answers, strict=True):
             seconds = time.perf_counter() - request.start

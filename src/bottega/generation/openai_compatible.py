@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import time
 from collections.abc import Mapping
 
-import aiohttp
 import orjson
 from yarl import URL
 
 from bottega.errors import (
     EndpointError,
-    EndpointTimeoutError,
     GarbledError,
     RejectedError,
     SettingError,
-    UnreachableError,
 )
 from bottega.generation.connection import CALL, Connections, Endpoint
+from bottega.generation.exchange import exchange
+from bottega.generation.recent import Recent
 from bottega.generation.retrying import Retrying, asked_wait
 from bottega.generation.wire import (
     WRONG_PROTOCOL,
@@ -29,6 +27,7 @@ from bottega.generation.wire import (
     parse_completions,
     parse_json,
     parse_usage,
+    reported_failure,
     request_body,
     server_message,
     status_error,
@@ -37,6 +36,9 @@ from bottega.image import Image
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
 Samples = tuple[tuple[Completion, ...], Usage]
+LONGEST_MESSAGE = 300
+LONGEST_READ = 64 * 1024  # of a message; searching megabytes for secrets would take seconds
+KEEP_ENCODED = 64 * 1024 * 1024
 ONE_CHOICE_ONLY = re.compile(
     r"(?i)(?<!\w)['\"`]?n['\"`]?(?!\w) (must|should|>|is not)|one .*choice"
 )
@@ -64,7 +66,7 @@ class OpenAICompatible:
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
-        if timeout <= 0 or concurrency < 1:
+        if not timeout > 0 or concurrency < 1:
             raise SettingError(
                 f"timeout={timeout} and concurrency={concurrency} must be positive",
                 hint="leave them out for 120 seconds and 16 requests",
@@ -72,9 +74,9 @@ class OpenAICompatible:
         self.name = model
         self._endpoint = Endpoint.locate(base_url, api_key)
         self._connections = Connections(self._endpoint, timeout, concurrency)
-        self._timeout = timeout
         self._retry = retries if isinstance(retries, Retrying) else Retrying(attempts=retries + 1)
         self._extra = dict(extra_body or {})
+        self._encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
         self._limit_field = "max_tokens"
         self._many_choices = True
 
@@ -118,7 +120,7 @@ class OpenAICompatible:
                 _piece(sampling, start, size) for start in range(first, first + missing, size)
             ]
             for more, spent in await self._together(prompt, pieces):
-                found, usage = found + more, add_usage([usage, spent])
+                found, usage = found + more, add_usage(usage, spent)
         return found[: sampling.n], usage
 
     async def _together(self, prompt: Prompt, pieces: list[Sampling]) -> list[Samples]:
@@ -160,55 +162,37 @@ class OpenAICompatible:
         return await self._retry(attempt)
 
     async def _body(self, prompt: Prompt, sampling: Sampling, limit_field: str) -> bytes:
-        arguments = (self.name, prompt, sampling, limit_field, self._extra)
+        arguments = (self.name, prompt, sampling, limit_field, self._extra, self._data_url)
         if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
             return await asyncio.to_thread(request_body, *arguments)
         return request_body(*arguments)
 
+    def _data_url(self, image: Image) -> str:
+        """A knowledge base hands out new objects for each query: they do not remember theirs."""
+        url = self._encoded.get(image.sha256)
+        if url is None:
+            self._encoded.put(image.sha256, url := image.data_url)
+        return url
+
     async def _exchange(self, method: str, url: URL, body: bytes | None = None) -> JSONObject:
         connection = await self._connections.here()
-        where = self.base_url
-        try:
-            async with connection.session.request(
-                method,
-                url,
-                # A stream: plain bytes over 1 MB would hold up the event loop.
-                data=io.BytesIO(body) if body is not None else None,
-                allow_redirects=False,
-            ) as response:
-                payload = await response.read()
-        except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(f"{where} does not accept connections", hint=HINT) from error
-        except TimeoutError as error:
-            raise EndpointTimeoutError(
-                f"{where} did not finish its reply within {self._timeout:g} s",
-                hint="raise `timeout`, or ask for fewer tokens or samples",
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnreachableError(f"{where} {_trouble(error)}", hint=HINT) from error
+        response = await exchange(connection.session, method, url, body, self.base_url)
         if response.status >= 300:
-            raise self._failure(response.status, payload, response.headers)
-        return self._checked(parse_json(payload, where))
+            said = server_message(response.payload)
+            raise self._failure(response.status, said, response.headers)
+        found = parse_json(response.payload, self.base_url)
+        if failure := reported_failure(found):
+            raise self._failure(*failure, {})
+        return found
 
-    def _checked(self, body: JSONObject) -> JSONObject:
-        """Some gateways report an upstream's failure with status 200."""
-        error = body.get("error")
-        if not error or body.get("choices"):
-            return body
-        code = error.get("code") if isinstance(error, dict) else None
-        status = code if isinstance(code, int) and 400 <= code < 600 else 502
-        raise self._failure(status, orjson.dumps(body), {})
-
-    def _failure(self, status: int, payload: bytes, headers: Mapping[str, str]) -> EndpointError:
-        said = self._endpoint.redact(server_message(payload))
-        error = status_error(status, said, self.base_url, self.name)
+    def _failure(self, status: int, said: str, headers: Mapping[str, str]) -> EndpointError:
+        redacted = self._endpoint.redact(said) if len(said) < LONGEST_READ else ""
+        line = " ".join(redacted.split())[:LONGEST_MESSAGE]
+        error = status_error(status, line, self.base_url, self.name)
         error.retry_after = asked_wait(headers)
         if (advice := headers.get("x-should-retry")) in ("true", "false"):
             error.retryable = advice == "true"
         return error
-
-
-HINT = "is the server running there? OPENAI_BASE_URL (or base_url=) sets another address"
 
 
 def _piece(sampling: Sampling, start: int, size: int) -> Sampling:
@@ -216,13 +200,3 @@ def _piece(sampling: Sampling, start: int, size: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + start
     fields = vars(sampling) | {"n": min(size, sampling.n - start), "seed": seed}
     return Sampling(**fields)
-
-
-def _trouble(error: aiohttp.ClientError | OSError) -> str:
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "has no address: the host name is unknown"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
-        return "has no valid TLS certificate"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "cannot be reached: " + (error.os_error.strerror or "no connection")
-    return "cut the connection in mid-answer"

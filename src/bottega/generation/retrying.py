@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from bottega.errors import EndpointError
+from bottega.errors import EndpointError, SettingError
 
 Result = TypeVar("Result")
 
@@ -29,6 +29,12 @@ class Retrying:
     longest_total: float = 300.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     random: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise SettingError(
+                f"{self.attempts} attempts are none", hint="use 1 or more (retries=0 or more)"
+            )
 
     async def __call__(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
         waited = 0.0
@@ -66,7 +72,7 @@ def asked_wait(headers: Mapping[str, str], now: Callable[[], float] = time.time)
         return seconds
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now())
-    except ValueError:
+    except (ValueError, OverflowError):  # years and offsets beyond what a date may have
         return None
 
 

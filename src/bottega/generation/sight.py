@@ -9,7 +9,6 @@ native resolution) go the ordinary way.
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,17 +16,18 @@ import torch
 from PIL import Image as Pillow
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from bottega.generation.recent import Recent
+
 KEEP_BYTES = 256 * 1024 * 1024
 
 
 class Sight:
-    """Projected features by image sha256, the least recently used dropped beyond `keep` bytes."""
+    """Projected features by image sha256, at most `keep` bytes of them."""
 
     def __init__(self, model: Any, processor: Any, placeholder: str, keep: int) -> None:
         self._model, self._processor = model, processor
         self._placeholder = placeholder
-        self._keep, self._held = keep, 0
-        self._features: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._features: Recent[torch.Tensor] = Recent(keep, size=lambda rows: rows.nbytes)
 
     @classmethod
     def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> Sight | None:
@@ -41,7 +41,7 @@ class Sight:
         return cls(model, processor, placeholder, keep) if placeholder else None
 
     def knows(self, sha256: str) -> bool:
-        return sha256 in self._features
+        return self._features.get(sha256) is not None
 
     def inputs(
         self, texts: Sequence[str], images: Sequence[str], pictures: Mapping[str, Pillow.Image]
@@ -50,11 +50,12 @@ class Sight:
 
         `images` are the sha256s in the order of the prompts, `pictures` those not known yet.
         """
-        features = {sha: self._features[sha] for sha in images if sha in self._features}
-        features |= self._look({sha: pictures[sha] for sha in images if sha not in features})
-        for sha, seen in features.items():
-            self._remember(sha, seen)
-        pooled = torch.stack([features[sha] for sha in images])
+        known = {sha: self._features.get(sha) for sha in images}
+        fresh = self._look({sha: pictures[sha] for sha, seen in known.items() if seen is None})
+        for sha, seen in fresh.items():
+            self._features.put(sha, seen)
+        features = known | fresh
+        pooled = torch.stack([one for sha in images if (one := features[sha]) is not None])
         return {
             "text": [
                 text.replace(self._processor.image_token, self._placeholder) for text in texts
@@ -69,14 +70,6 @@ class Sight:
         features = _encode(self._model, pixels["pixel_values"])
         # Copies: a view would keep the whole batch's memory.
         return {sha: row.clone() for sha, row in zip(pictures, features, strict=True)}
-
-    def _remember(self, sha: str, features: torch.Tensor) -> None:
-        if sha not in self._features:
-            self._held += features.nbytes
-        self._features[sha] = features
-        self._features.move_to_end(sha)
-        while self._held > self._keep:
-            self._held -= self._features.popitem(last=False)[1].nbytes
 
 
 def _placeholder(model: Any, processor: Any) -> str | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import orjson
@@ -20,17 +19,23 @@ from bottega.image import Image
 from bottega.types import Completion, Message, Prompt, Sampling, Usage
 
 JSONObject = Mapping[str, object]
-LONGEST_MESSAGE = 300
-SECRETS = re.compile(r"(?i)\b(?:sk|key|pk)-[\w*-]{6,}|\bbearer\s+\S+|(?<=://)[^/@\s]+(?=@)")
+DataUrl = Callable[[Image], str]
+# More than any context holds; sums of a few such claims still fit into 64 bits.
+MOST_TOKENS = 2**53
 
 
 def request_body(
-    model: str, prompt: Prompt, sampling: Sampling, limit_field: str, extra: JSONObject
+    model: str,
+    prompt: Prompt,
+    sampling: Sampling,
+    limit_field: str,
+    extra: JSONObject,
+    data_url: DataUrl,
 ) -> bytes:
     """`extra` is merged at the top level; a field that it sets to None is left out."""
     fields: dict[str, object] = {
         "model": model,
-        "messages": [_message(message) for message in prompt.messages],
+        "messages": [_message(message, data_url) for message in prompt.messages],
         "temperature": sampling.temperature,
         limit_field: sampling.max_tokens,
         "n": sampling.n if sampling.n > 1 else None,
@@ -41,16 +46,16 @@ def request_body(
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
 
 
-def _message(message: Message) -> dict[str, object]:
-    parts = [_part(part) for part in message.parts]
+def _message(message: Message, data_url: DataUrl) -> dict[str, object]:
+    parts = [_part(part, data_url) for part in message.parts]
     plain = len(parts) == 1 and parts[0]["type"] == "text"
     return {"role": message.role, "content": parts[0]["text"] if plain else parts}
 
 
-def _part(part: str | Image) -> dict[str, object]:
+def _part(part: str | Image, data_url: DataUrl) -> dict[str, object]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    return {"type": "image_url", "image_url": {"url": part.data_url}}
+    return {"type": "image_url", "image_url": {"url": data_url(part)}}
 
 
 def parse_json(payload: bytes, where: str) -> JSONObject:
@@ -79,6 +84,19 @@ def _web_page(where: str) -> GarbledError:
 WRONG_PROTOCOL = "does this server speak the OpenAI chat-completions protocol?"
 
 
+def reported_failure(body: JSONObject) -> tuple[int, str] | None:
+    """The status and the message of what failed though the status is 200: gateways report so of
+    the whole reply or of one choice."""
+    choices = body.get("choices")
+    for part in (body, *(choices if isinstance(choices, list) else ())):
+        error = _get(part, "error")
+        if error or _get(part, "finish_reason") == "error":
+            code = str(_get(error, "code"))
+            known = code.isdecimal() and len(code) == 3 and code[0] in "45"
+            return int(code) if known else 502, _said(error)
+    return None
+
+
 def parse_completions(body: JSONObject, where: str) -> tuple[Completion, ...]:
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -90,19 +108,33 @@ def _completion(choice: object, where: str) -> Completion:
     message = _get(choice, "message")
     if not isinstance(message, dict):
         raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
-    text, refusal = _text(message.get("content")), message.get("refusal")
+    text, refusal = _joined(message.get("content"), "text"), _refusal(message)
     finish = _get(choice, "finish_reason")
-    if text is None and isinstance(refusal, str):
+    if text is None and refusal is not None:
         return Completion(refusal, "refusal")
-    # No content is an answer too: a tool call, or a model that thought until its limit.
+    if text is None and not _speechless(message, finish):
+        raise GarbledError(f"{where} sent a message without text", hint=WRONG_PROTOCOL)
     return Completion(text or "", finish if isinstance(finish, str) else "stop", _logprob(choice))
 
 
-def _text(content: object) -> str | None:
+def _refusal(message: JSONObject) -> str | None:
+    refusal = message.get("refusal")
+    return refusal if isinstance(refusal, str) else _joined(message.get("content"), "refusal")
+
+
+def _joined(content: object, kind: str) -> str | None:
+    """A string as it is; of a list of parts those of one kind; None if there are none."""
     if isinstance(content, list):
-        texts = [_get(part, "text") for part in content]
-        return "".join(text for text in texts if isinstance(text, str))
+        texts = [text for part in content if isinstance(text := _get(part, kind), str)]
+        return "".join(texts) if texts else None
     return content if isinstance(content, str) else None
+
+
+def _speechless(message: JSONObject, finish: object) -> bool:
+    """No text is an answer too: a tool call, or a model that thought until its limit."""
+    content = message.get("content")
+    thought = isinstance(content, list) and bool(content) and finish == "length"
+    return content is None or thought or bool(message.get("tool_calls"))
 
 
 def _logprob(choice: object) -> float | None:
@@ -115,23 +147,24 @@ def _logprob(choice: object) -> float | None:
 
 def parse_usage(body: JSONObject) -> Usage:
     usage = body.get("usage")
-    return Usage(
-        prompt_tokens=_count(_get(usage, "prompt_tokens")),
-        completion_tokens=_count(_get(usage, "completion_tokens")),
-        cached_tokens=_count(_get(_get(usage, "prompt_tokens_details"), "cached_tokens")),
-    )
+    prompt = _count(_get(usage, "prompt_tokens"))
+    cached = _count(_get(_get(usage, "prompt_tokens_details"), "cached_tokens"))
+    completion = _count(_get(usage, "completion_tokens"))
+    return Usage(prompt, completion, min(cached, prompt))
 
 
-def add_usage(usages: Sequence[Usage]) -> Usage:
+def add_usage(one: Usage, other: Usage) -> Usage:
     return Usage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-        sum(usage.cached_tokens for usage in usages),
+        one.prompt_tokens + other.prompt_tokens,
+        one.completion_tokens + other.completion_tokens,
+        one.cached_tokens + other.cached_tokens,
     )
 
 
 def _count(value: object) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(min(max(value, 0), MOST_TOKENS))
 
 
 def _get(value: object, name: str) -> object:
@@ -139,20 +172,17 @@ def _get(value: object, name: str) -> object:
 
 
 def server_message(payload: bytes) -> str:
-    """What the server said went wrong, in one redacted line; empty if it sent no such JSON."""
+    """What the server said went wrong, as it stands; empty if it sent no such JSON."""
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return ""
-    error = _get(body, "error") or body
-    found = error if isinstance(error, str) else _get(error, "message") or _get(body, "detail")
-    return redact(" ".join(str(found or "").split()))[:LONGEST_MESSAGE]
+    return _said(_get(body, "error")) or _said(body)
 
 
-def redact(text: str, *secrets: str) -> str:
-    for secret in secrets:
-        text = text.replace(secret, "[redacted]")
-    return SECRETS.sub("[redacted]", text)
+def _said(error: object) -> str:
+    found = error if isinstance(error, str) else _get(error, "message") or _get(error, "detail")
+    return str(found or "")
 
 
 def status_error(status: int, said: str, where: str, model: str) -> EndpointError:

@@ -80,13 +80,9 @@ class Traces:
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self._write, trace)
 
-    def list(self, limit: int = 20, *, since: float | None = None) -> Found:
-        """The newest first; `since` is in Unix seconds."""
-        return self._read(
-            "WHERE time >= ? ORDER BY time DESC, id DESC LIMIT ?",
-            since if since is not None else float("-inf"),
-            limit,
-        )
+    def list(self, limit: int = 20) -> Found:
+        """The newest first."""
+        return self._read("ORDER BY time DESC, id DESC LIMIT ?", limit)
 
     def get(self, id: str) -> StoredTrace:
         """By the whole id, or by the first characters if no other trace begins with them."""
@@ -97,13 +93,12 @@ class Traces:
             raise NotFoundError(f"several traces begin with {id!r}", hint="give more characters")
         return found[0]
 
-    def summary(self, *, since: float | None = None) -> Summary:
+    def summary(self) -> Summary:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             row = self._connection.execute(
                 """SELECT count(*), total(prompt_tokens), total(completion_tokens),
                 total(cached_tokens), total(seconds), total(cost_usd), count(*) - count(cost_usd)
-                FROM traces WHERE time >= ?""",
-                (since if since is not None else float("-inf"),),
+                FROM traces"""
             ).fetchone()
         count, prompt, completion, cached, seconds, cost, unpriced = row
         return Summary(count, int(prompt), int(completion), int(cached), seconds, cost, unpriced)
