@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -11,8 +14,9 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import ImageError
-from bottega.image import MAX_PIXELS, Image
+from bottega.image import MAX_PIXELS, WIRE_SIDE, Image
 
+PROCESS = Path("/proc/self/status")
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
@@ -29,6 +33,12 @@ def photo(width: int = 64, height: int = 48) -> Pillow.Image:
 
 def wire(image: Image) -> Pillow.Image:
     return Pillow.open(io.BytesIO(base64.b64decode(image.data_url.partition(",")[2])))
+
+
+def with_chunk(png: bytes, name: bytes, body: bytes) -> bytes:
+    """The PNG with one more chunk after its header."""
+    chunk = struct.pack(">I", len(body)) + name + body
+    return png[:33] + chunk + struct.pack(">I", zlib.crc32(name + body)) + png[33:]
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -165,3 +175,138 @@ def test_what_every_server_reads_travels_as_it_is() -> None:
     data = encoded(photo(), "JPEG")
     url = Image.from_bytes(data).data_url
     assert url == "data:image/jpeg;base64," + base64.b64encode(data).decode()
+
+
+def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), tmp_path / "pipe.png", tmp_path / "link.png", tmp_path):
+        with pytest.raises(ImageError, match="not a regular file"):
+            Image.open(path)
+
+
+def test_a_path_that_cannot_be_is_named_in_valid_text(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot be read: embedded null byte"):
+        Image.open("a\0b.png")
+    path = tmp_path / os.fsdecode(b"caf\xe9.png")
+    path.write_bytes(encoded(photo()))
+    assert str(Image.open(path).source).encode().endswith("caf\ufffd.png".encode())
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "expected"),
+    [
+        ("F", [0, 1000, 4000], [0, 64, 255]),
+        ("F", [-1, 0, 1], [0, 128, 255]),
+        ("F", [0, 0.5, 1], [0, 128, 255]),
+        ("F", [0, 100, 255], [0, 100, 255]),
+        ("F", [0, np.nan, np.inf, 4000], [0, 0, 255, 255]),
+        ("F", [4000, 4000], [0, 0]),
+        ("I", [0, 500_000, 1_000_000], [0, 128, 255]),
+        ("I", [-10, 0, 10], [0, 128, 255]),
+        ("I", [0, 100, 255], [0, 100, 255]),
+        ("I", [0, 257, 65535], [0, 1, 255]),
+    ],
+)
+def test_values_beyond_eight_bits_are_scaled(
+    mode: str, values: list[float], expected: list[int]
+) -> None:
+    pixels = np.array([values], np.float32 if mode == "F" else np.int32)
+    image = Image.from_bytes(encoded(Pillow.fromarray(pixels), "TIFF"))
+    assert np.asarray(image.decode())[0, :, 0].tolist() == expected
+
+
+def test_an_image_without_a_finite_value_is_an_error() -> None:
+    pixels = np.full((4, 4), np.nan, np.float32)
+    with pytest.raises(ImageError, match="no pixel is a finite number"):
+        Image.from_bytes(encoded(Pillow.fromarray(pixels), "TIFF")).decode()
+
+
+def test_broken_metadata_does_not_reject_sound_pixels() -> None:
+    plain = encoded(photo())
+    for body in (b"garbage", b"II*\0" + b"\xff" * 40, b"MM\0*\0\0\0\x08\xff\xff"):
+        image = Image.from_bytes(with_chunk(plain, b"eXIf", body))
+        assert np.array_equal(np.asarray(image.decode()), np.asarray(photo()))
+        assert image.data_url
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_a_wrong_type_inside_exif_leaves_the_rotation(format: str) -> None:
+    # Artist, which is a text, as a rational number with zero below.
+    entries = struct.pack("<HHII", 0x0112, 3, 1, 6) + struct.pack("<HHII", 0x013B, 5, 1, 38)
+    exif = b"II*\0\x08\0\0\0\x02\0" + entries + b"\0" * 4 + struct.pack("<II", 1, 0)
+    image = Image.from_bytes(encoded(photo(40, 20), format, exif=b"Exif\0\0" + exif))
+    assert image.decode().size == (20, 40)
+    assert wire(image).size == (20, 40)
+
+
+@pytest.mark.parametrize("format", ["EPS", "PDF", "ICO", "PCX"])
+def test_formats_beyond_photographs_are_not_read(format: str) -> None:
+    with pytest.raises(ImageError, match="unknown format"):
+        Image.from_bytes(encoded(photo(32, 32), format), source="evil.jpg")
+
+
+@pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_formats_of_photographs_are_read(format: str) -> None:
+    image = Image.from_bytes(encoded(photo(32, 32), format))
+    assert image.decode().size == (32, 32)
+    assert image.media_type.startswith("image/")
+
+
+DECODING = """
+import sys
+from bottega.image import Image
+image = Image.open(sys.argv[1])
+image.decode() if sys.argv[2] == "whole" else image.decode(at_least=64)
+print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+
+
+# Not from getrusage: its peak is inherited from the process that runs the tests.
+@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
+@pytest.mark.parametrize(
+    ("mode", "how", "megabytes"),
+    [("I;16", "whole", 700), ("I;16", "reduced", 400), ("RGBA", "whole", 1000)],
+)
+def test_an_image_of_many_pixels_takes_little_memory(
+    tmp_path: Path, mode: str, how: str, megabytes: int
+) -> None:
+    path = tmp_path / "wide.png"
+    Pillow.new(mode, (8900, 8900)).save(path, compress_level=1)
+    command = [sys.executable, "-c", DECODING, str(path), how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) / 1024 < megabytes
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "I;16"])
+def test_large_images_of_every_kind_may_come_back_reduced(mode: str) -> None:
+    image = Image.from_bytes(encoded(Pillow.new(mode, (900, 600))))
+    assert image.decode(at_least=128).size == (225, 150)
+    assert image.decode(at_least=128).mode == "RGB"
+    assert image.decode().size == (900, 600)
+
+
+def test_pixels_are_kept_of_small_images_alone() -> None:
+    small, large = (Image.from_bytes(encoded(photo(side, side))) for side in (256, 257))
+    assert small.decode() is small.decode()
+    assert large.decode() is not large.decode()
+
+
+def test_a_plain_jpeg_is_checked_without_its_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Image.from_bytes(encoded(photo(1600, 1200), "JPEG"))
+    monkeypatch.setattr(Image, "decode", None)
+    assert base64.b64decode(image.data_url.partition(",")[2]) == image.data
+
+
+def test_no_side_is_longer_on_the_wire_than_endpoints_keep() -> None:
+    for size, sent in (((4096, 1024), (2048, 512)), ((1, 5000), (1, 2048)), ((2048, 9), (2048, 9))):
+        image = Image.from_bytes(encoded(Pillow.new("RGB", size)))
+        assert wire(image).size == sent
+        assert max(sent) <= WIRE_SIDE
+
+
+@pytest.mark.parametrize(("side", "format"), [(512, "PNG"), (513, "JPEG")])
+def test_what_is_encoded_anew_is_png_while_it_is_small(side: int, format: str) -> None:
+    image = Image.from_bytes(encoded(photo(side, side).convert("RGBA")))
+    assert wire(image).format == format
+    assert image.data_url.startswith(f"data:image/{format.lower()};base64,")

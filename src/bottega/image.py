@@ -6,24 +6,32 @@ import base64
 import binascii
 import hashlib
 import io
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
-import numpy as np
 from PIL import Image as Pillow
-from PIL import ImageOps
 
+from bottega import pixels
 from bottega.errors import ImageError
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
 # Small images are decoded once; a thousand decoded photos would not fit into memory.
 KEEP_DECODED_UP_TO = 256 * 256
-# What vision endpoints accept as it is; everything else travels as PNG.
-WIRE_FORMATS = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
+# Decoders inside Pillow; the JPEG one reads MPO too. Of the others some start programs: an EPS
+# file that is named .jpg would be run by Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+# What vision endpoints accept as it is; everything else is encoded anew.
+WIRE_FORMATS = {"JPEG", "PNG", "WEBP"}
 WIRE_MODES = {"1", "L", "P", "RGB"}
-ORIENTATION = 0x0112
+# Endpoints reduce to this or less, after everybody has waited for the upload.
+WIRE_SIDE = 2048
+# Enough to find damage anywhere in the body, and quick for large photographs.
+CHECKED_SIDE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +52,13 @@ class Image:
 
     @classmethod
     def open(cls, path: str | Path) -> Image:
-        path = Path(path)
+        name = path_text(path)
         try:
-            if path.stat().st_size > MAX_BYTES:
-                raise ImageError(f"{path} is larger than {MAX_BYTES >> 20} MB", hint=SMALLER)
-            data = path.read_bytes()
-        except OSError as error:
-            raise ImageError(
-                f"{path} cannot be read: {error.strerror}", hint="check the path"
-            ) from error
-        return cls.from_bytes(data, source=str(path))
+            data = _read(Path(path), name)
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            reason = getattr(error, "strerror", None) or error
+            raise ImageError(f"{name} cannot be read: {reason}", hint="check the path") from error
+        return cls.from_bytes(data, source=name)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, source: str | None = None) -> Image:
@@ -85,13 +90,18 @@ class Image:
 
     @classmethod
     def from_pillow(cls, picture: Pillow.Image, *, source: str | None = None) -> Image:
-        return cls.from_bytes(_png(picture), source=source)
+        return cls.from_bytes(pixels.png(picture), source=source)
 
     def decode(self, at_least: int | None = None) -> Pillow.Image:
-        """Upright RGB pixels: first frame, EXIF rotation applied, alpha over white, 16 bit to 8.
+        """Upright RGB pixels without metadata: first frame, EXIF rotation applied where it can be
+        read, alpha over white.
 
-        With `at_least`, a JPEG may come back reduced (1/2, 1/4 or 1/8) as long as both sides keep
-        that many pixels: decoding a photo for a small encoder is then many times faster.
+        16-bit values are divided by 257. 32-bit integers are taken as 8 or 16 bit if all fit, and
+        floats as 0 to 1 or 0 to 255; otherwise the finite minimum becomes black and the maximum
+        white. NaN is the minimum.
+
+        With `at_least`, an image may come back reduced (1/2, 1/4 or 1/8) as long as both sides
+        keep that many pixels: decoding a photo for a small encoder is then many times faster.
         Raises `ImageError` if the body is damaged. Do not draw on the result: it may be shared.
         """
         if self.width * self.height <= KEEP_DECODED_UP_TO:
@@ -100,18 +110,15 @@ class Image:
 
     @cached_property
     def data_url(self) -> str:
-        """The image for a vision endpoint: the original bytes where every server reads them,
-        else (rotated by EXIF, CMYK, 16 bit, alpha, animated, other formats) decoded, as PNG."""
-        decoded = self.decode()  # a damaged body is the caller's error, not the server's
-        picture = _header(self.data, self._name)
-        plain = (
-            picture.format in WIRE_FORMATS
-            and picture.mode in WIRE_MODES
-            and getattr(picture, "n_frames", 1) == 1
-            and picture.getexif().get(ORIENTATION, 1) == 1
-            and "transparency" not in picture.info
-        )
-        media_type, data = (self.media_type, self.data) if plain else ("image/png", _png(decoded))
+        """The image for a vision endpoint: the original bytes where every server reads them.
+
+        Otherwise (rotated by EXIF, CMYK, 16 bit, alpha, animated, other formats, more than 2048
+        pixels on a side) it is decoded, reduced to 2048 pixels on a side, as endpoints do anyway,
+        and encoded as PNG up to 512 x 512 pixels, as JPEG above.
+        """
+        media_type, data = self.media_type, self.data
+        if max(self.width, self.height) > WIRE_SIDE or not self._travels_as_it_is():
+            media_type, data = pixels.encoded(self._reduced_for_wire())
         return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
     @cached_property
@@ -122,17 +129,45 @@ class Image:
     def _name(self) -> str:
         return self.source or "the image"
 
-    def _decode(self, at_least: int | None) -> Pillow.Image:
+    def _travels_as_it_is(self) -> bool:
+        # Loaded, because a damaged body is the caller's error, not the server's.
+        picture = self._loaded(CHECKED_SIDE)
+        return (
+            picture.format in WIRE_FORMATS
+            and picture.mode in WIRE_MODES
+            and getattr(picture, "n_frames", 1) == 1
+            and pixels.turn(picture) is None
+            and "transparency" not in picture.info
+        )
+
+    def _reduced_for_wire(self) -> Pillow.Image:
+        longer, shorter = max(self.width, self.height), min(self.width, self.height)
+        if longer <= WIRE_SIDE:
+            return self.decode()
+        picture = self.decode(at_least=max(1, shorter * WIRE_SIDE // longer)).copy()
+        picture.thumbnail((WIRE_SIDE, WIRE_SIDE))
+        return picture
+
+    def _loaded(self, at_least: int | None) -> Pillow.Image:
         picture = _header(self.data, self._name)
-        try:
+        with _naming_damage(self._name):
             if at_least is not None:
                 picture.draft("RGB", (at_least, at_least))
             picture.load()
-            return _rgb(ImageOps.exif_transpose(picture))
-        except Exception as error:  # Pillow's decoders raise dozens of types on damaged bytes
-            raise ImageError(
-                f"{self._name} is damaged: {_reason(error)}", hint="export the image again"
-            ) from error
+        return picture
+
+    def _decode(self, at_least: int | None) -> Pillow.Image:
+        picture = self._loaded(at_least)
+        with _naming_damage(self._name):
+            turn = pixels.turn(picture)
+            if picture.mode.startswith("I") or picture.mode == "F":
+                picture = pixels.eight_bits(picture)
+            # A smaller size is the JPEG decoder's work: all formats are reduced alike.
+            if at_least is not None and picture.size == (self.width, self.height):
+                picture = pixels.reduced(picture, at_least)
+            picture = pixels.rgb(picture)
+            picture.info.clear()
+            return picture if turn is None else picture.transpose(turn)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Image) and self.sha256 == other.sha256
@@ -144,10 +179,29 @@ class Image:
 SMALLER = "reduce the image first"
 
 
+def path_text(path: str | Path) -> str:
+    """File names are bytes: what is not UTF-8 in them could be neither shown nor stored as text."""
+    return str(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _read(path: Path, name: str) -> bytes:
+    """No more than one byte too many: the size that a file states may be wrong, as in /proc."""
+    if not stat.S_ISREG(path.stat().st_mode):  # devices and pipes may never end
+        raise ImageError(f"{name} is not a regular file", hint="check the path")
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Pillow.init()
+    return tuple(name for name in FORMATS if name in Pillow.OPEN)
+
+
 def _header(data: bytes, name: str) -> Pillow.Image:
     try:
-        return Pillow.open(io.BytesIO(data))
-    except Exception as error:  # same boundary as in `_decode`
+        return Pillow.open(io.BytesIO(data), formats=_formats())
+    except Exception as error:  # same boundary as in `_naming_damage`
         too_large = isinstance(error, Pillow.DecompressionBombError)
         raise ImageError(
             f"{name} is not an image that can be read: {_reason(error)}",
@@ -155,30 +209,14 @@ def _header(data: bytes, name: str) -> Pillow.Image:
         ) from error
 
 
-def _rgb(picture: Pillow.Image) -> Pillow.Image:
-    if picture.mode.startswith("I") or picture.mode == "F":
-        picture = _eight_bits(picture)
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        layer = picture.convert("RGBA")
-        white = Pillow.new("RGBA", layer.size, "white")
-        return Pillow.alpha_composite(white, layer).convert("RGB")
-    return picture.convert("RGB")
-
-
-def _eight_bits(picture: Pillow.Image) -> Pillow.Image:
-    """16-bit integers divide by 256; 32-bit and float images are stretched to their range."""
-    values = np.asarray(picture, dtype=np.float64)
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and 255 < values.max() <= 65535):
-        values = values / 257.0
-    elif picture.mode == "F" and values.max() <= 1.0:
-        values = values * 255.0
-    return Pillow.fromarray(np.clip(values, 0, 255).round().astype(np.uint8))
-
-
-def _png(picture: Pillow.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return buffer.getvalue()
+@contextmanager
+def _naming_damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Pillow's decoders raise dozens of types on damaged bytes
+        raise ImageError(
+            f"{name} is damaged: {_reason(error)}", hint="export the image again"
+        ) from error
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from bottega.errors import StoreBusyError, StoreError, StoreFullError
 
 PRIMARY_CODE = 0xFF
+# Text that is no UTF-8 or no JSON has no error code of its own.
+UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,11 @@ class FileKind:
         connection.execute("COMMIT")
 
     def _found(self, connection: sqlite3.Connection, path: str) -> int:
-        owner = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        # In one statement: another process may be creating the file at this moment.
+        owner, version, tables = connection.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
+            " FROM pragma_application_id, pragma_user_version"
+        ).fetchone()
         if owner != self.application_id and (owner or version or tables):
             raise StoreError(
                 f"{path} is a SQLite file of another program, not a {self.name}",
@@ -54,7 +58,7 @@ class FileKind:
                 f"{path} has format {version}; this version of bottega reads up to {self.version}",
                 hint="pip install --upgrade bottega",
             )
-        return version
+        return int(version)
 
     @contextmanager
     def translated(self, path: str) -> Iterator[None]:
@@ -66,6 +70,14 @@ class FileKind:
             raise StoreError(
                 f"{path} cannot be opened: {error.strerror}", hint="check the path"
             ) from error
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Around what makes values of ours from rows: SQLite does not notice a flipped bit."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            raise _damaged(path, error) from error
 
     def _translation(self, error: sqlite3.Error, path: str) -> StoreError:
         # Errors of the Python module itself, such as a closed connection, carry no code.
@@ -91,13 +103,19 @@ class FileKind:
                     f"{path} may only be read", hint="change its permissions, or write to a copy"
                 )
             case sqlite3.SQLITE_CORRUPT:
-                return StoreError(
-                    f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
-                )
+                return _damaged(path, error)
             case sqlite3.SQLITE_CANTOPEN:
                 return StoreError(
                     f"{path} cannot be opened", hint="check its permissions and its folder's"
                 )
+        if str(error).startswith(UNREADABLE):
+            return _damaged(path, error)
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error):
             return StoreError(f"{path} is closed", hint="open it again")
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
+
+
+def _damaged(path: str, error: Exception) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
+    )

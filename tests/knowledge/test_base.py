@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -269,6 +270,32 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         pytest.raises(SettingError, match="batch_size"),
     ):
         kb.add([shown(1)], batch_size=0)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_an_empty_file_is_not_made_a_knowledge_base_by_looking(
+    tmp_path: Path, create: bool
+) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    with pytest.raises(StoreError, match="is empty, not a knowledge base"):
+        KnowledgeBase.open(path, SeededEmbedder() if not create else None, create=create)
+    assert path.stat().st_size == 0
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert len(kb) == 0
+
+
+def test_a_null_byte_is_refused_and_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a file name"):
+        KnowledgeBase.open(f"{tmp_path}/nul\0tail.db", SeededEmbedder())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_name_that_is_not_utf8_is_opened_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.db")
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert kb.stats().path.endswith("caf\ufffd.db")
+    assert path.exists()
 
 
 def test_notes_are_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def save(path: Path, shade: int = 1) -> Path:
 
 
 def test_each_subfolder_is_a_class(tmp_path: Path) -> None:
-    save(tmp_path / "dog" / "1.PNG")
+    save(tmp_path / "dog" / "1.PNG", 2)
     save(tmp_path / "cat" / "deep" / "2.png")
     save(tmp_path / "cat" / "1.png")
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
@@ -55,7 +56,7 @@ def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
     assert only.query.text == "Which?"
     with pytest.raises(LoadError, match="splits") as raised:
         list(load_image_folder(tmp_path))
-    assert "split='train'" in raised.value.hint
+    assert raised.value.hint == f"choose the split train or test, or name {tmp_path / 'train'}"
     with pytest.raises(LoadError, match="no folder 'val'"):
         list(load_image_folder(tmp_path, split="val"))
 
@@ -102,9 +103,11 @@ def test_a_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) ->
         (tmp_path / "cat").mkdir()
     elif make == "a file":
         folder = save(tmp_path / "1.png")
+    bad = Bad()
     with pytest.raises(LoadError) as raised:
-        list(load_image_folder(folder, on_bad=Bad()))
+        list(load_image_folder(folder, on_bad=bad))
     assert raised.value.hint
+    assert not bad
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -186,3 +189,57 @@ def test_every_kind_of_photograph_is_loaded(tmp_path: Path) -> None:
         Pillow.new(mode, (9, 7)).save(tmp_path / "x" / f"{mode.replace(';', '')}.{suffix}")
     found = list(load_image_folder(tmp_path))
     assert [e.query.images[0].decode().size for e in found] == [(9, 7)] * 4
+
+
+def test_an_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Path) -> None:
+    for path in ("cat/1.png", "cat/2.png", "dog/3.png"):
+        save(tmp_path / path, 1)
+    save(tmp_path / "dog" / "4.png", 2)
+    bad = Bad()
+    found = list(load_image_folder(tmp_path, on_bad=bad))
+    assert [Path(str(e.source)).name for e in found] == ["1.png", "2.png", "4.png"]
+    (error,) = bad
+    assert isinstance(error, LoadError)
+    assert str(tmp_path / "cat" / "1.png") in str(error)
+    assert str(tmp_path / "dog" / "3.png") in str(error)
+
+
+def test_a_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
+    save(tmp_path / "   " / "1.png", 1)
+    save(tmp_path / "   " / "2.png", 2)
+    save(tmp_path / "cat" / "3.png", 3)
+    bad = Bad()
+    assert [e.answer for e in load_image_folder(tmp_path, on_bad=bad)] == ["cat"]
+    assert ["label is empty" in str(error) for error in bad] == [True]
+    table(tmp_path, ",cat,\na.png,1,0\n")
+    with pytest.raises(LoadError, match="one without a name"):
+        list(load_manyicl(tmp_path, "demo"))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_cell_that_is_no_number_is_not_taken_for_no_label(tmp_path: Path, value: str) -> None:
+    table(tmp_path, f",cat,dog\na.png,1,0\nb.png,0,{value}\n")
+    bad = Bad()
+    assert [e.labels for e in load_manyicl(tmp_path, "demo", on_bad=bad)] == [None]
+    assert "demo.csv, line 3" in str(bad[0])
+
+
+def test_a_table_names_images_of_its_folder_alone(tmp_path: Path) -> None:
+    outside = save(tmp_path / "x.png", 9)
+    folder = tmp_path / "set"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "link.png").symlink_to(outside)
+    table(folder, f",cat\n../../x.png,1\n{outside},1\nlink.png,1\na.png,1\n")
+    bad = Bad()
+    assert [e.query.images for e in load_manyicl(folder, "demo", on_bad=bad)] == [(picture(0),)]
+    assert ["leads out of" in str(error) for error in bad] == [True] * 3
+
+
+def test_a_table_in_a_folder_that_is_not_utf8_has_sources_that_are(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    table(folder, ",cat\na.png,1\ngone.png,1\n")
+    bad = Bad()
+    (found,) = load_manyicl(folder, "demo", on_bad=bad)
+    assert "caf\ufffd".encode() in str(found.source).encode()
+    assert str(bad[0]).encode()

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bottega.errors import LoadError, MissingDependencyError
+from bottega.errors import ImageError, LoadError, MissingDependencyError
 from bottega.knowledge.loading import QUESTION, load_hugging_face
+from bottega.knowledge.loading.columns import Columns, Names
 from tests.builders import picture
 from tests.knowledge.doubles import Bad
 
@@ -133,3 +134,50 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(MissingDependencyError) as raised:
         list(load_hugging_face(tmp_path))
     assert "bottega[eval]" in raised.value.hint
+
+
+@pytest.mark.parametrize("label", [2, -3, None, float("nan"), {"name": "cat"}, b"cat", ""])
+def test_what_is_none_of_the_classes_is_no_label(label: object) -> None:
+    names = Names(question="q", label="l")
+    row = {"q": "Which?", "l": label}
+    with pytest.raises(LoadError):
+        Columns(names, ("cat", "dog"), "?", None).example(row, "row 0")
+    with pytest.raises(LoadError):
+        Columns(names, ("cat", "dog"), "?", None).example({**row, "l": [0, label]}, "row 0")
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ({"text": ["a", "b", "b"], "answer_start": [1, 2, 2]}, "a"),
+        ([{"text": "a"}], "a"),
+        ([{"answer": "b"}, {"answer": "c"}, {"answer": "c"}], "c"),
+        ({"text": [], "answer_start": [0]}, None),
+        ({"value": "a"}, None),
+        ([], None),
+        (" ", None),
+    ],
+)
+def test_an_answer_may_be_nested_and_is_never_a_dict(answer: object, read: str | None) -> None:
+    columns = Columns(Names(question="q", answer="a"), (), "?", None)
+    if read is None:
+        with pytest.raises(LoadError):
+            columns.example({"q": "Which?", "a": answer}, "row 0")
+    else:
+        assert columns.example({"q": "Which?", "a": answer}, "row 0").answer == read
+
+
+def test_images_that_are_paths_lie_beside_the_file(tmp_path: Path) -> None:
+    outside = tmp_path / "x.png"
+    inside = tmp_path / "set" / "a.png"
+    inside.parent.mkdir()
+    for shade, place in enumerate((outside, inside)):
+        place.write_bytes(picture(shade).data)
+    images: list[object] = ["../x.png", str(outside), "a.png", str(inside)]
+    path = written(inside.with_name("x.parquet"), {"image": images, "label": ["l"] * 4}, {})
+    bad = Bad()
+    found = list(load_hugging_face(path, on_bad=bad))
+    assert [e.query.images for e in found] == [(picture(1),)] * 2
+    assert ["leads out of" in str(error) for error in bad] == [True] * 2
+    with pytest.raises(ImageError, match="not an image"):
+        Columns(Names("i", "l"), (), "?", None).example({"i": str(outside), "l": "x"}, "row 0")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import orjson
@@ -38,7 +39,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     )
     assert list(load_jsonl(path)) == [
         Example(
-            Query("Which?", (picture(1),), ("a", "b"), id="7"),
+            Query("Which?", (picture(1),), ("a", "b")),
             "a",
             labels=("a", "b"),
             rationale="why",
@@ -109,3 +110,50 @@ def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) ->
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"gone\.jsonl cannot be read"):
         list(load_jsonl(tmp_path / "gone.jsonl"))
+
+
+def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
+    outside = tmp_path / "x.png"
+    outside.write_bytes(picture(2).data)
+    folder = tmp_path / "set"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "link.png").symlink_to(outside)
+    images = ["../x.png", "deep/../../x.png", "link.png", "deep/../a.png", str(outside)]
+    rows = [{"image": image, "answer": "x"} for image in images]
+    bad = Bad()
+    found = list(load_jsonl(written(folder, *rows), on_bad=bad))
+    assert [e.query.images[0] for e in found] == [picture(1), picture(2)]
+    assert ["leads out of" in str(error) for error in bad] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"label": ""},
+        {"answer": "  "},
+        {"labels": ["a", " "]},
+        {"answer": "c", "choices": ["a", "b"]},
+        {"labels": ["a", "c"], "choices": ["a", "b"]},
+    ],
+)
+def test_an_answer_that_cannot_be_is_a_bad_line(tmp_path: Path, fields: dict[str, object]) -> None:
+    bad = Bad()
+    assert not list(load_jsonl(written(tmp_path, fields), on_bad=bad))
+    assert "line 1: " in str(bad[0])
+
+
+def test_an_answer_is_found_among_its_choices_however_it_is_written(tmp_path: Path) -> None:
+    composed, decomposed = "B\u00fclb\u00fcl", "Bu\u0308lbu\u0308l "
+    path = written(tmp_path, {"label": decomposed, "choices": ["x", decomposed]})
+    assert [e.answer for e in load_jsonl(path)] == [composed]
+
+
+def test_sources_are_valid_text_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    path = written(folder, {"image": "a.png", "answer": "x"})
+    (found,) = load_jsonl(path)
+    assert "caf\ufffd" in str(found.source)
+    assert "caf\ufffd" in str(found.query.images[0].source)
+    with pytest.raises(LoadError, match="caf\ufffd"):
+        list(load_jsonl(folder / "gone.jsonl"))

@@ -190,6 +190,30 @@ def test_a_damaged_file_is_an_error_of_ours(path: str) -> None:
     assert raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("tags", "'{\"a\": '"), ("choices", "'5'"), ("answer", "CAST(x'ff' AS TEXT)")],
+)
+def test_a_flipped_bit_in_a_row_is_damage(path: str, column: str, value: str) -> None:
+    rows = SqliteRows(path)
+    (id,) = put(rows, asked("a"))
+    rows._writer.execute(f"UPDATE examples SET {column} = {value}")
+    with pytest.raises(StoreError, match=r"kb\.db is damaged"):
+        rows.get([id])
+    rows.close()
+
+
+def test_a_flipped_bit_in_labels_or_vectors_is_damage(path: str) -> None:
+    rows = SqliteRows(path)
+    put(rows, asked("a"))
+    rows._writer.execute("UPDATE examples SET labels = '[\"a'")
+    rows._writer.execute("UPDATE vectors SET vector = x'00ff'")
+    for read in (rows.labels, lambda: rows.changes_since(0, 9)):
+        with pytest.raises(StoreError, match=r"kb\.db is damaged"):
+            read()
+    rows.close()
+
+
 def test_missing_paths_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         SqliteRows(str(tmp_path / "gone.db"), create=False)

@@ -82,11 +82,11 @@ def open_rows(path: Path) -> KnowledgeBase:
     """Opens for reading and deleting rows: no embedder is loaded."""
     if not path.exists():
         raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
-    return KnowledgeBase.open(path, embed=None)
+    return KnowledgeBase.open(path, embed=None, create=False)
 
 
 def _recorded_embedder(path: Path) -> str | None:
-    with KnowledgeBase.open(path, embed=None) as knowledge:
+    with KnowledgeBase.open(path, embed=None, create=False) as knowledge:
         return knowledge.note("embed")
 
 

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bottega.errors import EmbeddingError, ImageError
+from bottega.image import CHECKED_SIDE
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.ports import RowStore
 from bottega.knowledge.records import identity, with_id
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Example
-
-# Enough to find damage anywhere in the body, and quick for large photographs.
-CHECKED_SIDE = 64
 
 
 def store_batch(

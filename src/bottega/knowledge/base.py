@@ -16,6 +16,7 @@ from bottega.errors import (
     NotFoundError,
     SettingError,
 )
+from bottega.image import path_text
 from bottega.knowledge.adding import store_batch
 from bottega.knowledge.bad import OnBad, or_raise
 from bottega.knowledge.index import FlatIndex, Metric
@@ -80,15 +81,17 @@ class KnowledgeBase:
     ) -> Self:
         """Opens or creates a file; `:memory:` keeps nothing.
 
-        Without an embedder the examples can be listed, shown and deleted, not searched. The first
-        `add` ties the file to its embedder; opening it with another raises
-        `EmbedderMismatchError`. The metric only concerns the search and may change.
+        Without an embedder the examples can be listed, shown and deleted, not searched, and a file
+        that is there but empty is left as it is (`StoreError`). The first `add` ties the file to
+        its embedder; opening it with another raises `EmbedderMismatchError`. The metric only
+        concerns the search and may change.
         """
         if metric not in ("cosine", "l2"):
             raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
+        create = create and (embed is not None or not Path(path).exists())
         rows = SqliteRows(str(path), create=create)
         try:
-            return cls(rows, embed, path=str(path), metric=metric)
+            return cls(rows, embed, path=path_text(path), metric=metric)
         except BaseException:
             rows.close()
             raise

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from bottega.errors import StoreError
+from bottega.image import path_text
 
 MEMORY = ":memory:"
 
@@ -32,14 +33,24 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
 
 
 def _check_path(path: Path, create: bool) -> None:
+    name = path_text(path)
+    if "\0" in name:  # SQLite would create a file of the name before it
+        raise StoreError(f"{name!r} is not a file name", hint="check the path")
     if path.is_dir():
-        raise StoreError(f"{path} is a folder", hint="give the path of a file, such as kb.db")
+        raise StoreError(f"{name} is a folder", hint="give the path of a file, such as kb.db")
     if not path.exists() and not create:
         raise StoreError(
-            f"{path} does not exist", hint="check the path, or add examples to create it"
+            f"{name} does not exist", hint="check the path, or add examples to create it"
         )
     if not path.parent.is_dir():
-        raise StoreError(f"the folder {path.parent} does not exist", hint="create it first")
+        raise StoreError(
+            f"the folder {path_text(path.parent)} does not exist", hint="create it first"
+        )
+    # To SQLite an empty file is a database in which nothing has been stored yet.
+    if not create and path.stat().st_size == 0:
+        raise StoreError(
+            f"{name} is empty, not a knowledge base", hint="check the path, or delete the file"
+        )
 
 
 def _uri(path: Path, create: bool) -> str:
@@ -49,4 +60,4 @@ def _uri(path: Path, create: bool) -> str:
         # WAL readers need a shared-memory file beside the database. Where none can be made
         # nobody can be writing either.
         query = "mode=ro&immutable=1"
-    return f"file:{quote(str(path.absolute()))}?{query}"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from bottega.errors import EmbedderMismatchError
-from bottega.image import Image
+from bottega.image import Image, path_text
 from bottega.knowledge.connection import MEMORY, connect
 from bottega.knowledge.ports import Change, Footprint
 from bottega.knowledge.records import Value, from_row, to_row
@@ -29,7 +29,7 @@ class SqliteRows:
     """Reads and writes go over two connections, so that no reader waits for a writer's disk."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
-        self._name = "the knowledge base in memory" if path == MEMORY else path
+        self._name = "the knowledge base in memory" if path == MEMORY else path_text(path)
         with KNOWLEDGE_BASE.translated(self._name):
             self._writer = connect(path, create=create, busy_seconds=busy_seconds)
             self._reader = self._writer
@@ -145,10 +145,11 @@ class SqliteRows:
             seq,
             limit,
         )
-        return [
-            Change(seq, key, None if blob is None else np.frombuffer(blob, np.float32))
-            for seq, key, blob in found
-        ]
+        with KNOWLEDGE_BASE.reading(self._name):
+            return [
+                Change(seq, key, None if blob is None else np.frombuffer(blob, np.float32))
+                for seq, key, blob in found
+            ]
 
     def footprint(self) -> Footprint:
         (row,) = self._read(
@@ -195,7 +196,8 @@ class SqliteRows:
         images: defaultdict[int, list[Image]] = defaultdict(list)
         for key, *fields in pictures:
             images[key].append(Image(*fields))
-        return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
+        with KNOWLEDGE_BASE.reading(self._name):
+            return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

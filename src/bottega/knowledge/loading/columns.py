@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from bottega.errors import ImageError, LoadError
 from bottega.image import Image
-from bottega.knowledge.loading.labelled import joined, label_text
+from bottega.knowledge.loading.labelled import joined, label_text, open_within
 from bottega.types import Example, Query
 
 IMAGE_NAMES = ("image", "img", "picture", "decoded_image")
@@ -32,14 +33,16 @@ class Names:
 
 @dataclass(frozen=True)
 class Columns:
-    """`classes` are the names behind the numbers of the label column, if it has any."""
+    """`classes` are the names behind the numbers of the label column, if it has any. Images that
+    are paths are read only from `folder`."""
 
     names: Names
     classes: tuple[str, ...]
     question: str
+    folder: Path | None
 
     @classmethod
-    def guessed(cls, features: Features, given: Names, question: str) -> Self:
+    def guessed(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
         names = Names(
             given.image or _of_type(features, "Image") or _named(features, IMAGE_NAMES),
             given.label or _labels(features),
@@ -47,12 +50,12 @@ class Columns:
             given.answer or _named(features, ANSWER_NAMES),
         )
         _check(names, features)
-        return cls(names, _classes(features.get(names.label or "")), question)
+        return cls(names, _classes(features.get(names.label or "")), question, folder)
 
     def example(self, row: Row, source: str) -> Example:
         names = self.names
         value = None if names.image is None else row[names.image]
-        images = () if value is None else (_image(value, source),)
+        images = () if value is None else (_image(value, self.folder, source),)
         asked = None if names.question is None else row[names.question]
         query = Query(self.question if asked is None else str(asked), images)
         if names.answer is not None:
@@ -64,11 +67,16 @@ class Columns:
         return Example(query, self._label(value), source=source)
 
     def _label(self, value: object) -> str:
-        if value is None or value == -1:  # how hidden test labels are published
-            raise LoadError("there is no label", hint="choose a split with labels")
-        if self.classes and isinstance(value, int):
-            return label_text(self.classes[value])
-        return label_text(str(value))
+        if value == -1:  # how hidden test labels are published
+            value = None
+        if not self.classes or not isinstance(value, int):
+            return label_text(_text(value, "label"))
+        if not 0 <= value < len(self.classes):
+            raise LoadError(
+                f"label {value} is none of the {len(self.classes)} classes",
+                hint="the file is damaged, or its classes are those of another",
+            )
+        return label_text(self.classes[value])
 
 
 def _named(features: Features, usual: Sequence[str]) -> str | None:
@@ -106,12 +114,12 @@ def _check(names: Names, features: Features) -> None:
         )
 
 
-def _image(value: object, source: str) -> Image:
+def _image(value: object, folder: Path | None, source: str) -> Image:
     match value:
         case bytes(data) | {"bytes": bytes(data)}:
             return Image.from_bytes(data, source=source)
-        case str(path) | {"path": str(path)}:
-            return Image.open(path)
+        case str(path) | {"path": str(path)} if folder is not None:
+            return open_within(folder, path)
     raise ImageError(
         f"{source}: {type(value).__name__} is not an image",
         hint="name the column of encoded images with image_column",
@@ -119,9 +127,23 @@ def _image(value: object, source: str) -> Image:
 
 
 def _answer(value: object) -> str:
-    if isinstance(value, list) and value:
-        answers = [part["answer"] if isinstance(part, dict) else part for part in value]
-        value = Counter(map(str, answers)).most_common(1)[0][0]
-    if value is None or value == []:
-        raise LoadError("there is no answer", hint="choose a split with answers")
+    match value:
+        case {"text": [first, *_]}:  # SQuAD: the spellings of one answer
+            return _text(first, "answer")
+        case {"text": one} | {"answer": one}:
+            return _text(one, "answer")
+        case [_, *_]:
+            answers = [_answer(part) for part in value]
+            return Counter(answers).most_common(1)[0][0]
+    return _text(value, "answer")
+
+
+def _text(value: object, what: str) -> str:
+    is_nan = value != value
+    if value is None or is_nan or value == [] or not str(value).strip():
+        raise LoadError(f"there is no {what}", hint=f"choose a split with {what}s")
+    if not isinstance(value, str | int | float):
+        raise LoadError(
+            f"{type(value).__name__} is not a text", hint=f"name another column for the {what}"
+        )
     return str(value)

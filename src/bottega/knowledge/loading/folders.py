@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from bottega.errors import ImageError, LoadError
-from bottega.image import Image
+from bottega.image import Image, path_text
 from bottega.knowledge.bad import OnBadRow, or_raise
-from bottega.knowledge.loading.labelled import (
-    QUESTION,
-    label_text,
-    labelled,
-    path_text,
-)
+from bottega.knowledge.loading.labelled import QUESTION, label_text, labelled
 from bottega.types import Example
 
 SPLITS = ("train", "test")
@@ -34,16 +28,20 @@ def load_image_folder(
     """Each subfolder is a class, named by the folder; deeper folders belong to it too.
 
     `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
-    Files that are not named like images are ignored; images that cannot be read go to `on_bad`.
+    Files that are not named like images are ignored. Images that cannot be read go to `on_bad`,
+    as does an image that the folder of another class holds too: the first class keeps it.
     """
     report = or_raise(on_bad)
     root = _root(Path(folder), split)
+    paths = _labelled_paths(root, report)
     for stray in _images(root, "*"):
         report(LoadError(f"{path_text(stray)} lies in no class folder", hint=LAYOUT))
-    for label, path in _labelled_paths(root):
+    first: dict[str, tuple[str, Path]] = {}
+    for label, path in paths:
         try:
-            image = replace(Image.open(path), source=path_text(path))
-        except ImageError as error:
+            image = Image.open(path)
+            _check_label(label, path, *first.setdefault(image.sha256, (label, path)))
+        except (ImageError, LoadError) as error:
             report(error)
         else:
             yield labelled(image, (label,), question=question, source=path_text(path))
@@ -59,7 +57,7 @@ def _root(folder: Path, split: str | None) -> Path:
     if split is None and has_splits(folder):
         raise LoadError(
             f"{path_text(folder)} holds the splits train and test",
-            hint=f"choose one: split='train', or load {path_text(folder / 'train')}",
+            hint=f"choose the split train or test, or name {path_text(folder / 'train')}",
         )
     root = folder if split is None else folder / split
     if not root.is_dir():
@@ -70,13 +68,24 @@ def _root(folder: Path, split: str | None) -> Path:
     return root
 
 
-def _labelled_paths(root: Path) -> list[tuple[str, Path]]:
+def _check_label(label: str, path: Path, first_label: str, first_path: Path) -> None:
+    if label != first_label:
+        raise LoadError(
+            f"{path_text(path)} is the same image as {path_text(first_path)}, in another class",
+            hint="delete the one in the wrong folder",
+        )
+
+
+def _labelled_paths(root: Path, on_bad: OnBadRow) -> list[tuple[str, Path]]:
     classes = [folder for folder in root.iterdir() if folder.is_dir() and _visible(folder, root)]
-    found = [
-        (label_text(path_text(Path(folder.name))), path)
-        for folder in classes
-        for path in _images(folder, "**/*")
-    ]
+    found: list[tuple[str, Path]] = []
+    for folder in classes:
+        try:
+            label = label_text(path_text(folder.name))
+        except LoadError as error:
+            on_bad(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
+        else:
+            found += [(label, path) for path in _images(folder, "**/*")]
     if not classes:
         raise LoadError(f"{path_text(root)} has no class folders", hint=LAYOUT)
     if not found:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
+from bottega.image import path_text
 from bottega.knowledge.bad import OnBadRow, or_raise
 from bottega.knowledge.loading.columns import Columns, Names, Row
 from bottega.knowledge.loading.labelled import QUESTION
@@ -33,19 +34,20 @@ def load_hugging_face(
     """A hub id, a folder with parquet files, or one parquet file. Rows are streamed.
 
     Columns that are not named are guessed from their types and usual names. An answer column
-    outweighs a label column; of several answers the most frequent counts (the first of a tie), a
-    list of labels is multi-label. Rows that cannot be read go to `on_bad`.
+    outweighs a label column; of several answers the most frequent counts (the first of a tie), of
+    SQuAD's spellings the first; a list of labels is multi-label. Images that are paths must lie
+    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_bad`.
     """
     report = or_raise(on_bad)
     name = str(id_or_path)
     given = Names(image_column, label_column, question_column, answer_column)
     with _loading(name):
         stream = _stream(name, split)
-        columns = Columns.guessed(stream.features or {}, given, question)
+        columns = Columns.guessed(stream.features or {}, given, question, _folder(Path(name)))
         rows = _rows(stream, columns)
     number = 0
     while (row := _next(rows, name)) is not None:
-        source = f"{name}, {split}, row {number}"
+        source = f"{path_text(name)}, {split}, row {number}"
         number += 1
         try:
             example = columns.example(row, source)
@@ -66,7 +68,7 @@ def _loading(name: str) -> Iterator[None]:
     except Exception as error:  # datasets, pyarrow, the hub's client: each has its own tree
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LoadError(
-            f"{name} cannot be loaded: {reason}",
+            f"{path_text(name)} cannot be loaded: {reason}",
             hint="check the name, the split and the network, or give a folder of parquet files",
         ) from error
 
@@ -79,8 +81,15 @@ def _stream(name: str, split: str) -> datasets.IterableDataset:
         files = {split: name}
         return datasets.load_dataset("parquet", data_files=files, split=split, streaming=True)
     if path.is_absolute() and not path.exists():
-        raise LoadError(f"{name} does not exist", hint="check the path")
+        raise LoadError(f"{path_text(name)} does not exist", hint="check the path")
     return datasets.load_dataset(name, split=split, streaming=True)
+
+
+def _folder(path: Path) -> Path | None:
+    """Where images that are paths may lie; a data set on the hub has no such place here."""
+    if path.is_dir():
+        return path
+    return path.parent if path.is_file() else None
 
 
 def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import orjson
 
 from bottega.errors import ImageError, LoadError
-from bottega.image import Image
+from bottega.image import Image, path_text
 from bottega.knowledge.bad import OnBadRow, or_raise
-from bottega.knowledge.loading.labelled import QUESTION, joined, label_text
+from bottega.knowledge.loading.labelled import QUESTION, joined, label_text, open_within
 from bottega.types import Example, Query
 
 FIELDS = (
     '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
-    " labels, choices, rationale, tags, id"
+    " labels, choices, rationale, tags"
 )
 
 Row = Mapping[str, object]
@@ -25,10 +25,12 @@ def load_jsonl(
     path: str | Path, *, question: str = QUESTION, on_bad: OnBadRow | None = None
 ) -> Iterator[Example]:
     """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
-    `question`, `choices`, `rationale`, `tags` (an object) and `id`.
+    `question`, `choices`, `rationale` and `tags` (an object). Other fields are ignored.
 
-    An image is a path (relative to the file), a data URL or base64. A line that cannot be read
-    goes to `on_bad` with its number; the others are loaded. Blank lines are skipped.
+    An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
+    an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
+    are sent to the model. A line that cannot be read goes to `on_bad` with its number, as does an
+    answer that is not among its own choices. Blank lines are skipped.
     """
     report = or_raise(on_bad)
     path = Path(path)
@@ -36,11 +38,11 @@ def load_jsonl(
         lines = path.open("rb")
     except OSError as error:
         raise LoadError(
-            f"{path} cannot be read: {error.strerror}", hint="check the path"
+            f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
         ) from error
     with lines:
         for number, line in enumerate(lines, 1):
-            source = f"{path}, line {number}"
+            source = f"{path_text(path)}, line {number}"
             if not line.strip():
                 continue
             try:
@@ -69,11 +71,13 @@ def _example(row: Row, folder: Path, question: str, source: str) -> Example:
     if single is not None:
         images = (single, *images)
     labels, answer = _labels(row)
+    choices = _texts(row, "choices") or ()
+    if choices:
+        _check_choices(choices, (answer,) if labels is None else labels)
     query = Query(
         _text(row, "question") or question,
         tuple(_image(text, folder, source) for text in images),
-        _texts(row, "choices") or (),
-        id=_text(row, "id"),
+        choices,
     )
     return Example(
         query,
@@ -95,7 +99,19 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
         answer = joined(labels)
     if answer is None:
         raise LoadError("there is no answer, label or labels", hint=FIELDS)
+    if not answer.strip():
+        raise LoadError("the answer is empty", hint=FIELDS)
     return labels, answer
+
+
+def _check_choices(choices: tuple[str, ...], answers: tuple[str, ...]) -> None:
+    known = {label_text(choice) for choice in choices}
+    for answer in answers:
+        if label_text(answer) not in known:
+            raise LoadError(
+                f"{answer!r} is not among the choices {', '.join(choices)}",
+                hint="spell the answer as in choices",
+            )
 
 
 def _image(text: str, folder: Path, source: str) -> Image:
@@ -115,7 +131,7 @@ def _image(text: str, folder: Path, source: str) -> Image:
                 f"{shown!r} is neither a file nor base64 of an image",
                 hint="paths are relative to the JSONL file",
             ) from error
-    return Image.open(path)
+    return Image.open(path) if Path(text).is_absolute() else open_within(folder, text)
 
 
 def _text(row: Row, name: str) -> str | None:

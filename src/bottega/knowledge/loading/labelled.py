@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from bottega.image import Image
+from bottega.errors import ImageError, LoadError
+from bottega.image import Image, path_text
 from bottega.types import Example, Query
 
 # The question of the Visual RAG paper (appendix A).
@@ -17,12 +17,25 @@ NO_LABEL = "none"
 
 def label_text(name: str) -> str:
     """Two spellings that look the same are the same label."""
-    return unicodedata.normalize("NFC", name).strip()
+    text = unicodedata.normalize("NFC", name).strip()
+    if not text:
+        raise LoadError("the label is empty", hint="give every class a name")
+    return text
 
 
-def path_text(path: Path) -> str:
-    """File names are bytes: what is not UTF-8 in them could not be stored as text."""
-    return os.fsencode(path).decode("utf-8", "replace")
+def open_within(folder: Path, name: str) -> Image:
+    """A row is only data: it may not send any file of this computer to an endpoint."""
+    path = folder / name
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle
+        inside = False
+    if not inside:
+        raise ImageError(
+            f"{path_text(path)} leads out of {path_text(folder)}",
+            hint="keep the images beside or below the file that names them",
+        )
+    return Image.open(path)
 
 
 def joined(labels: Sequence[str]) -> str:

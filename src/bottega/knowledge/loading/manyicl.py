@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from bottega.errors import ImageError, LoadError
-from bottega.image import Image
+from bottega.image import path_text
 from bottega.knowledge.bad import OnBadRow, or_raise
-from bottega.knowledge.loading.labelled import QUESTION, label_text, labelled
+from bottega.knowledge.loading.labelled import QUESTION, label_text, labelled, open_within
 from bottega.types import Example
 
 LAYOUT = "expected are FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
@@ -28,16 +29,17 @@ def load_manyicl(
     """The rows of FOLDER/demo.csv or FOLDER/test.csv, in their order.
 
     A table with a row of several labels, or of none, is multi-label throughout. Rows that
-    cannot be read, and images that are missing or damaged, go to `on_bad`.
+    cannot be read, and images that are missing, damaged or outside of FOLDER/images, go to
+    `on_bad`.
     """
     table = Path(folder) / f"{split}.csv"
     report = or_raise(on_bad)
     rows = _rows(table, report)
     multi = any(len(labels) != 1 for _, _, labels in rows)
     for line, name, labels in rows:
-        source = f"{table}, line {line}"
+        source = f"{path_text(table)}, line {line}"
         try:
-            image = Image.open(table.parent / "images" / name)
+            image = open_within(table.parent / "images", name)
         except ImageError as error:
             report(ImageError(f"{source}: {error}", hint=error.hint))
         else:
@@ -45,17 +47,19 @@ def load_manyicl(
 
 
 def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
+    shown = path_text(table)
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines)
-            classes = [label_text(name) for name in next(reader, [])[1:]]
-            if not classes:
-                raise LoadError(f"{table} has no class columns", hint=LAYOUT)
+            names = next(reader, [])[1:]
             found = [(reader.line_num, fields) for fields in reader if fields]
     except OSError as error:
-        raise LoadError(f"{table} cannot be read: {error.strerror}", hint=LAYOUT) from error
+        raise LoadError(f"{shown} cannot be read: {error.strerror}", hint=LAYOUT) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise LoadError(f"{table} is not a CSV file in UTF-8: {error}", hint=LAYOUT) from error
+        raise LoadError(f"{shown} is not a CSV file in UTF-8: {error}", hint=LAYOUT) from error
+    if not names or not all(map(str.strip, names)):
+        raise LoadError(f"{shown} has no class columns, or one without a name", hint=LAYOUT)
+    classes = [label_text(name) for name in names]
     rows: list[Row] = []
     for line, fields in found:
         try:
@@ -63,7 +67,7 @@ def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
         except ValueError as error:
             on_bad(
                 LoadError(
-                    f"{table}, line {line}: {error}",
+                    f"{shown}, line {line}: {error}",
                     hint="a file name and one number for each class",
                 )
             )
@@ -73,5 +77,14 @@ def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
 def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
     if len(values) != len(classes):
         raise ValueError(f"{len(values)} values for {len(classes)} classes")
-    present = (name for name, value in zip(classes, values, strict=True) if float(value) > 0.5)
+    numbers = [_number(value) for value in values]
+    present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
     return tuple(dict.fromkeys(present))
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    # Compared with 0.5, a missing value would look like "not of this class".
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is neither 0 nor 1")
+    return number
