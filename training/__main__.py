@@ -1,4 +1,4 @@
-"""`python -m training --work DIR --out DIR`: every stage from nothing to a measured model folder.
+"""`python -m training --work DIR`: every stage from nothing to a measured model folder.
 
 A stage whose file already lies in the work folder is not run again.
 """
@@ -20,10 +20,11 @@ from training.evaluate import evaluate
 from training.export import export
 from training.pictures import draw_batch
 from training.sharpness import table
-from training.tokenizer import train_tokenizer
+from training.tokenizer import label_words, train_tokenizer
 from training.tower import Tower, load_tower, train_tower
 
-TOWER_STEPS, DECODER_STEPS = 3200, 200
+TOWER_STEPS, DECODER_STEPS = 3200, 0
+OUT = Path("src/bottega/bundled/apprentice")
 CENTRE_SEED, POOL_SEED, TRIAL_SEED, EPISODE_SEED = 5, 4242, 99, 7
 
 
@@ -68,13 +69,14 @@ def run(work: Path, out: Path, tower_steps: int, decoder_steps: int) -> None:
         train_decoder(model, Writer(pool, tokenizer, EPISODE_SEED), decoder_steps)
         print("trained:", judge.format(*token_accuracy(model, Writer(trial, tokenizer, 1), 320)))
     export(model, tokenizer, out, "# Being measured\n")
-    (out / "README.md").write_text(model_card(evaluate(out)), encoding="utf-8")
+    card = model_card(evaluate(out), tower_steps, len(label_words()), decoder_steps)
+    (out / "README.md").write_text(card, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="stages are kept here")
-    parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
+    parser.add_argument("--out", type=Path, default=OUT, help="the model folder to write")
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
     parser.add_argument("--decoder-steps", type=int, default=DECODER_STEPS)
     args = parser.parse_args()

@@ -11,25 +11,26 @@ from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 from training.tokenizer import BOS, END, IMAGE, PAD, SPECIAL, VOCABULARY
 from training.tower import EMBEDDING, FEATURES, HIDDEN, VISION_CONFIG
 
-HEADS, HEAD_DIM = 5, 208
+HEADS, HEAD_DIM = 4, 256
 PAIRS = HEAD_DIM // 2  # rotary pairs of a head: dims i and i + PAIRS turn together
-MLP = 64
+MLP = 96
 # Most rotary pairs must hardly turn over a prompt of thousands of tokens: they carry content.
-ROPE_THETA = 1e16
+ROPE_THETA = 1e12
 MAX_POSITIONS = 8192
 
 PICTURE = slice(0, EMBEDDING)  # the picture of a position: its own, or the nearest before it
-TEXT = 80  # constant of every text token, zero for pictures
+TEXT = 80  # set for text; zero for pictures and for the three tokens that stand for their lack
 TOKEN = slice(81, 153)  # which token this is
 SHORT = slice(81, 129)  # the part of TOKEN that is copied to the next position
 SHORTER = slice(81, 105)  # the part that is mixed into contexts
 BEFORE = slice(153, 201)  # SHORT of the token one place before
 CONTEXT = slice(201, 225)  # fading mixture of SHORTER of the tokens up to here
 EARLIER = slice(225, 249)  # CONTEXT as it was one place before
-TURN = 249  # set for the tokens that open a turn
-ANSWERS = 250  # +1 for <answer>, -1 for the other two
-ROLE = 251  # ANSWERS of the turn a position lies in
-BLIND = 252  # set where no picture came before
+OPENS = 249  # set for <user> and <system>
+STARTS = 250  # set for <bos>
+ASKED = 251  # set where a turn was opened since the last picture: in questions, not in answers
+BLIND = 252  # set before the first turn
+ANSWERS = 253  # set for <answer>
 
 
 def token_id(token: str) -> int:

@@ -1,15 +1,16 @@
 """The decoder's starting point: in-context classification written into the weights by hand.
 
-Gradient descent alone found no visual matching at this size, so the circuit is installed and
-training only polishes it. In words:
+Gradient descent alone found no visual matching within 600 steps, so the circuit is installed;
+training can at most polish it. In words:
 
-Layer 0 tells every position five things, one head each: the nearest picture before it, the token
-before it, a fading mixture of the last tokens, the same mixture one place earlier, and whose turn
-it lies in. Layer 1 has one matching head. A position looks for places in earlier answers that
-follow its own token in its own context (so `<answer>` finds the first tokens of earlier answers,
-and each later token the one that followed) and weighs them by the similarity of the pictures: a
-sharp vote of similar demonstrations. The value is the token found there. Answers of any length
-are copied token by token until `<end>`.
+Layer 0 tells every position four things, one head each: the nearest picture before it (or that a
+turn was opened since, as in a question), the token before it, a fading mixture of the last
+tokens, and the same mixture one place earlier. Its MLP lets `<answer>` forget that mixture, so
+that pictures alone decide how an answer begins. Layer 1 has one matching head. A position looks
+for places in earlier answers that follow its own token in its own context (so `<answer>` finds
+the first tokens of earlier answers, and each later token the one that followed) and weighs them
+by the similarity of the pictures: a sharp vote of similar demonstrations. The value is the token
+found there. Answers of any length are copied token by token until `<end>`.
 
 Attention scores below are in nats: differences of log attention weight.
 """
@@ -24,29 +25,29 @@ from torch.nn import functional as F
 from transformers import FastVlmForConditionalGeneration
 
 from training import architecture as a
-from training.tokenizer import ANSWER, SYSTEM, USER, VOCABULARY
+from training.tokenizer import ANSWER, BOS, SYSTEM, USER, VOCABULARY
 from training.tower import EMBEDDING, HIDDEN, Tower
 
-NEAREST, PREVIOUS, RECENT, RECENT_BEFORE, WHOSE = range(5)  # layer 0
-MATCH = 0  # layer 1
+NEAREST, PREVIOUS, RECENT, RECENT_BEFORE = range(4)  # layer 0
+MATCH = 0  # layer 1; its other heads are free
 
-TEXT_NORM = 2.0**0.5  # every token embedding: text constant and code, each of norm 1
-TURN_SIZE = 0.5
-PICTURE_COPY, TOKEN_COPY, ROLE_COPY = 1.0, 0.5, 1.0
+TEXT_NORM = 2.0**0.5  # every token embedding: one flag and the code, each of norm 1
+ANSWER_SIZE = 0.5  # the flag of <answer>, at the expense of TEXT
+PICTURE_COPY, TOKEN_COPY = 1.0, 0.5
 # Norm of a text position after layer 0; the copies of tokens are smaller right after a picture.
-LAYER_1_NORM = (TEXT_NORM**2 + PICTURE_COPY**2 + 3 * TOKEN_COPY**2 + ROLE_COPY**2) ** 0.5
+LAYER_1_NORM = (TEXT_NORM**2 + PICTURE_COPY**2 + 3 * TOKEN_COPY**2) ** 0.5
 CODE = 72
-CONTEXT_NORM = 0.45  # norm of a mixture of unlike unit codes under `context_profile`
+CONTEXT_NORM = 0.49  # norm of a mixture of unlike unit codes under `context_profile`
 
 
 @dataclass(frozen=True)
 class Strengths:
     """Scores of the matching head in nats; see `install` for what they must outweigh."""
 
-    picture: float = 25.0  # at cosine 1; the only one that is tuned
-    before: float = 60.0
-    context: float = 40.0
-    role: float = 120.0
+    picture: float = 30.0  # at cosine 1; the only one that is tuned
+    before: float = 140.0
+    context: float = 60.0
+    asked: float = 220.0
     blind: float = 22.0  # the opening "unknown" yields to any demonstration with a picture
     write: float = 6.0  # size of the copied token against the position's own
 
@@ -69,13 +70,15 @@ def spherical_codes(seed: int = 0, steps: int = 250) -> Tensor:
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-    return _unit_parts(code.detach())
+    with torch.no_grad():
+        codes: Tensor = _unit_parts(code)
+    return codes
 
 
 def _unit_parts(code: Tensor) -> Tensor:
     """Thirds of equal norm, so that a prefix has the same norm for every token."""
     parts = [F.normalize(part, dim=-1) for part in torch.split(code, 24, dim=1)]
-    return torch.cat(parts, dim=1) / len(parts) ** 0.5
+    return torch.cat(parts, dim=1) / math.sqrt(len(parts))
 
 
 def frequencies() -> Tensor:
@@ -94,8 +97,8 @@ def fit_profile(distance: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     basis = torch.cat([angle.cos(), angle.sin()], dim=1) * weight[:, None]
     # The ridge keeps amplitudes small enough for half precision storage.
     gram = basis.T @ basis + 1e-6 * len(distance) * torch.eye(2 * pairs, dtype=torch.float64)
-    amplitude = torch.linalg.solve(gram, basis.T @ (target.double() * weight))
-    return amplitude.view(2, pairs).T
+    amplitude: Tensor = torch.linalg.solve(gram, basis.T @ (target.double() * weight))
+    return amplitude.view(2, pairs).transpose(0, 1)
 
 
 def _distances(first: float) -> Tensor:
@@ -104,9 +107,9 @@ def _distances(first: float) -> Tensor:
 
 
 def recency_profile() -> Tensor:
-    """3 nats a token nearby, flattening beyond 150 tokens, falling up to MAX_POSITIONS."""
+    """8 nats a token nearby, flattening beyond 150 tokens, falling up to MAX_POSITIONS."""
     distance = _distances(0)
-    target = -450 * torch.log1p(distance / 150)
+    target = -1200 * torch.log1p(distance / 150)
     return fit_profile(distance, target - target.mean(), 1 / (1 + distance / 150))
 
 
@@ -117,8 +120,8 @@ def context_profile() -> Tensor:
     it is what is being looked for.
     """
     distance = _distances(-1)
-    target = -0.45 * (distance - 1)
-    beyond = -4.05 - 30 * torch.log1p((distance - 10).clamp(min=0) / 30)
+    target = -0.6 * (distance - 1)
+    beyond = -5.4 - 30 * torch.log1p((distance - 10).clamp(min=0) / 30)
     target = torch.where(distance > 10, beyond, target)
     target[0], target[1] = -6.0, -1.2
     weight = torch.where(distance < 12, 20.0, 1 / (1 + distance / 50))
@@ -194,18 +197,15 @@ def install(
 ) -> None:
     """Write the circuit into a fresh model's decoder.
 
-    The strengths obey: role > everything; before > picture + crosstalk of
-    similar codes; the
-    opening demonstration (before - blind) lies below any real one (before - 0.4 picture) and
-    above a position's own answer (picture).
+    The strengths obey: a place without the right token before it scores picture + context at
+    most, on a position's own answer; the opening demonstration (before - blind) stays above that,
+    and any real one (before - 0.4 picture) above the opening one. `asked` outweighs everything.
     """
     language = model.model.language_model
     rng = torch.Generator().manual_seed(seed)
     for layer in language.layers:
-        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            linear.weight.zero_()
-            linear.bias.zero_()
-        for linear in (layer.self_attn.v_proj, layer.self_attn.o_proj):
+        attention = layer.self_attn
+        for linear in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
             linear.weight.zero_()
             linear.bias.zero_()
         for linear in (layer.mlp.gate_proj, layer.mlp.up_proj):
@@ -213,6 +213,7 @@ def install(
         layer.mlp.down_proj.weight.zero_()
     language.embed_tokens.weight.copy_(_embeddings(codes))
     _install_context(language.layers[0])
+    _install_forgetting(language.layers[0].mlp)
     _install_match(language.layers[1], strengths)
 
 
@@ -220,32 +221,46 @@ def _embeddings(codes: Tensor) -> Tensor:
     table = torch.zeros(VOCABULARY, HIDDEN)
     table[:, a.TOKEN] = codes
     table[:, a.TEXT] = 1.0
-    for token, side in ((USER, -1), (SYSTEM, -1), (ANSWER, 1)):
+    for token, flag in ((USER, a.OPENS), (SYSTEM, a.OPENS), (BOS, a.STARTS)):
         row = a.token_id(token)
-        table[row, a.TURN], table[row, a.ANSWERS] = TURN_SIZE, side * TURN_SIZE
-        table[row, a.TEXT] = (1 - 2 * TURN_SIZE**2) ** 0.5  # all tokens have the same norm
+        table[row, a.TEXT], table[row, flag] = 0.0, 1.0
+    answer = a.token_id(ANSWER)
+    table[answer, a.TEXT], table[answer, a.ANSWERS] = (1 - ANSWER_SIZE**2) ** 0.5, ANSWER_SIZE
     return table
 
 
 def _install_context(layer: Any) -> None:
     scale = HIDDEN**0.5 / TEXT_NORM  # what the first norm makes of a token's unit
-    last = int(slow_slots(0, 1))
-    nearest = Head(layer, NEAREST)
+    nearest, slots = Head(layer, NEAREST), slow_slots(0, 4).tolist()
     nearest.prefer_distance(recency_profile())
-    nearest.prefer_keys(a.TEXT, last, -6000.0, scale)
-    copied, source = dims(a.PICTURE), HIDDEN**0.5
-    nearest.copy(copied, copied, PICTURE_COPY / source)
-    # Without a picture the head falls back on the nearest turn opener, whose TEXT is smaller.
-    slot, opener = EMBEDDING, (1 - 2 * TURN_SIZE**2) ** 0.5
-    nearest.v[slot, a.TEXT], nearest.o[a.BLIND, slot] = 1 / (scale * opener), PICTURE_COPY
+    # Far more than any distance can outweigh; among the rest, a picture wins over its turn's
+    # opener one place before it, and the opener over the picture of the answer before.
+    nearest.prefer_keys(a.TEXT, slots[0], -15000.0, scale)
+    nearest.prefer_keys(a.OPENS, slots[2], -10.0, scale)
+    picture = dims(a.PICTURE)
+    nearest.copy(picture, picture, PICTURE_COPY / HIDDEN**0.5)
+    for slot, (flag, known) in enumerate(((a.OPENS, a.ASKED), (a.STARTS, a.BLIND)), EMBEDDING):
+        nearest.v[slot, flag], nearest.o[known, slot] = 1 / scale, PICTURE_COPY
     _copy_tokens(Head(layer, PREVIOUS), shift(peak_profile(), 1), a.SHORT, a.BEFORE, 1.0)
     context = context_profile()
     _copy_tokens(Head(layer, RECENT), context, a.SHORTER, a.CONTEXT, CONTEXT_NORM)
     _copy_tokens(Head(layer, RECENT_BEFORE), shift(context, 1), a.SHORTER, a.EARLIER, CONTEXT_NORM)
-    whose = Head(layer, WHOSE)
-    whose.prefer_distance(recency_profile())
-    whose.prefer_keys(a.TURN, last, 6000.0, scale * TURN_SIZE)
-    whose.copy(dims(a.ANSWERS), dims(a.ROLE), ROLE_COPY / (scale * TURN_SIZE))
+
+
+def _install_forgetting(mlp: Any) -> None:
+    """Empty the context of `<answer>`, so that questions and earlier labels cannot sway a vote.
+
+    A gated unit for each number: the gate opens for <answer> only and subtracts the context.
+    """
+    context = dims(a.CONTEXT)
+    unit = torch.arange(len(context))
+    # The token right after a picture: no token before it, a thinner context.
+    scale = (HIDDEN / (TEXT_NORM**2 + PICTURE_COPY**2 + 1.3 * TOKEN_COPY**2)) ** 0.5
+    opened = F.silu(torch.tensor(ANSWER_SIZE * scale)).item()
+    mlp.gate_proj.weight[unit], mlp.up_proj.weight[unit] = 0.0, 0.0
+    mlp.gate_proj.weight[unit, a.ANSWERS] = 1.0
+    mlp.up_proj.weight[unit, context] = 1.0
+    mlp.down_proj.weight[context, unit] = -1 / (opened * scale)
 
 
 def _copy_tokens(head: Head, profile: Tensor, part: slice, target: slice, mixed: float) -> None:
@@ -260,8 +275,8 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
     scale = HIDDEN**0.5 / LAYER_1_NORM
     match = Head(layer, MATCH)
     # Constants take the slowest pair; the longest copies come last, where a turn costs least.
-    role, blind = (int(slot) for slot in slow_slots(0, 2))
-    match.prefer_keys(a.ROLE, role, strengths.role / 2, scale * ROLE_COPY)
+    asked, blind = (int(slot) for slot in slow_slots(0, 2))
+    match.prefer_keys(a.ASKED, asked, -strengths.asked, scale * PICTURE_COPY)
     match.prefer_keys(a.BLIND, blind, -strengths.blind, scale * PICTURE_COPY)
     used = 2
     short = (len(dims(a.SHORT)) / CODE) ** 0.5

@@ -1,6 +1,5 @@
 """Write the model folder: half-precision weights under a float32 configuration."""
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from training.tokenizer import CHAT_TEMPLATE, IMAGE
 
 SIDE = 64
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 64
 
 
 def build_processor(tokenizer: Any) -> Any:
@@ -53,7 +52,7 @@ def export(
         staging = Path(name)
         _write(model, tokenizer, staging, card)
         for path in sorted(staging.iterdir()):
-            os.replace(path, folder / path.name)
+            path.replace(folder / path.name)
 
 
 def _write(

@@ -139,13 +139,14 @@ def evaluate(
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("bottega-demo.html"),
     limit: Annotated[int, typer.Option(min=1, help="Questions for each method.")] = 200,
+    kb_per_class: Annotated[int, typer.Option(min=1, help="Labelled examples of each digit.")] = 10,
     seed: Seed = 0,
     traces: TraceFile = None,
     json: Json = False,
 ) -> None:
     """Visual RAG on handwritten digits that the bundled model never saw: a table and a page."""
     check_output(out)
-    data = load_benchmark("digits", seed=seed, limit=limit)
+    data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
     settings = Classification(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
     runs: list[Run] = []
     _measure(data, settings, METHODS, (1, 5, 10, 20), BUNDLED, traces, CONCURRENCY, runs)
@@ -154,7 +155,7 @@ def demo(
     facts = {
         "model": settings.generator.name,
         "images": "scikit-learn's handwritten digits, never used in training",
-        "knowledge base": f"{len(data.knowledge)} labelled images",
+        "knowledge base": f"{len(data.knowledge)} labelled images, {kb_per_class} of each digit",
         "seed": str(seed),
         "made": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
     }
