@@ -47,7 +47,7 @@ class Interleaved:
     """A conversation: each demonstration is a user turn (images, question) and the assistant's
     answer, the query is the last user turn. With `show_choices` that turn lists the choices;
     without `repeat_question` a demonstration that asks the query's own question shows its image
-    alone, which halves the prompt of a classification.
+    alone, which shortens the prompt of a classification to less than half.
 
     Retrieved text stands in user and assistant turns only, never in a system turn.
     """
