@@ -4,6 +4,7 @@ errors become ours."""
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from bottega.errors import StoreBusyError, StoreError, StoreFullError
 
 PRIMARY_CODE = 0xFF
+SWITCHING_SECONDS = 10.0
 # Text that is no UTF-8 or no JSON has no error code of its own.
 UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
 
@@ -32,7 +34,7 @@ class FileKind:
         """Brings the file to `version`; refuses newer files and other programs' files."""
         if self._found(connection, path) == self.version:
             return
-        connection.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
         # Asked again under the write lock: another process may have migrated meanwhile.
         for statements in self.migrations[self._found(connection, path) :]:
@@ -119,3 +121,18 @@ def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
         f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
     )
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switches a new file to its write-ahead log. SQLite does not wait for others here, whatever
+    its time-out: where several processes create the file, all but one must try again."""
+    end = time.monotonic() + SWITCHING_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & PRIMARY_CODE == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > end:
+                raise
+            time.sleep(0.01)

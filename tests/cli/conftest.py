@@ -10,6 +10,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from bottega.cli import main
+from tests.server import Server
 
 COLOURS = {"ruby": "crimson", "leaf": "forestgreen", "sky": "deepskyblue"}
 
@@ -62,3 +63,10 @@ def _draw(colour: str, size: int) -> Image.Image:
     picture = Image.new("RGB", (64, 64), "white")
     ImageDraw.Draw(picture).ellipse((5, 5, 5 + size, 5 + size), fill=colour)
     return picture
+
+
+@pytest.fixture
+def served(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The endpoint, as the one that `--model openai:NAME` asks."""
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    return endpoint

@@ -62,22 +62,18 @@ def test_a_folder_of_images_and_no_trace(run: Run, pets: Path) -> None:
 
 
 def test_a_dead_endpoint_is_told_once_however_many_images(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+    run: Run, pets: Path, served: Server
 ) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [refuse(401, "bad key")]
+    served.answers = [refuse(401, "bad key")]
     failed = run("classify", "k.db", pets, "--model", "openai:m")
     assert failed.code == 1
     assert failed.err.count("error: ") == 1
 
 
-def test_an_invalid_reply_is_shown(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_reply_is_shown(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [ok("It looks like a leaf.\x1b]0;title\x07")]
+    served.answers = [ok("It looks like a leaf.\x1b]0;title\x07")]
     done = run("classify", "k.db", "query.jpg", "--model", "openai:m")
     assert "(invalid) 'It looks like a leaf." in done.out
     assert "\x1b" not in run("ask", "?", "-i", "query.jpg", "--model", "openai:m").out
@@ -101,17 +97,16 @@ def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> 
 
 
 def test_an_endpoint_gets_the_papers_prompt_and_its_cost_is_recorded(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-123")
-    endpoint.answers = [ok("Answer Choice: leaf\nConfidence Score: 0.8", model="gpt-4o")]
+    served.answers = [ok("Answer Choice: leaf\nConfidence Score: 0.8", model="gpt-4o")]
     done = run("classify", "k.db", "query.jpg", "--model", "openai:gpt-4o", "--shots", 2, "--json")
     [answer] = answers(done.json)
     assert (answer["answer"], answer["confidence"]) == ("leaf", 0.8)
     assert answer["cost_usd"] == pytest.approx((10 * 2.5 + 2 * 10) / 1e6)
-    [body] = endpoint.bodies
+    [body] = served.bodies
     assert body["model"] == "gpt-4o"
     [message] = body["messages"]
     kinds = [part["type"] for part in message["content"]]
@@ -130,12 +125,9 @@ def test_an_endpoint_gets_the_papers_prompt_and_its_cost_is_recorded(
     assert "gpt-4o" in run("log").out
 
 
-def test_a_price_of_ones_own(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_price_of_ones_own(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [ok("Answer Choice: leaf")]
+    served.answers = [ok("Answer Choice: leaf")]
     priced = ("classify", "k.db", "query.jpg", "--model", "openai:own", "--json")
     assert answers(run(*priced).json)[0]["cost_usd"] is None
     assert answers(run(*priced, "--price", "1,2").json)[0]["cost_usd"] == pytest.approx(14e-6)
@@ -153,41 +145,35 @@ def test_a_price_of_ones_own(
 def test_an_endpoint_that_does_not_answer(
     run: Run,
     pets: Path,
-    endpoint: Server,
-    monkeypatch: pytest.MonkeyPatch,
+    served: Server,
     reply: Any,
     said: str,
 ) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [reply]
+    served.answers = [reply]
     failed = run("ask", "what?", "--image", "query.jpg", "--model", "openai:m")
     assert failed.code == 1
     assert said in failed.err
 
 
-def test_ask_with_and_without_a_knowledge_base(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Server) -> None:
     run("add", "k.db", pets)
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [ok("A green disc.")]
+    served.answers = [ok("A green disc.")]
     asked = ("ask", "What is this?", "-i", "query.jpg", "--model", "openai:m")
     assert run(*asked).out == "A green disc.\n"
     assert run(*asked, "--kb", "k.db", "--shots", 2).out == "A green disc.\n"
-    alone, helped = endpoint.bodies
+    alone, helped = served.bodies
     assert [m["role"] for m in alone["messages"]] == ["user"]
     assert [m["role"] for m in helped["messages"]] == ["user", "assistant"] * 2 + ["user"]
 
 
-def test_models(run: Run, endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models(run: Run, served: Server) -> None:
     assert "bundled" in run("models").out
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
 
     async def listing(request: object) -> Any:
         return await raw(b'{"data": [{"id": "qwen"}]}', kind="application/json")(request)  # type: ignore[arg-type]
 
-    endpoint.answers = [listing]
+    served.answers = [listing]
     assert "openai:qwen" in run("models", "--endpoint").out
 
 

@@ -41,10 +41,9 @@ def test_eval_on_aerial_images(run: Run) -> None:
 
 
 def test_eval_against_an_endpoint_counts_calls_tokens_and_cost(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+    run: Run, pets: Path, served: Server
 ) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [ok("Answer Choice: leaf\nConfidence Score: 1")]
+    served.answers = [ok("Answer Choice: leaf\nConfidence Score: 1")]
     evaluation = ("eval", f"image-folder:{pets}", "--methods", "visual-rag", "--shots", 2)
     done = run(*evaluation, "--model", "openai:m", "--price", "1,1", "--json", "f")
     assert done.code == 0
@@ -52,24 +51,20 @@ def test_eval_against_an_endpoint_counts_calls_tokens_and_cost(
     assert (row["calls"], row["prompt_tokens"], row["completion_tokens"]) == (3, 30, 6)
     assert row["cost_usd"] == pytest.approx(36e-6)
     assert row["value"] == pytest.approx(1 / 3)
-    assert len(endpoint.bodies) == 3
+    assert len(served.bodies) == 3
 
 
-def test_a_refused_key_ends_the_run_at_once(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [refuse(401)]
+def test_a_refused_key_ends_the_run_at_once(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [refuse(401)]
     failed = run("eval", f"image-folder:{pets}", "--model", "openai:m", "--json", "f")
     assert failed.code == 1
     assert not Path("f").exists()
 
 
 def test_what_was_finished_is_kept_when_a_later_method_fails(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+    run: Run, pets: Path, served: Server
 ) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
-    endpoint.answers = [refuse(401)]
+    served.answers = [refuse(401)]
     evaluation = ("eval", f"image-folder:{pets}", "--model", "openai:m", "--shots", 1)
     failed = run(*evaluation, "--methods", "vote,zero-shot", "--json", "f")
     assert failed.code == 1
@@ -78,11 +73,10 @@ def test_what_was_finished_is_kept_when_a_later_method_fails(
 
 
 def test_an_item_the_endpoint_refuses_is_failed_and_not_wrong(
-    run: Run, pets: Path, endpoint: Server, monkeypatch: pytest.MonkeyPatch
+    run: Run, pets: Path, served: Server
 ) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     good = ok("Answer Choice: leaf")
-    endpoint.answers = [good, refuse(400, "content filter"), good]
+    served.answers = [good, refuse(400, "content filter"), good]
     evaluation = ("eval", f"image-folder:{pets}", "--model", "openai:m", "--concurrency", 1)
     failed = run(*evaluation, "--methods", "zero-shot", "--json", "f")
     [row] = orjson.loads(Path("f").read_bytes())["results"]
