@@ -107,7 +107,7 @@ def log(
             len(t.demonstrations),
             t.usage.prompt_tokens,
             t.seconds,
-            t.cost_usd,
+            None if t.cost_usd is None else f"{t.cost_usd:.6f}",
         )
         for t in found
     ]
