@@ -105,6 +105,29 @@ def test_without_choices_any_text_is_an_answer() -> None:
     assert not ONE(Query("?"), Completion(" . ")).valid
 
 
+@pytest.mark.parametrize(
+    ("reply", "label", "rationale"),
+    [
+        ("add 3 4\nAnswer: 7", "7", "add 3 4"),
+        ("add 3 4\n\nAnswer: 7.", "7", "add 3 4"),
+        ("so\nAnswer: 1\nno,\nAnswer: 2", "2", "so"),
+        ("7", "7", None),
+        ("Answer: 7", "7", None),
+        ("---BEGIN FORMAT TEMPLATE---\nAnswer Choice: 7\n---END", "7", None),
+    ],
+)
+def test_what_stands_before_the_answer_is_its_rationale(
+    reply: str, label: str, rationale: str | None
+) -> None:
+    answer = ONE(Query("?"), Completion(reply))
+    assert (answer.labels, answer.rationale) == ((label,), rationale)
+
+
+def test_an_invalid_answer_keeps_its_rationale() -> None:
+    answer = ONE(QUERY, Completion("it barks\nAnswer: wolf"))
+    assert (answer.valid, answer.rationale) == (False, "it barks")
+
+
 def test_plain_text_keeps_the_reply() -> None:
     assert plain_text(QUERY, Completion("<think>x</think> A cat. \n")).text == "A cat."
     assert not plain_text(QUERY, Completion("\n")).valid

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bottega.prompting import AppendixA, Interleaved
-from bottega.types import Query
+from bottega.types import Candidate, Example, Query
 from tests.builders import QUESTION, candidates, picture
 
 QUERY = Query(QUESTION, (picture(77),), choices=("cat", "dog's"))
@@ -59,11 +64,70 @@ def test_interleaved_lists_the_choices_once_and_only_in_the_last_turn() -> None:
     assert messages[0].parts[-1] == QUESTION
 
 
-def test_a_question_that_all_share_may_be_asked_once() -> None:
-    brief = Interleaved(repeat_question=False)
-    other = Query("Another question?", (picture(77),))
-    assert brief(QUERY, candidates("cat")).messages[0].parts == (picture(0),)
-    assert brief(other, candidates("cat")).messages[0].parts == (picture(0), QUESTION)
+def asking(questions: Sequence[str]) -> list[Candidate]:
+    examples = [Example(Query(text, (picture(i),)), "yes") for i, text in enumerate(questions)]
+    return [Candidate(example, 0.0) for example in examples]
+
+
+@given(st.lists(st.sampled_from(["Which colour?", "Which shape?", QUESTION])))
+def test_a_turn_without_text_asks_what_the_turn_before_did(questions: list[str]) -> None:
+    *shown, last = Interleaved(repeat_question=False)(QUERY, asking(questions)).messages
+    read: list[str] = []
+    for turn in shown[::2]:
+        _, *text = turn.parts
+        read += [str(part) for part in text] or read[-1:]
+    assert read == questions
+    assert QUESTION in str(last.parts[-1])
+
+
+def test_a_shared_question_stands_in_the_first_turn_and_the_last() -> None:
+    brief = Interleaved(repeat_question=False, show_choices=False)
+    messages = brief(QUERY, candidates("cat", "dog", "cat")).messages
+    texts = [message.parts[1:] for message in messages[::2]]
+    assert texts == [(QUESTION,), (), (), (QUESTION,)]
+
+
+def test_after_a_passage_the_question_stands_anew() -> None:
+    told = Candidate(Example(Query(QUESTION, (picture(5),)), ""), 0.0)
+    first, second = candidates("cat", "dog")
+    messages = Interleaved(repeat_question=False)(QUERY, [first, told, second]).messages
+    assert messages[3].parts == (picture(1), QUESTION)
+
+
+def test_a_demonstration_without_a_picture_is_never_empty() -> None:
+    shown = [Candidate(Example(Query("Yes?"), "yes"), 0.0)] * 2
+    messages = Interleaved(repeat_question=False)(QUERY, shown).messages
+    assert [message.parts for message in messages[:4:2]] == [("Yes?",), ("Yes?",)]
+
+
+def worked(rationale: str) -> list[Candidate]:
+    query = Query("What comes out?", (picture(3),))
+    return [Candidate(Example(query, "7", rationale=rationale), 1.0)]
+
+
+def test_interleaved_shows_how_an_answer_was_found() -> None:
+    messages = Interleaved()(QUERY, worked("add 3 4")).messages
+    assert messages[1].parts == ("add 3 4\nAnswer: 7",)
+    assert Interleaved()(QUERY, worked("")).messages[1].parts == ("7",)
+
+
+def test_appendix_a_stays_as_published() -> None:
+    assert AppendixA()(QUERY, worked("add 3 4")) == AppendixA()(QUERY, worked(""))
+
+
+def test_a_passage_is_read_and_not_imitated() -> None:
+    told = [Candidate(Example(Query("The home of babra is zapun"), ""), 0.0)]
+    messages = Interleaved(repeat_question=False)(QUERY, told).messages
+    assert [m.role for m in messages] == ["user", "user"]
+    assert messages[0].parts == ("The home of babra is zapun",)
+    [message] = AppendixA()(QUERY, told).messages
+    assert message.parts[0] == "The home of babra is zapun\n"
+
+
+def test_a_passages_own_text_is_always_shown() -> None:
+    told = [Candidate(Example(Query(QUESTION, (picture(5),)), ""), 0.0)]
+    first = Interleaved(repeat_question=False)(QUERY, told).messages[0]
+    assert first.parts == (picture(5), QUESTION)
 
 
 def test_retrieved_text_never_reaches_a_system_turn() -> None:

@@ -11,9 +11,11 @@ from bottega.generation import (
 )
 from bottega.image import Image
 from bottega.knowledge import (
+    DualEmbedder,
     KnowledgeBase,
     PixelEmbedder,
     SentenceEmbedder,
+    TokenEmbedder,
     TowerEmbedder,
     load_digits,
     load_hugging_face,
@@ -65,6 +67,7 @@ __all__ = [
     "Candidate",
     "Completion",
     "Dense",
+    "DualEmbedder",
     "Embedder",
     "Example",
     "Generator",
@@ -93,6 +96,7 @@ __all__ = [
     "Scripted",
     "SentenceEmbedder",
     "Tier",
+    "TokenEmbedder",
     "TopK",
     "TowerEmbedder",
     "Trace",

@@ -17,6 +17,7 @@ STATED_ANSWER = re.compile(r"^\W*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE 
 STATED_CONFIDENCE = re.compile(
     r"^\W*confidence(?: score)?\W*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
 )
+TEMPLATE_OPENS = re.compile(r"^\W*BEGIN FORMAT TEMPLATE\W*$", re.MULTILINE)
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 NO_LABEL = "none"
@@ -33,8 +34,9 @@ class LabelParser:
     repeats the template answers last), or else takes the whole reply as the label.
 
     The label must equal one of the query's choices up to case, outer punctuation and spacing; with
-    no choices, any text is an answer. With `multi_label` the reply may list several choices
-    separated by commas, or say "none". Everything else is `Answer(valid=False)`.
+    no choices, any text is an answer. What stands before the first answer is the rationale. With
+    `multi_label` the reply may list several choices separated by commas, or say "none". Everything
+    else is `Answer(valid=False)`.
     """
 
     def __init__(self, *, multi_label: bool = False) -> None:
@@ -42,15 +44,17 @@ class LabelParser:
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
         reply = _spoken(completion.text)
-        stated = [] if reply in query.choices else STATED_ANSWER.findall(reply)
-        text = (stated[-1] if stated else reply).strip()
+        stated = [] if reply in query.choices else list(STATED_ANSWER.finditer(reply))
+        text = (stated[-1][1] if stated else reply).strip()
+        rationale = _before(reply, stated[0]) if stated else None
         confidence = _stated_confidence(reply)
         if confidence is None and completion.logprob is not None:
             confidence = math.exp(min(0.0, completion.logprob))
         labels = self._labels(text, query.choices)
         if labels is None:
-            return Answer(text, valid=False)
-        return Answer(", ".join(labels) or NO_LABEL, labels=labels, confidence=confidence)
+            return Answer(text, valid=False, rationale=rationale)
+        shown = ", ".join(labels) or NO_LABEL
+        return Answer(shown, labels=labels, confidence=confidence, rationale=rationale)
 
     def _labels(self, text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
         if not choices:
@@ -82,6 +86,10 @@ def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
         else:
             return None
     return tuple(dict.fromkeys(found))
+
+
+def _before(reply: str, stated: re.Match[str]) -> str | None:
+    return TEMPLATE_OPENS.sub("", reply[: stated.start()]).strip() or None
 
 
 def _spoken(reply: str) -> str:

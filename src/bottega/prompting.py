@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bottega.image import Image
-from bottega.types import Candidate, Message, Prompt, Query
+from bottega.types import Candidate, Example, Message, Prompt, Query
 
 DEMONSTRATION = """\
 Given the image above, answer the following question using the specified format.
@@ -28,26 +28,33 @@ Do not deviate from the above format. Repeat the format template for the answer.
 
 class AppendixA:
     """The prompt of Visual RAG's appendix A (from ManyICL): one user turn, each image before its
-    text, the choices as a Python list in every block, and a format template after the query."""
+    text, the choices as a Python list in every block, and a format template after the query. It
+    shows no rationales; a passage (an example without an answer) is its text alone."""
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         choices = str(list(query.choices))
         parts: list[str | Image] = []
         for candidate in demonstrations:
             example = candidate.example
-            shown = DEMONSTRATION.format(
-                question=example.query.text, choices=choices, answer=example.answer
-            )
-            parts += [*example.query.images, shown]
+            parts += [*example.query.images, self._shown(example, choices)]
         request = REQUEST.format(question=query.text, choices=choices)
         return Prompt((Message("user", (*parts, *query.images, request)),))
+
+    def _shown(self, example: Example, choices: str) -> str:
+        if not example.answer:
+            return f"{example.query.text}\n"
+        return DEMONSTRATION.format(
+            question=example.query.text, choices=choices, answer=example.answer
+        )
 
 
 class Interleaved:
     """A conversation: each demonstration is a user turn (images, question) and the assistant's
-    answer, the query is the last user turn. With `show_choices` that turn lists the choices;
-    without `repeat_question` a demonstration that asks the query's own question shows its image
-    alone, which shortens the prompt of a classification to less than half.
+    answer, below its rationale if it has one; a passage (an example without an answer) is a user
+    turn alone. The query is the last user turn. With `show_choices` that turn lists the choices.
+    Without `repeat_question` a demonstration that asks the same as the demonstration just before
+    it shows its image alone: a question holds until another is asked. That shortens the prompt of
+    a classification to less than half.
 
     Retrieved text stands in user and assistant turns only, never in a system turn.
     """
@@ -58,20 +65,33 @@ class Interleaved:
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         messages: list[Message] = []
+        asked: str | None = None
         for candidate in demonstrations:
             example = candidate.example
-            messages.append(Message("user", self._demonstrated(example.query, query)))
-            messages.append(Message("assistant", (example.answer,)))
+            messages.append(Message("user", self._demonstrated(example, asked)))
+            if example.answer:
+                messages.append(Message("assistant", (_worked(example),)))
+            # A passage may speak of something else: after it the question stands anew.
+            asked = example.query.text if example.answer else None
         messages.append(Message("user", (*query.images, self._question(query))))
         return Prompt(tuple(messages))
 
-    def _demonstrated(self, shown: Query, asked: Query) -> tuple[str | Image, ...]:
-        if self.repeat_question or shown.text != asked.text or not shown.images:
-            return (*shown.images, shown.text)
-        return shown.images
+    def _demonstrated(self, example: Example, asked: str | None) -> tuple[str | Image, ...]:
+        """`asked` is the question of the demonstration just before, None if there is none."""
+        shown = example.query
+        holds = shown.text == asked and shown.images and example.answer
+        if holds and not self.repeat_question:
+            return shown.images
+        return (*shown.images, shown.text)
 
     def _question(self, query: Query) -> str:
         if not (self.show_choices and query.choices):
             return query.text
         choices = "\n".join(f"- {choice}" for choice in query.choices)
         return f"{query.text}\nAnswer with one of these and nothing else:\n{choices}"
+
+
+def _worked(example: Example) -> str:
+    if not example.rationale:
+        return example.answer
+    return f"{example.rationale}\nAnswer: {example.answer}"

@@ -31,6 +31,9 @@ class Example:
     """A query with its answer. `labels` are the classes of a multi-label answer, in which case
     `answer` is how a demonstration shows them; None means that the answer is the only label.
 
+    An example with an empty answer is a passage: it is read, not imitated. `rationale` is the
+    reasoning that a demonstration shows before its answer.
+
     `source` says where the example came from (provenance), `id` is given by the knowledge base.
     """
 

@@ -25,6 +25,20 @@ def test_classify_with_the_bundled_model(run: Run, pets: Path) -> None:
     assert answer["prompt_tokens"] > 0
 
 
+def test_a_bundled_model_is_called_by_its_name(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    plain, named = (
+        answers(run("classify", "k.db", "query.jpg", "--model", model, "--json").json)[0]
+        for model in ("bundled", "bundled:apprentice")
+    )
+    assert plain["model"] == named["model"] == "bundled:apprentice"
+    assert plain["answer"] == named["answer"]
+    failed = run("classify", "k.db", "query.jpg", "--model", "bundled:journeyman")
+    assert failed.code == 1
+    assert "'journeyman'" in failed.err
+    assert "reinstall" in failed.err
+
+
 def test_more_shots_than_examples_shows_all(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 50, "--json").json)
@@ -168,7 +182,7 @@ def test_ask_with_and_without_a_knowledge_base(run: Run, pets: Path, served: Ser
 
 
 def test_models(run: Run, served: Server) -> None:
-    assert "bundled" in run("models").out
+    assert "bundled:apprentice" in run("models").out
 
     async def listing(request: object) -> Any:
         return await raw(b'{"data": [{"id": "qwen"}]}', kind="application/json")(request)  # type: ignore[arg-type]

@@ -110,3 +110,65 @@ def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> No
     assert page.count("data:image/png;base64,") >= 6 * 8
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
+
+
+def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Server) -> None:
+    served.answers = [ok("add 1 2\nAnswer: 3")]
+    task = ("eval", "rules:episodes=2,shown=4,asked=3", "--model", "openai:m", "--embed", "pixels")
+    noise = ("--label-noise", 0.5, "--methods", "visual-rag,vote,in-context", "--shots", "1,2")
+    done = run(*task, *noise, "--json", "f")
+    assert done.code == 0
+    assert "free answers" in done.out
+    document = orjson.loads(Path("f").read_bytes())
+    assert (document["retrieve"], document["label_noise"]) == ("image", 0.5)
+    rows = [(row["method"], row["shots"]) for row in document["results"]]
+    assert rows == [
+        *((name, k) for name in ("visual-rag", "vote") for k in (1, 2)),
+        ("in-context", 4),
+    ]
+    paired = document["paired"]
+    assert [(p["method"], p["against"], p["shots"], p["n"]) for p in paired] == [
+        ("visual-rag", "vote", k, 6) for k in (1, 2)
+    ]
+    assert all(p["low"] <= p["value"] <= p["high"] for p in paired)
+
+
+def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
+    served.answers = [ok("who knows")]
+    done = run(
+        "eval", "facts:episodes=1,asked=2", "--model", "openai:m", "--shots", 2, "--json", "f"
+    )
+    assert done.code == 0
+    rows = orjson.loads(Path("f").read_bytes())["results"]
+    assert [(row["method"], row["n"]) for row in rows] == [
+        ("zero-shot", 2),
+        ("random", 2),
+        ("oracle", 2),
+    ]
+
+
+@pytest.mark.parametrize("retrieve", ["text", "dual"])
+def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve: str) -> None:
+    served.answers = [ok("red")]
+    task = ("eval", "attributes:kb=30,asked=5", "--model", "openai:m", "--embed", "pixels")
+    method = ("--methods", "visual-rag,swap-question", "--shots", 3, "--json", "f")
+    done = run(*task, *method, "--retrieve", retrieve)
+    assert done.code == 0
+    document = orjson.loads(Path("f").read_bytes())
+    assert (document["retrieve"], document["labels"]) == (retrieve, 30)
+    assert [row["n"] for row in document["results"]] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("glyphs:way=3",),
+        ("rules", "--retrieve", "sound"),
+        ("rules", "--label-noise", "2"),
+        ("facts:episodes=1", "--methods", "visual-rag"),
+        ("facts:episodes=1", "--methods", "vote"),
+        ("digits", "--methods", "oracle"),
+    ],
+)
+def test_eval_refuses_what_cannot_be_measured(run: Run, wrong: tuple[str, ...]) -> None:
+    assert run("eval", *wrong).code == 2

@@ -1,14 +1,35 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.methods import majority, plan
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.methods import (
+    PAPER,
+    Method,
+    default_methods,
+    majority,
+    needs_search,
+    plan,
+)
+from bottega.evaluation.runner import evaluate
 from bottega.generation import Scripted
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.prompting import Interleaved
 from bottega.recipes import Classification
-from bottega.types import Candidate, Example, Query
-from tests.builders import candidates
+from bottega.types import Candidate, Example, Prompt, Query
+from tests.builders import candidates, example
+from tests.evaluation.builders import episodic, telling
+
+SHADES, HOMES = episodic(), telling()
+EMPTY = partial(KnowledgeBase.open, ":memory:", embed=None)
+
+
+def settings(script: Scripted) -> Classification:
+    return Classification(script, [], prompt=Interleaved())
 
 
 @pytest.mark.parametrize(
@@ -32,6 +53,93 @@ def test_several_labels_need_more_than_half_of_the_votes() -> None:
     ("names", "shots"), [(["zero"], [5]), ([], [5]), (["vote"], [0]), (["vote"], [])]
 )
 def test_wrong_settings_are_named(names: list[str], shots: list[int]) -> None:
-    settings = Classification(Scripted(lambda prompt: "a"), ["a"])
-    with KnowledgeBase.open(":memory:", embed=None) as knowledge, pytest.raises(SettingError):
-        plan(names, shots, knowledge, settings, seed=0)
+    with EMPTY() as knowledge, pytest.raises(SettingError):
+        plan(names, shots, SHADES, knowledge, settings(Scripted([])), seed=0)
+
+
+def many(count: int) -> Benchmark:
+    examples = tuple(example("a", i) for i in range(count))
+    return Benchmark("many", examples, examples, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("oracle", SHADES), ("vote", HOMES), ("balanced", HOMES), ("in-context", many(201))],
+)
+def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchmark) -> None:
+    with EMPTY() as knowledge, pytest.raises(SettingError) as raised:
+        plan([name], [1], data, knowledge, settings(Scripted([])), seed=0)
+    assert raised.value.hint
+
+
+def test_passages_are_read_by_default_and_labels_compared() -> None:
+    assert default_methods(HOMES) == ("zero-shot", "random", "oracle")
+    assert default_methods(SHADES) == default_methods(many(1)) == PAPER
+    assert needs_search(["random"], many(1))
+    assert not needs_search(["random", "oracle"], HOMES)
+    assert needs_search(["random", "vote"], SHADES)
+
+
+async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> None:
+    data = episodic(shots=4)
+    script = Scripted(lambda prompt: "a0")
+    with EMPTY() as knowledge:
+        [method] = plan(["in-context"], [5, 10], data, knowledge, settings(script), seed=0)
+        assert method.shots == 8
+        orders = [await order(method, item.query) for item in data.items]
+        assert orders[0] == await order(method, data.items[0].query)
+    for item, ids in zip(data.items, orders, strict=True):
+        own = {e.id for e in data.knowledge if e.tags["episode"] == item.tags["episode"]}
+        assert set(ids) == own
+        assert len(ids) == 8
+    assert len(set(map(tuple, (ids for ids in orders[:2])))) == 2
+
+
+async def test_the_oracle_reads_passages_and_free_answers_are_scored() -> None:
+    script = Scripted(read)
+    with EMPTY() as knowledge:
+        methods = plan(["oracle", "random"], [3], HOMES, knowledge, settings(script), seed=0)
+        oracle, rand = [
+            (await evaluate(HOMES, method, concurrency=2, seed=0))[0] for method in methods
+        ]
+    assert (oracle.value, oracle.shots, oracle.invalid) == (1.0, 3, 0)
+    assert rand.value is not None
+    assert rand.value < 1
+    turns = script.calls[0].prompt.messages
+    assert [m.role for m in turns] == ["user"] * 4
+
+
+def read(prompt: Prompt) -> str:
+    """Knows which home is whose by the picture; says it only if a passage tells it."""
+    *passages, question = [m.parts for m in prompt.messages]
+    item = next(i for i in HOMES.items if i.query.images[0] == question[0])
+    told = [str(part).split()[-1] for (part,) in passages]
+    return f"well\nAnswer: {item.answer}" if item.answer in told else "unknown"
+
+
+@pytest.mark.parametrize("name", ["swap-image", "swap-question"])
+async def test_controls_keep_what_was_retrieved(name: str) -> None:
+    items = [
+        replace(item, query=replace(item.query, text=f"Which, {i}?"))
+        for i, item in enumerate(SHADES.items)
+    ]
+    data, script = replace(SHADES, items=tuple(items)), Scripted(lambda prompt: "?")
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+        knowledge.add(data.knowledge)
+        planned = plan(["visual-rag", name], [2], data, knowledge, settings(script), seed=0)
+        plain, swapped = [(await method.answer(items[0].query)).trace for method in planned]
+    assert plain is not None
+    assert swapped is not None
+    assert swapped.candidates == plain.candidates
+    assert swapped.query == plain.query
+    assert swapped.prompt.messages[:-1] == plain.prompt.messages[:-1]
+    same_part = 1 if name == "swap-image" else 0
+    parts = [t.prompt.messages[-1].parts for t in (plain, swapped)]
+    assert parts[0][same_part] == parts[1][same_part]
+    assert parts[0][1 - same_part] != parts[1][1 - same_part]
+
+
+async def order(method: Method, query: Query) -> list[str | None]:
+    trace = (await method.answer(query)).trace
+    assert trace is not None
+    return [c.example.id for c in trace.candidates]

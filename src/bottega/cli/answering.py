@@ -127,8 +127,8 @@ def ask(
         print_json(_answer(trace))
         return
     say(trace.answer.text)
-    if model == BUNDLED and knowledge is None:
-        note("the bundled model knows only what it is shown: give --kb K.db, or name a --model")
+    if generator.name == "bundled:apprentice" and knowledge is None:
+        note("the apprentice knows only what it is shown: give --kb K.db, or name a --model")
 
 
 def parse_order(text: str) -> Order:

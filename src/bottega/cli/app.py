@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bottega import __version__
-from bottega.cli import answering, evaluating, knowledge, looking
+from bottega.cli import answering, demonstrating, evaluating, knowledge, looking
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +36,7 @@ def bottega(
 
 
 for command in (
-    evaluating.demo,
+    demonstrating.demo,
     knowledge.add,
     looking.ls,
     looking.show,

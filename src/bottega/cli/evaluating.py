@@ -1,12 +1,7 @@
-"""Measuring methods, and the demonstration."""
+"""Measuring methods."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,54 +9,40 @@ import typer
 
 from bottega import __version__
 from bottega.cli.answering import parse_order
+from bottega.cli.measuring import CONCURRENCY, Run, Work, check_output, measure, print_results
 from bottega.cli.options import (
     DemonstrationOrder,
-    Json,
     Model,
     PriceOption,
     PromptStyle,
     Seed,
     TraceFile,
 )
-from bottega.cli.output import note, print_json, print_table, progress, say, to_json, warn
-from bottega.cli.resolving import (
-    BUNDLED,
-    open_embedder,
-    open_model,
-    open_prices,
-    open_prompt,
-    open_recorder,
-)
+from bottega.cli.output import say, to_json, warn
+from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark, load_benchmark
-from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import METHODS, Method, check, plan
-from bottega.evaluation.page import render
-from bottega.evaluation.runner import Result, Scored
-from bottega.evaluation.runner import evaluate as run_method
-from bottega.knowledge import KnowledgeBase
+from bottega.evaluation.benchmarks import load_benchmark
+from bottega.evaluation.drawn import DRAWN
+from bottega.evaluation.methods import METHODS, PAPER, check, default_methods
+from bottega.evaluation.pairing import paired
 from bottega.recipes import Classification
-
-CONCURRENCY = 32
-COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
-TITLE = "Bottega: it learned by looking"
-FOOTNOTE = (
-    "vote is the majority label of the nearest examples, without a model; a tie is wrong. "
-    "An invalid reply is wrong; a failed request is in no figure."
-)
-BUNDLED_NOTE = (
-    "The bundled model knows no names: zero-shot it says unknown. Its learning from examples shows "
-    "beside random and balanced; what it adds to its own retriever shows beside vote."
-)
-
-Run = tuple[Result, list[Scored]]
 
 
 def evaluate(
-    benchmark: Annotated[str, typer.Argument(help="digits, image-folder:DIR or manyicl:DIR.")],
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            help="digits (or digits:half=second), image-folder:DIR, manyicl:DIR, or a drawn task "
+            f"with its knobs, such as glyphs:ways=5,shots=5; drawn are {', '.join(DRAWN)}."
+        ),
+    ],
     methods: Annotated[
-        str, typer.Option(help=f"Comma-separated, of {', '.join(METHODS)}.", show_default="all")
-    ] = ",".join(METHODS),
+        str | None,
+        typer.Option(
+            help=f"Comma-separated, of {', '.join(METHODS)}.",
+            show_default=f"{','.join(PAPER)}; for facts zero-shot,random,oracle",
+        ),
+    ] = None,
     shots: Annotated[
         str, typer.Option(help="Numbers of demonstrations, comma-separated.")
     ] = "5,10,20",
@@ -73,6 +54,12 @@ def evaluate(
     embed: Annotated[
         str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
     ] = BUNDLED,
+    retrieve: Annotated[
+        str, typer.Option(help="What is compared: image (by --embed), text, or dual (both).")
+    ] = "image",
+    label_noise: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the known answers to make wrong.")
+    ] = 0.0,
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
     seed: Seed = 0,
@@ -84,14 +71,18 @@ def evaluate(
     price: PriceOption = None,
     traces: TraceFile = None,
 ) -> None:
-    """Compare methods on a labelled image set, with 95 % intervals.
+    """Compare methods on a labelled image set or a drawn task, with 95 % intervals.
 
     A folder without train/ and test/ is split by the seed: a quarter of each class is asked. What
     was finished is printed and written even if a later method fails.
+
+    in-context shows everything there is, oracle the right passage among others. swap-image and
+    swap-question are visual-rag asked with another item's picture or question.
     """
-    names = [name.strip() for name in methods.split(",")]
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)
-    check(names, counts)
+    check(METHODS if names is None else names, counts)
+    check_retrieve(retrieve)
     check_output(json)
     settings = Classification(
         open_model(model),
@@ -106,20 +97,24 @@ def evaluate(
         seed=seed,
         limit=limit,
         per_class=kb_per_class,
+        label_noise=label_noise,
         allow_overlap=allow_overlap,
         on_bad=warn,
     )
+    work = Work(names or default_methods(data), counts, retrieve, embed, traces, concurrency)
     runs: list[Run] = []
     try:
-        _measure(data, settings, names, counts, embed, traces, concurrency, runs)
+        measure(data, settings, work, runs)
     finally:
-        results = [result for result, _ in runs]
-        _print(data, results)
+        results, compared = [result for result, _ in runs], paired(runs, seed=seed)
+        print_results(data, results, compared)
         if json is not None and results:
             document = {
                 "benchmark": benchmark,
                 "model": settings.generator.name,
                 "embedder": embed,
+                "retrieve": retrieve,
+                "label_noise": label_noise,
                 "prompt": prompt,
                 "order": order,
                 "seed": seed,
@@ -128,6 +123,7 @@ def evaluate(
                 "labels": len(data.labels),
                 "bottega": __version__,
                 "results": results,
+                "paired": compared,
             }
             json.write_bytes(to_json(document))
     failed = sum(result.failed for result in results)
@@ -136,114 +132,8 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("bottega-demo.html"),
-    limit: Annotated[int, typer.Option(min=1, help="Questions for each method.")] = 200,
-    kb_per_class: Annotated[int, typer.Option(min=1, help="Labelled examples of each digit.")] = 10,
-    seed: Seed = 0,
-    traces: TraceFile = None,
-    json: Json = False,
-) -> None:
-    """Visual RAG on handwritten digits that the bundled model never saw: a table and a page."""
-    check_output(out)
-    data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
-    settings = Classification(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
-    runs: list[Run] = []
-    _measure(data, settings, METHODS, (1, 5, 10, 20), BUNDLED, traces, CONCURRENCY, runs)
-    results = [result for result, _ in runs]
-    shown = next(scored for r, scored in runs if (r.method, r.shots) == ("visual-rag", 5))
-    facts = {
-        "model": settings.generator.name,
-        "images": "scikit-learn's handwritten digits, never used in training",
-        "knowledge base": f"{len(data.knowledge)} labelled images, {kb_per_class} of each digit",
-        "seed": str(seed),
-        "made": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
-    }
-    page = render(results, shown, title=TITLE, facts=facts, note=BUNDLED_NOTE)
-    out.write_text(page, encoding="utf-8")
-    if json:
-        print_json({"page": str(out), "results": results})
-        return
-    _print(data, results)
-    note(BUNDLED_NOTE)
-    say(f"the page: {out}")
-
-
-def check_output(path: Path | None) -> None:
-    """Raises `SettingError` now rather than an error after the work."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SettingError(f"{path} cannot be written", hint="name a file in an existing folder")
-
-
-def _measure(
-    data: Benchmark,
-    settings: Classification,
-    methods: Sequence[str],
-    shots: Sequence[int],
-    embed: str,
-    traces: Path | None,
-    concurrency: int,
-    runs: list[Run],
-) -> None:
-    """Appends each method's run as it is finished."""
-    with open_recorder(traces) as record, _knowledge(data, embed) as knowledge:
-        asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
-        planned = plan(methods, shots, knowledge, asked, seed=settings.seed)
-        asyncio.run(_run_all(data, planned, settings, concurrency, runs))
-
-
-def _knowledge(data: Benchmark, embed: str) -> KnowledgeBase:
-    """The benchmark's knowledge base in memory, with its questions embedded ahead in batches."""
-    embedder = MemoEmbedder(open_embedder(embed))
-    knowledge = KnowledgeBase.open(":memory:", embed=embedder)
-    with progress("embedding", len(data.knowledge) + len(data.items)) as step:
-        knowledge.add(data.knowledge, progress=step, on_bad=warn)
-        embedder.embed([item.query for item in data.items])
-        step(len(data.items))
-    return knowledge
-
-
-async def _run_all(
-    data: Benchmark,
-    planned: Sequence[Method],
-    settings: Classification,
-    concurrency: int,
-    runs: list[Run],
-) -> None:
-    try:
-        for method in planned:
-            runs.append(await _run(data, method, settings.seed, concurrency))
-    finally:
-        await settings.generator.aclose()
-
-
-async def _run(data: Benchmark, method: Method, seed: int, concurrency: int) -> Run:
-    name = f"{method.name} {method.shots or ''}".strip()
-    with progress(name, len(data.items)) as step:
-        run = await run_method(
-            data, method, concurrency=concurrency, seed=seed, done=lambda: step(1)
-        )
-    value = run[0].value
-    note(f"{name}: {'-' if value is None else f'{value:.3f}'} in {run[0].seconds:.1f} s")
-    return run
-
-
 def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise SettingError(f"--shots {text!r} is not a list of numbers", hint="5,10,20") from error
-
-
-def _print(data: Benchmark, results: Sequence[Result]) -> None:
-    if not results:
-        return
-    say(
-        f"{data.name}: {len(data.knowledge)} examples known, {len(data.items)} asked, "
-        f"{len(data.labels)} labels; {results[0].metric.replace('_', ' ')} with 95 % intervals"
-    )
-    print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
-    note(FOOTNOTE)

@@ -122,9 +122,10 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that --model accepts here."""
-    folder = bundled_folder()
-    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    rows = [("bundled", f"{size:.1f} MB, in this package; see {folder / 'README.md'}")]
+    configs = bundled_folder().parent.glob("*/config.json")
+    rows = [
+        (f"bundled:{config.parent.name}", _carried(config.parent)) for config in sorted(configs)
+    ]
     if endpoint:
         rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
     else:
@@ -135,6 +136,11 @@ def models(
         print_json([{"model": name, "what": what} for name, what in rows])
     else:
         print_table(("model", "what"), rows)
+
+
+def _carried(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    return f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
 
 
 async def _at_endpoint() -> list[str]:

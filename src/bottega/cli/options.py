@@ -12,7 +12,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,
     typer.Option(
-        help="bundled, openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder."
+        help="bundled (which is bundled:apprentice), bundled:master, openai:NAME (endpoint: "
+        "OPENAI_BASE_URL), or a Hugging Face id or folder."
     ),
 ]
 Embed = Annotated[

@@ -14,20 +14,31 @@ import typer
 from bottega.cli.output import waiting
 from bottega.errors import SettingError, StoreError
 from bottega.generation import OpenAICompatible, Transformers, bundled
-from bottega.knowledge import KnowledgeBase, PixelEmbedder, SentenceEmbedder, TowerEmbedder
+from bottega.knowledge import (
+    DualEmbedder,
+    KnowledgeBase,
+    PixelEmbedder,
+    SentenceEmbedder,
+    TokenEmbedder,
+    TowerEmbedder,
+)
 from bottega.prompting import AppendixA, Interleaved
 from bottega.protocols import Embedder, Generator, Prompter, Recorder
 from bottega.recording import Price, Prices, Traces
 
 BUNDLED = "bundled"
 NO_TRACES = "none"
+RETRIEVE = ("image", "text", "dual")
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
 def open_model(spec: str) -> Generator:
-    """`bundled`, `openai:NAME` (at OPENAI_BASE_URL), or a Hugging Face id or folder."""
+    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL), or a
+    Hugging Face id or folder."""
     if spec == BUNDLED:
         return bundled()
+    if spec.startswith(f"{BUNDLED}:"):
+        return bundled(spec.removeprefix(f"{BUNDLED}:"))
     if spec.startswith("openai:"):
         name = spec.removeprefix("openai:")
         if not name:
@@ -65,6 +76,21 @@ def _load_embedder(spec: str) -> Embedder:
         if spec.endswith(f":{mode}"):
             return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
     return SentenceEmbedder(spec, mode="image")
+
+
+def check_retrieve(name: str) -> None:
+    if name not in RETRIEVE:
+        raise SettingError(f"cannot retrieve by {name!r}", hint=f"use {', '.join(RETRIEVE)}")
+
+
+def open_retrieval(retrieve: str, embed: str) -> Embedder:
+    """What is compared: `image` by the embedder `embed`, `text` by the bundled model's words, or
+    `dual`, both."""
+    check_retrieve(retrieve)
+    if retrieve == "image":
+        return open_embedder(embed)
+    words = TokenEmbedder.bundled()
+    return words if retrieve == "text" else DualEmbedder(open_embedder(embed), words)
 
 
 def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False) -> KnowledgeBase:

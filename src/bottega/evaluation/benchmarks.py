@@ -1,18 +1,21 @@
-"""Labelled image sets as benchmarks: a knowledge base, questions with known answers, labels."""
+"""Labelled image sets and drawn tasks as benchmarks: examples to show, items to ask, labels."""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bottega.errors import BottegaError, ImageError, LoadError, SettingError
-from bottega.knowledge import has_splits, load_digits, load_image_folder, load_manyicl
+from bottega.evaluation.digits import split_digits
+from bottega.evaluation.drawn import DRAWN, draw_task, wrong_answer
+from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.noise import confused, corrupted
+from bottega.knowledge import has_splits, load_image_folder, load_manyicl
 from bottega.types import Example
 
-DIGITS_HELD_OUT = 500
 HELD_OUT_SHARE = 0.25
 
 OnBad = Callable[[BottegaError], None]
@@ -20,13 +23,18 @@ OnBad = Callable[[BottegaError], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`items` are asked, `knowledge` is what may be shown. No image stands in both."""
+    """`items` are asked, `knowledge` is what may be shown. No image stands in both.
+
+    No `labels` means that any text may be answered. `episode_of` maps the id of every item and
+    every example's query to its episode, whose examples alone may be shown; empty if all may.
+    """
 
     name: str
     knowledge: tuple[Example, ...]
     items: tuple[Example, ...]
     labels: tuple[str, ...]
     multi_label: bool = False
+    episode_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_benchmark(
@@ -35,39 +43,36 @@ def load_benchmark(
     seed: int,
     limit: int | None = None,
     per_class: int | None = None,
+    label_noise: float = 0.0,
     allow_overlap: bool = False,
     on_bad: OnBad | None = None,
 ) -> Benchmark:
-    """`digits`, `image-folder:DIR` or `manyicl:DIR`.
+    """`digits` or a drawn task with its knobs, such as `digits:half=second` or
+    `glyphs:ways=5,shots=5`, `image-folder:DIR` or `manyicl:DIR`.
 
     `limit` keeps that many items and `per_class` that many examples a label in the knowledge
-    base; both are drawn by `seed`, as is the split of a folder without train/ and test/.
+    base (of each episode); both are drawn by `seed`, as is the split of a folder without train/ and
+    test/. `label_noise` is the share of the knowledge base's answers that are made wrong first.
     Images that stand in both parts are refused unless `allow_overlap`.
     """
-    kind, _, place = spec.partition(":")
-    if kind == "digits" and not place:
-        knowledge, items = _split_digits(seed)
-    elif kind == "image-folder" and place:
-        knowledge, items = _folder(Path(place), seed, on_bad)
-    elif kind == "manyicl" and place:
-        knowledge, items = (list(load_manyicl(place, s, on_bad=on_bad)) for s in ("demo", "test"))
-    else:
-        raise SettingError(
-            f"unknown benchmark {spec!r}", hint="use digits, image-folder:DIR or manyicl:DIR"
-        )
-    knowledge = [example for example in knowledge if _is_readable(example, on_bad)]
-    items = [item for item in items if _is_readable(item, on_bad)]
-    labels = tuple(dict.fromkeys(label for e in (*knowledge, *items) for label in labels_of(e)))
+    whole = _whole(spec, seed, on_bad)
+    knowledge = [example for example in whole.knowledge if _is_readable(example, on_bad)]
+    items = [item for item in whole.items if _is_readable(item, on_bad)]
+    labels = _labels(whole, knowledge, items)
+    if label_noise:
+        wrong = wrong_answer(spec) or confused(knowledge)
+        knowledge = corrupted(knowledge, label_noise, wrong, seed=seed)
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
         knowledge = _thin(knowledge, per_class, rng)
-    benchmark = Benchmark(
-        name=spec,
+    several = (e.labels is not None and len(e.labels) != 1 for e in (*knowledge, *items))
+    benchmark = replace(
+        whole,
         knowledge=tuple(knowledge),
         items=tuple(items[:limit]),
         labels=labels,
-        multi_label=any(e.labels is not None and len(e.labels) != 1 for e in (*knowledge, *items)),
+        multi_label=any(several),
     )
     _check_size(benchmark)
     if not allow_overlap:
@@ -75,8 +80,32 @@ def load_benchmark(
     return benchmark
 
 
-def labels_of(example: Example) -> tuple[str, ...]:
-    return (example.answer,) if example.labels is None else example.labels
+def _whole(spec: str, seed: int, on_bad: OnBad | None) -> Benchmark:
+    """Everything there is, as it is found; labels only where a drawn task declares them."""
+    kind, _, place = spec.partition(":")
+    if kind in DRAWN:
+        task = draw_task(kind, place, seed)
+        return Benchmark(spec, task.knowledge, task.items, task.labels, episode_of=task.episode_of)
+    if kind == "digits":
+        knowledge, items = split_digits(place, seed)
+    elif kind == "image-folder" and place:
+        knowledge, items = _folder(Path(place), seed, on_bad)
+    elif kind == "manyicl" and place:
+        knowledge, items = (list(load_manyicl(place, s, on_bad=on_bad)) for s in ("demo", "test"))
+    else:
+        raise SettingError(
+            f"unknown benchmark {spec!r}",
+            hint=f"use digits, image-folder:DIR, manyicl:DIR, {', '.join(DRAWN)}",
+        )
+    return Benchmark(spec, tuple(knowledge), tuple(items), ())
+
+
+def _labels(
+    whole: Benchmark, knowledge: Sequence[Example], items: Sequence[Example]
+) -> tuple[str, ...]:
+    if whole.name.partition(":")[0] in DRAWN:
+        return whole.labels
+    return tuple(dict.fromkeys(label for e in (*knowledge, *items) for label in labels_of(e)))
 
 
 def _is_readable(item: Example, on_bad: OnBad | None) -> bool:
@@ -90,12 +119,6 @@ def _is_readable(item: Example, on_bad: OnBad | None) -> bool:
         on_bad(error)
         return False
     return True
-
-
-def _split_digits(seed: int) -> tuple[list[Example], list[Example]]:
-    examples = list(load_digits())
-    random.Random(seed).shuffle(examples)
-    return examples[DIGITS_HELD_OUT:], examples[:DIGITS_HELD_OUT]
 
 
 def _folder(root: Path, seed: int, on_bad: OnBad | None) -> tuple[list[Example], list[Example]]:
@@ -124,14 +147,15 @@ def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], 
 
 
 def _thin(knowledge: Sequence[Example], per_class: int, rng: random.Random) -> list[Example]:
-    kept: dict[str, int] = defaultdict(int)
+    """Passages have no class: all of them stay."""
+    kept: dict[tuple[str | None, str], int] = defaultdict(int)
     chosen: list[Example] = []
     for example in rng.sample(knowledge, len(knowledge)):
-        labels = labels_of(example)
-        if any(kept[label] < per_class for label in labels):
+        classes = [(example.tags.get("episode"), label) for label in labels_of(example)]
+        if is_passage(example) or any(kept[one] < per_class for one in classes):
             chosen.append(example)
-            for label in labels:
-                kept[label] += 1
+            for one in classes:
+                kept[one] += 1
     return chosen
 
 

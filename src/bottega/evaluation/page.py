@@ -11,7 +11,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from PIL import Image as Pillow
 
-from bottega.evaluation.benchmarks import labels_of
+from bottega.evaluation.labels import labels_of
 from bottega.evaluation.runner import Result, Scored
 from bottega.image import Image
 

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bottega.errors import BottegaError
-from bottega.evaluation.benchmarks import Benchmark, labels_of
+from bottega.evaluation.benchmarks import Benchmark
 from bottega.evaluation.failures import concerns_one, first
+from bottega.evaluation.labels import labels_of
 from bottega.evaluation.methods import Method, Outcome
 from bottega.evaluation.metrics import Estimate, accuracy, macro_f1
 from bottega.types import Example, Query

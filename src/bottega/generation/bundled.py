@@ -9,7 +9,10 @@ from bottega.generation.local import Transformers
 def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
 ) -> Transformers:
-    """The bundled model as a generator. It is so small that a second thread slows it down."""
+    """A bundled model as a generator: `bundled("apprentice")` learns from what it is shown,
+    `bundled("master")` also knows digits and the plain words for what a scene shows. They are so
+    small that a second thread slows them down. Raises `ModelLoadError` for one that is not there.
+    """
     return Transformers(
         bundled_folder(name),
         name=f"bundled:{name}",

@@ -1,7 +1,13 @@
 """Examples at rest: where they are stored, how they are found, how they are loaded."""
 
 from bottega.knowledge.base import Added, KnowledgeBase, Stats
-from bottega.knowledge.embedders import PixelEmbedder, SentenceEmbedder, TowerEmbedder
+from bottega.knowledge.embedders import (
+    DualEmbedder,
+    PixelEmbedder,
+    SentenceEmbedder,
+    TokenEmbedder,
+    TowerEmbedder,
+)
 from bottega.knowledge.loading import (
     has_splits,
     load_digits,
@@ -13,10 +19,12 @@ from bottega.knowledge.loading import (
 
 __all__ = [
     "Added",
+    "DualEmbedder",
     "KnowledgeBase",
     "PixelEmbedder",
     "SentenceEmbedder",
     "Stats",
+    "TokenEmbedder",
     "TowerEmbedder",
     "has_splits",
     "load_digits",

@@ -1,7 +1,9 @@
 """Queries to vectors."""
 
+from bottega.knowledge.embedders.dual import DualEmbedder
 from bottega.knowledge.embedders.pixel import PixelEmbedder
 from bottega.knowledge.embedders.sentence import SentenceEmbedder
+from bottega.knowledge.embedders.tokens import TokenEmbedder
 from bottega.knowledge.embedders.tower import TowerEmbedder
 
-__all__ = ["PixelEmbedder", "SentenceEmbedder", "TowerEmbedder"]
+__all__ = ["DualEmbedder", "PixelEmbedder", "SentenceEmbedder", "TokenEmbedder", "TowerEmbedder"]

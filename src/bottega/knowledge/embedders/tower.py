@@ -10,15 +10,14 @@ from typing import Self
 
 from PIL import Image as Pillow
 
-from bottega.bundled import bundled_folder
+from bottega.bundled import LIKENESS, bundled_folder
 from bottega.errors import EmbeddingError
 from bottega.knowledge.embedders.images import unit_images
 from bottega.knowledge.embedders.loading import loading_model
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-# The connector writes what was trained for comparison into these; the rest marks "an image".
-DIMENSION = 80
+DIMENSION = LIKENESS.stop - LIKENESS.start
 # What changes the pixels that the tower sees.
 PREPARATION = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
@@ -79,7 +78,7 @@ class TowerEmbedder:
         pixels = self._images(pictures, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
-            vectors: Vectors = tokens.mean(1)[:, :DIMENSION].numpy()
+            vectors: Vectors = tokens.mean(1)[:, LIKENESS].numpy()
             return vectors
 
     def _digest(self) -> str:

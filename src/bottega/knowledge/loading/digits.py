@@ -6,11 +6,12 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega.image import Image
-from bottega.knowledge.loading.labelled import QUESTION, labelled
+from bottega.knowledge.loading.labelled import labelled
 from bottega.types import Example
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 BRIGHTEST = 16
+QUESTION = "Which digit is this?"
 
 
 def load_digits(*, words: bool = True, question: str = QUESTION) -> Iterator[Example]:

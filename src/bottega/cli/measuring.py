@@ -1,0 +1,128 @@
+"""What `eval` and `demo` share: run methods over a benchmark, print their figures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bottega.cli.output import note, print_table, progress, say, warn
+from bottega.cli.resolving import BUNDLED, open_recorder, open_retrieval
+from bottega.errors import SettingError
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.labels import is_passage
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.methods import SEARCHING, Method, check_fit, needs_search, plan
+from bottega.evaluation.pairing import Paired
+from bottega.evaluation.runner import Result, Scored
+from bottega.evaluation.runner import evaluate as run_method
+from bottega.knowledge import KnowledgeBase
+from bottega.recipes import Classification
+
+CONCURRENCY = 32
+COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
+PAIRED_COLUMNS = ("method", "against", "shots", "n", "value", "low", "high")
+FOOTNOTE = (
+    "vote is the majority label of the nearest examples, without a model; a tie is wrong. "
+    "An invalid reply is wrong; a failed request is in no figure."
+)
+
+Run = tuple[Result, list[Scored]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Which methods, at which numbers of shots, over examples found by what."""
+
+    methods: Sequence[str]
+    shots: Sequence[int]
+    retrieve: str = "image"
+    embed: str = BUNDLED
+    traces: Path | None = None
+    concurrency: int = CONCURRENCY
+
+
+def check_output(path: Path | None) -> None:
+    """Raises `SettingError` now rather than an error after the work."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SettingError(f"{path} cannot be written", hint="name a file in an existing folder")
+
+
+def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Run]) -> None:
+    """Appends each method's run as it is finished."""
+    check_fit(work.methods, data)
+    with open_recorder(work.traces) as record, _knowledge(data, work) as knowledge:
+        asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
+        planned = plan(work.methods, work.shots, data, knowledge, asked, seed=settings.seed)
+        asyncio.run(_run_all(data, planned, settings, work.concurrency, runs))
+
+
+def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
+    if not results:
+        return
+    answers = f"{len(data.labels)} labels" if data.labels else "free answers"
+    say(
+        f"{data.name}: {len(data.knowledge)} examples known, {len(data.items)} asked, "
+        f"{answers}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
+    )
+    print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
+    if paired:
+        say("\ndifference on the same items, paired bootstrap")
+        rows = [[getattr(one, name) for name in PAIRED_COLUMNS] for one in paired]
+        print_table(PAIRED_COLUMNS, rows)
+    note(FOOTNOTE)
+
+
+def _knowledge(data: Benchmark, work: Work) -> KnowledgeBase:
+    """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
+    Empty where no method will look into it."""
+    if not needs_search(work.methods, data):
+        return KnowledgeBase.open(":memory:", embed=None)
+    _check_retrieval(data, work)
+    embedder = MemoEmbedder(open_retrieval(work.retrieve, work.embed))
+    knowledge = KnowledgeBase.open(":memory:", embed=embedder)
+    with progress("embedding", len(data.knowledge) + len(data.items)) as step:
+        knowledge.add(data.knowledge, progress=step, on_bad=warn)
+        embedder.embed([item.query for item in data.items])
+        step(len(data.items))
+    return knowledge
+
+
+def _check_retrieval(data: Benchmark, work: Work) -> None:
+    textual = any(is_passage(e) and not e.query.images for e in data.knowledge)
+    if textual and work.retrieve == "image":
+        raise SettingError(
+            f"{data.name} has passages without images, which "
+            f"{' and '.join(sorted(SEARCHING.intersection(work.methods)))} cannot find by image",
+            hint="--retrieve text or dual",
+        )
+
+
+async def _run_all(
+    data: Benchmark,
+    planned: Sequence[Method],
+    settings: Classification,
+    concurrency: int,
+    runs: list[Run],
+) -> None:
+    try:
+        for method in planned:
+            runs.append(await _run(data, method, settings.seed, concurrency))
+    finally:
+        await settings.generator.aclose()
+
+
+async def _run(data: Benchmark, method: Method, seed: int, concurrency: int) -> Run:
+    name = f"{method.name} {method.shots or ''}".strip()
+    with progress(name, len(data.items)) as step:
+        run = await run_method(
+            data, method, concurrency=concurrency, seed=seed, done=lambda: step(1)
+        )
+    value = run[0].value
+    note(f"{name}: {'-' if value is None else f'{value:.3f}'} in {run[0].seconds:.1f} s")
+    return run

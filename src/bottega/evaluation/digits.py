@@ -1,0 +1,24 @@
+"""Scikit-learn's handwritten digits as a benchmark, whole or one half of them."""
+
+from __future__ import annotations
+
+import random
+
+from bottega.errors import SettingError
+from bottega.evaluation.knobs import read_knobs
+from bottega.knowledge import load_digits
+from bottega.types import Example
+
+ASKED = 500
+# In scikit-learn's order. A model that was trained on the first half never saw the second.
+HALVES = {"all": slice(None), "first": slice(898), "second": slice(898, None)}
+
+
+def split_digits(knobs: str, seed: int) -> tuple[list[Example], list[Example]]:
+    """Examples to show and `ASKED` to ask; with `half=first` or `second`, of those rows alone."""
+    half = str(read_knobs("digits", knobs, {"half": "all"}).get("half", "all"))
+    if half not in HALVES:
+        raise SettingError(f"half is {half!r}", hint=f"half may be {' or '.join(HALVES)}")
+    examples = list(load_digits())[HALVES[half]]
+    random.Random(seed).shuffle(examples)
+    return examples[ASKED:], examples[:ASKED]

@@ -1,0 +1,88 @@
+"""Retrieval inside an item's episode. A benchmark without episodes is one episode, named ""."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.labels import labels_of
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Retriever
+from bottega.retrieval import Dense, Pool
+from bottega.types import Candidate, Example, Query
+
+
+class Shelf:
+    """Examples in memory, as the random retrievers see a knowledge base."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = {str(example.query.id): example for example in examples}
+
+    def ids(self) -> Sequence[str]:
+        return list(self._examples)
+
+    def ids_by_label(self) -> Mapping[str, Sequence[str]]:
+        by_label: defaultdict[str, list[str]] = defaultdict(list)
+        for id, example in self._examples.items():
+            for label in labels_of(example):
+                by_label[label].append(id)
+        return by_label
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        return [self._examples[id] for id in ids]
+
+
+class ByEpisode:
+    """Leaves each query to the retriever of its episode."""
+
+    def __init__(self, episode_of: Mapping[str, str], retrievers: Mapping[str, Retriever]) -> None:
+        self._episode_of = episode_of
+        self._retrievers = retrievers
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return await self._retrievers[self._episode_of.get(query.id or "", "")](query, k)
+
+
+class Oracle:
+    """The passage that answers the query among k - 1 random others, in a random order.
+
+    Both are seeded by the query. `passage_of` maps a query's id to its passage's: retrieval that
+    knows the answer, so that what remains is reading.
+    """
+
+    def __init__(self, pool: Pool, passage_of: Mapping[str, str], *, seed: int) -> None:
+        self._pool = pool
+        self._passage_of = passage_of
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        right = self._passage_of[str(query.id)]
+        rng = random.Random(f"{self._seed}:{query.id}")
+        others = [id for id in self._pool.ids() if id != right]
+        chosen = [right, *rng.sample(others, min(k - 1, len(others)))]
+        rng.shuffle(chosen)
+        return [Candidate(example, 0.0) for example in self._pool.get_many(chosen)]
+
+
+def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, Pool]:
+    """What may be shown in each episode."""
+    if not data.episode_of:
+        return {"": knowledge}
+    members: defaultdict[str, list[Example]] = defaultdict(list)
+    for example in data.knowledge:
+        members[data.episode_of[str(example.query.id)]].append(example)
+    return {episode: Shelf(examples) for episode, examples in members.items()}
+
+
+def nearest(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+    """Exact search in the whole knowledge base, or among the query's episode."""
+    if not data.episode_of:
+        return Dense(knowledge.search)
+    retrievers = {
+        episode: Dense(partial(knowledge.search, within=knowledge.ids(tags={"episode": episode})))
+        for episode in dict.fromkeys(data.episode_of.values())
+    }
+    return ByEpisode(data.episode_of, retrievers)

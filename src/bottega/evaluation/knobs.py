@@ -1,0 +1,25 @@
+"""The settings of a benchmark, as they stand behind its name: `glyphs:ways=5,shots=5`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bottega.errors import SettingError
+
+
+def read_knobs(kind: str, knobs: str, defaults: Mapping[str, int | str]) -> dict[str, int | str]:
+    """Those that are named in `knobs`, each of its default's type. Raises `SettingError`."""
+    listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    hint = f"the knobs of {kind} and what they are without you: {listed}"
+    chosen: dict[str, int | str] = {}
+    for part in filter(None, knobs.split(",")):
+        name, _, value = (text.strip() for text in part.partition("="))
+        if name not in defaults:
+            raise SettingError(f"{kind} has no knob {name!r}", hint=hint)
+        if isinstance(defaults[name], str):
+            chosen[name] = value
+        elif value.isascii() and value.isdigit():
+            chosen[name] = int(value)
+        else:
+            raise SettingError(f"{name} is {value!r}, not a number", hint=hint)
+    return chosen

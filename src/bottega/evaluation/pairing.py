@@ -1,0 +1,54 @@
+"""Two methods on the same items: what one adds to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bottega.evaluation.metrics import paired_difference
+from bottega.evaluation.runner import Result, Scored
+
+PAIRS = (("visual-rag", "vote"),)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """`value` is the accuracy of `method` less that of `against`, on the `n` items that both
+    answered, with the 95 % interval of that difference."""
+
+    method: str
+    against: str
+    shots: int
+    n: int
+    value: float
+    low: float
+    high: float
+
+
+def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int) -> list[Paired]:
+    """Every pair that was run at the same number of shots and is scored by accuracy."""
+    by_name = {(r.method, r.shots): scored for r, scored in runs if r.metric == "accuracy"}
+    return [
+        compared
+        for (name, shots), scored in by_name.items()
+        for method, against in PAIRS
+        if name == method and (against, shots) in by_name
+        if (compared := _compare(method, against, shots, scored, by_name[against, shots], seed))
+    ]
+
+
+def _compare(
+    method: str,
+    against: str,
+    shots: int,
+    ours: Sequence[Scored],
+    theirs: Sequence[Scored],
+    seed: int,
+) -> Paired | None:
+    """None if no item was answered by both."""
+    known = {one.item.query: one.correct for one in theirs}
+    both = [(one.correct, known[one.item.query]) for one in ours if one.item.query in known]
+    if not both:
+        return None
+    gain = paired_difference([a for a, _ in both], [b for _, b in both], seed=seed)
+    return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high)

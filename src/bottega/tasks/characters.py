@@ -1,0 +1,94 @@
+"""Glyphs: which of the characters shown is this one? One-shot classes with invented names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bottega.image import Image
+from bottega.tasks.drawing import draw
+from bottega.tasks.glyphs import Programs, alphabet, join
+from bottega.tasks.nuisance import crisp_style, mixed_styles, paint
+from bottega.tasks.task import (
+    LEAST_ASKED,
+    LEAST_EPISODES,
+    Seeds,
+    Task,
+    check_knob,
+    check_word,
+    entry,
+    episodes_of,
+    images,
+)
+from bottega.tasks.wording import invented_words
+from bottega.types import Example
+
+QUESTION = "Which character is it?"
+STYLES = ("crisp", "any")
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """Every episode has `ways` new characters, `shots` drawings of each to show and one to ask.
+
+    With `alphabets` 1 all of them share one alphabet's strokes, as in Omniglot's within-alphabet
+    task. `style` crisp is white on black at full resolution; any draws one style an episode.
+    """
+
+    ways: int = 20
+    shots: int = 1
+    alphabets: int = 1
+    style: str = "crisp"
+
+    def __post_init__(self) -> None:
+        check_knob("ways", self.ways, 2, 100)
+        check_knob("shots", self.shots, 1, 50)
+        check_knob("alphabets", self.alphabets, 1, self.ways)
+        check_word("style", self.style, STYLES)
+
+    def draw(self, seed: int) -> Task:
+        seeds = Seeds(seed)
+        episodes = max(LEAST_EPISODES, -(-LEAST_ASKED // self.ways))
+        knowledge: list[Example] = []
+        items: list[Example] = []
+        for episode in map(str, range(episodes)):
+            shown, asked = self._episode(seeds, episode)
+            knowledge += shown
+            items += asked
+        labels = tuple(dict.fromkeys(item.answer for item in items))
+        episode_of = episodes_of((*knowledge, *items))
+        return Task(tuple(knowledge), tuple(items), labels, episode_of)
+
+    def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:
+        names = tuple(invented_words(seeds.words, self.ways))
+        pictures = self._pictures(seeds.pictures)
+        drawn = [
+            entry(
+                f"glyphs-{episode}-{place}",
+                QUESTION,
+                names[place // (self.shots + 1)],
+                picture,
+                choices=names,
+                tags={"episode": episode},
+            )
+            for place, picture in enumerate(pictures)
+        ]
+        asked = drawn[:: self.shots + 1]
+        shown = [one for place, one in enumerate(drawn) if place % (self.shots + 1)]
+        seeds.words.shuffle(shown)
+        return shown, asked
+
+    def _pictures(self, rng: torch.Generator) -> list[Image]:
+        """The `shots` + 1 drawings of a character in a row."""
+        letters = self._letters(rng)
+        rows = torch.arange(self.ways).repeat_interleave(self.shots + 1)
+        one = torch.zeros(len(rows), dtype=torch.long)
+        crisp = self.style == "crisp"
+        style = crisp_style(len(rows)) if crisp else mixed_styles(rng, one, shared=1.0)
+        strokes = draw(rng, letters.rows(rows), style.boldness, style.fill, free=0.0)
+        return images(paint(rng, strokes, style))
+
+    def _letters(self, rng: torch.Generator) -> Programs:
+        shares = torch.arange(self.ways).tensor_split(self.alphabets)
+        return join([alphabet(rng, len(share)) for share in shares])

@@ -1,0 +1,137 @@
+"""What must not matter: resolution, polarity, colour of the ink, light, noise and softness.
+
+A `Style` is drawn for a group of classes as often as for a single image. Within a group of one
+style a low resolution or an inverted contrast separates nothing, so the tower has to look at the
+shape; across styles it has to ignore them.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bottega.tasks.draws import chance, normal, pick, uniform
+
+RESOLUTIONS = (64, 32, 16, 11, 8)
+RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)
+BOLD_BELOW = 16  # a coarse sensor only shows thick strokes
+
+
+@dataclass
+class Style:
+    """Nuisances of each image, one a row."""
+
+    resolution: Tensor  # (n,) index into RESOLUTIONS
+    upscale: Tensor  # (n,) 0 bilinear, 1 bicubic, 2 nearest
+    boldness: Tensor  # (n,)
+    ink: Tensor  # (n, 3)
+    paper: Tensor  # (n, 3)
+    noise: Tensor  # (n,)
+    level: Tensor  # (n,) bool: contrast stretched to the full range, as scanners do
+    fill: Tensor  # (n,) share of the frame that a centred drawing fills
+
+    def rows(self, index: Tensor) -> "Style":
+        return Style(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+def draw_styles(rng: torch.Generator, n: int) -> Style:
+    resolution = pick(rng, RESOLUTION_WEIGHTS, n)
+    coarse = torch.tensor(RESOLUTIONS)[resolution] <= BOLD_BELOW
+    thick = uniform(rng, (n,), 1.1, 2.4)
+    boldness = torch.where(coarse, thick, torch.where(chance(rng, (n,), 0.25), thick, 1.0))
+    tight = chance(rng, (n,), 0.5) & coarse
+    plain = chance(rng, (n, 1), 0.65)
+    light = torch.where(plain, 1.0, uniform(rng, (n, 3), 0.5, 1.0))
+    dark = torch.where(plain, 0.0, uniform(rng, (n, 3), 0.0, 0.4))
+    inverted = chance(rng, (n, 1), 0.4)
+    return Style(
+        resolution=resolution,
+        upscale=pick(rng, (0.45, 0.3, 0.25), n),
+        boldness=boldness,
+        ink=torch.where(inverted, dark, light),
+        paper=torch.where(inverted, light, dark),
+        noise=uniform(rng, (n,), 0.0, 0.06) * chance(rng, (n,), 0.7),
+        level=chance(rng, (n,), 0.5),
+        fill=torch.where(tight, uniform(rng, (n,), 0.95, 1.05), uniform(rng, (n,), 0.7, 1.0)),
+    )
+
+
+def crisp_style(n: int) -> Style:
+    """White on black at full resolution, without noise."""
+    zero, one = torch.zeros(n), torch.ones(n)
+    return Style(
+        resolution=zero.long(),
+        upscale=zero.long(),
+        boldness=one,
+        ink=torch.ones(n, 3),
+        paper=torch.zeros(n, 3),
+        noise=zero,
+        level=zero.bool(),
+        fill=0.8 * one,
+    )
+
+
+def mixed_styles(rng: torch.Generator, group: Tensor, shared: float = 0.85) -> Style:
+    """One style an image; with probability `shared` the style of the image's group."""
+    n, groups = len(group), int(group.max()) + 1
+    own, common = draw_styles(rng, n), draw_styles(rng, groups)
+    loyal = chance(rng, (groups,), shared)[group]
+    merged = {}
+    for field in fields(Style):
+        a, b = getattr(common, field.name)[group], getattr(own, field.name)
+        merged[field.name] = torch.where(loyal[:, None] if a.ndim == 2 else loyal, a, b)
+    return Style(**merged)
+
+
+def coarsen(images: Tensor, resolution: Tensor, upscale: Tensor) -> Tensor:
+    """(n, c, s, s) as a coarser sensor would have seen them, brought back to s x s."""
+    out, size = images.clone(), images.shape[-1]
+    for level, side in enumerate(RESOLUTIONS):
+        for mode, name in enumerate(("bilinear", "bicubic", "nearest")):
+            chosen = ((resolution == level) & (upscale == mode)).nonzero()[:, 0]
+            if side == size or not len(chosen):
+                continue
+            small = F.adaptive_avg_pool2d(images[chosen], side)
+            aligned = {} if name == "nearest" else {"align_corners": False}
+            out[chosen] = F.interpolate(small, size=(size, size), mode=name, **aligned)
+    return out.clamp(0, 1)
+
+
+def paint(rng: torch.Generator, strokes: Tensor, style: Style) -> Tensor:
+    """(n, s, s) ink as (n, 3, s, s) pictures."""
+    mask = coarsen(strokes[:, None], style.resolution, style.upscale)
+    peak = mask.amax((1, 2, 3), keepdim=True).clamp(min=0.1)
+    mask = torch.where(style.level[:, None, None, None], mask / peak, mask)
+    mask = (mask * uniform(rng, (len(mask), 1, 1, 1), 0.75, 1.25)).clamp(0, 1)
+    ink, paper = style.ink[:, :, None, None], style.paper[:, :, None, None]
+    return expose(rng, paper + (ink - paper) * mask, style.noise)
+
+
+def expose(rng: torch.Generator, images: Tensor, noise: Tensor) -> Tensor:
+    """Sensor noise, the same in all channels half of the time."""
+    n, channels, height, width = images.shape
+    grain = normal(rng, (n, channels, height, width))
+    grain = torch.where(chance(rng, (n, 1, 1, 1), 0.5), grain[:, :1], grain)
+    return (images + grain * noise[:, None, None, None]).clamp(0, 1)
+
+
+def soften(rng: torch.Generator, images: Tensor, share: float = 0.4) -> Tensor:
+    """Half resolution with coarse levels for a share of the images: the softness of a JPEG."""
+    chosen = chance(rng, (len(images),), share).nonzero()[:, 0]
+    if not len(chosen):
+        return images
+    small = F.avg_pool2d(images[chosen], 2)
+    levels = uniform(rng, (len(chosen), 1, 1, 1), 12, 60)
+    small = (small * levels).round() / levels
+    out = images.clone()
+    out[chosen] = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
+    return out
+
+
+def relight(rng: torch.Generator, images: Tensor) -> Tensor:
+    """Gain, gamma and a slight colour cast."""
+    n = len(images)
+    gamma = normal(rng, (n, 1, 1, 1), 0.18).exp()
+    gain = normal(rng, (n, 1, 1, 1), 0.15).exp() * normal(rng, (n, 3, 1, 1), 0.05).exp()
+    return (images.clamp(1e-4, 1) ** gamma * gain).clamp(0, 1)

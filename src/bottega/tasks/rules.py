@@ -1,0 +1,80 @@
+"""Rules: what does a symbol do to the numbers beside it? Each episode gives symbols new rules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from bottega.tasks.figures import SYMBOLS
+from bottega.tasks.sums import RULES, draw_rows_values, draw_sums
+from bottega.tasks.task import Seeds, Task, check_knob, entry, episodes_of, images
+from bottega.tasks.wording import question
+from bottega.types import Example
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Every episode gives `symbols` of the four symbols a rule each, shows `shown` rows with their
+    results and asks `asked` others, whose pairs of numbers are never shown or trained on.
+    """
+
+    symbols: int = 3
+    shown: int = 24
+    asked: int = 20
+    episodes: int = 25
+
+    def __post_init__(self) -> None:
+        check_knob("symbols", self.symbols, 1, min(SYMBOLS, len(RULES)))
+        check_knob("shown", self.shown, self.symbols, 200)
+        check_knob("asked", self.asked, 1, 200)
+        check_knob("episodes", self.episodes, 1, 500)
+
+    def draw(self, seed: int) -> Task:
+        seeds = Seeds(seed)
+        knowledge: list[Example] = []
+        items: list[Example] = []
+        for episode in map(str, range(self.episodes)):
+            chosen = seeds.words.sample(range(SYMBOLS), self.symbols)
+            rules = dict(zip(chosen, seeds.words.sample(list(RULES), self.symbols), strict=True))
+            knowledge += _rows(seeds, f"{episode}-shown", self.shown, rules, held_out=False)
+            items += _rows(seeds, f"{episode}-asked", self.asked, rules, held_out=True)
+        episode_of = episodes_of((*knowledge, *items))
+        return Task(tuple(knowledge), tuple(items), episode_of=episode_of)
+
+
+def _rows(
+    seeds: Seeds, part: str, count: int, rules: Mapping[int, str], *, held_out: bool
+) -> list[Example]:
+    rng = seeds.words
+    values = draw_rows_values(seeds.pictures, count, held_out)
+    # Dealt, not drawn: no symbol may be missing from what is shown.
+    dealt = [list(rules)[i % len(rules)] for i in range(count)]
+    values[:, 1] = torch.tensor(rng.sample(dealt, count))
+    pictures = images(draw_sums(seeds.pictures, values))
+    examples = []
+    for place, (picture, row) in enumerate(zip(pictures, values.tolist(), strict=True)):
+        left, symbol, right = row
+        tags = {"episode": part.partition("-")[0], "topic": "symbol", "rule": rules[symbol]}
+        example = entry(f"rules-{part}-{place}", question(rng, "symbol"), "", picture, tags=tags)
+        examples.append(_worked(example, rules[symbol], left, right))
+    return examples
+
+
+def misapplied(example: Example, rng: random.Random) -> Example | None:
+    """The row worked out by another rule with another result: wrong, and consistent with itself.
+
+    None where all rules agree, as for two zeros.
+    """
+    _, left, right = str(example.rationale).split()
+    results = {rule: str(work(int(left), int(right))) for rule, work in RULES.items()}
+    others = [rule for rule, result in results.items() if result != example.answer]
+    return _worked(example, rng.choice(others), int(left), int(right)) if others else None
+
+
+def _worked(example: Example, rule: str, left: int, right: int) -> Example:
+    return replace(
+        example, answer=str(RULES[rule](left, right)), rationale=f"{rule} {left} {right}"
+    )

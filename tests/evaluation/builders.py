@@ -1,0 +1,41 @@
+"""Small benchmarks with known episodes."""
+
+from __future__ import annotations
+
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.types import Example, Query
+from tests.builders import picture
+
+QUESTION = "Which one?"
+
+
+def episodic(episodes: int = 3, classes: int = 2, shots: int = 2) -> Benchmark:
+    """In every episode each class shows `shots` pictures of about one shade, and one is asked."""
+    knowledge: list[Example] = []
+    items: list[Example] = []
+    for e in range(episodes):
+        for c in range(classes):
+            for shot in range(shots + 1):
+                shade = 2000 * e + 600 * c + shot
+                id, label = f"{e}-{c}-{shot}", f"{'ab'[c]}{e}"
+                query = Query(QUESTION, (picture(shade),), id=id)
+                one = Example(query, label, tags={"episode": str(e)}, id=id)
+                (items if shot == shots else knowledge).append(one)
+    labels = tuple(dict.fromkeys(item.answer for item in items))
+    episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}
+    return Benchmark("shades", tuple(knowledge), tuple(items), labels, episode_of=episode_of)
+
+
+def telling(episodes: int = 2, count: int = 6) -> Benchmark:
+    """Passages that say what is at home where, one item a passage."""
+    knowledge, items = [], []
+    for e in range(episodes):
+        for i in range(count):
+            tags = {"episode": str(e)}
+            passage = Query(f"The home of n{i} is h{e}{i}", id=f"p-{e}-{i}")
+            knowledge.append(Example(passage, "", tags=tags, id=passage.id))
+            asked = Query("What is its home?", (picture(50 * e + i),), id=f"q-{e}-{i}")
+            told = {**tags, "passage": str(passage.id), "topic": f"home {i}"}
+            items.append(Example(asked, f"h{e}{i}", tags=told, id=asked.id))
+    episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}
+    return Benchmark("homes", tuple(knowledge), tuple(items), (), episode_of=episode_of)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.controls import Swapped, other_picture, other_question
+from bottega.prompting import Interleaved
+from tests.builders import candidates
+from tests.evaluation.builders import episodic, telling
+
+DATA = telling()
+
+
+def test_another_items_picture_takes_the_place_of_the_asked_one() -> None:
+    other = other_picture(DATA, seed=0)
+    pictures = {item.query.images for item in DATA.items}
+    for item in DATA.items:
+        swapped = other(item.query)
+        assert swapped.images != item.query.images
+        assert swapped.images in pictures
+        assert replace(swapped, images=item.query.images) == item.query
+    assert other_picture(DATA, seed=0)(DATA.items[0].query) == other(DATA.items[0].query)
+
+
+def test_another_question_asks_for_something_else() -> None:
+    items = [
+        replace(item, query=replace(item.query, text=f"{item.tags['topic']}, {i}?"))
+        for i, item in enumerate(DATA.items)
+    ]
+    data = replace(DATA, items=tuple(items))
+    other = other_question(data, seed=0)
+    topic = {item.query.text: item.tags["topic"] for item in items}
+    for item in items:
+        swapped = other(item.query)
+        assert topic[swapped.text] != item.tags["topic"]
+        assert swapped.images == item.query.images
+
+
+def test_only_the_last_turn_changes_and_choices_stay() -> None:
+    swap = Swapped(Interleaved(), other_picture(DATA, seed=0))
+    asked = replace(DATA.items[0].query, choices=("a", "b"))
+    shown = candidates("a", "b")
+    plain, swapped = Interleaved()(asked, shown).messages, swap(asked, shown).messages
+    assert swapped[:-1] == plain[:-1]
+    assert swapped[-1].parts[1] == plain[-1].parts[1]
+    assert swapped[-1].parts[0] != plain[-1].parts[0]
+
+
+def test_nothing_to_swap_is_an_error() -> None:
+    with pytest.raises(SettingError, match="nothing to swap"):
+        other_question(episodic(), seed=0)
+    alone = replace(DATA, items=DATA.items[:1])
+    with pytest.raises(SettingError, match="nothing to swap"):
+        other_picture(alone, seed=0)

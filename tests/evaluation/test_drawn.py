@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+
+from bottega.errors import MissingDependencyError, SettingError
+from bottega.evaluation.benchmarks import Benchmark, load_benchmark
+from bottega.tasks.sums import RULES
+
+RULE_ROWS = "rules:episodes=5,shown=6,asked=4"
+
+
+@pytest.fixture(scope="module")
+def rules() -> Benchmark:
+    return load_benchmark(RULE_ROWS, seed=0, limit=10)
+
+
+def test_a_drawn_task_becomes_a_benchmark_with_episodes(rules: Benchmark) -> None:
+    assert (len(rules.knowledge), len(rules.items), rules.labels) == (30, 10, ())
+    assert rules.name == RULE_ROWS
+    assert all(rules.episode_of[str(e.query.id)] == e.tags["episode"] for e in rules.knowledge)
+    assert load_benchmark(RULE_ROWS, seed=0, limit=10) == rules
+
+
+def test_a_limit_asks_items_of_many_episodes(rules: Benchmark) -> None:
+    assert len({item.tags["episode"] for item in rules.items}) > 3
+
+
+def test_examples_are_thinned_within_each_episode() -> None:
+    data = load_benchmark("glyphs:ways=20,shots=2", seed=0, per_class=1)
+    kept = Counter((e.tags["episode"], e.answer) for e in data.knowledge)
+    assert (len(kept), set(kept.values())) == (500, {1})
+
+
+def test_passages_are_never_thinned() -> None:
+    whole, thin = (load_benchmark("facts:episodes=1", seed=0, per_class=p) for p in (None, 1))
+    assert len(whole.knowledge) == len(thin.knowledge)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) -> None:
+    noisy = load_benchmark(RULE_ROWS, seed=0, limit=10, label_noise=share)
+    assert noisy.items == rules.items
+    changed = [(a, b) for a, b in zip(rules.knowledge, noisy.knowledge, strict=True) if a != b]
+    ambiguous = sum(len(_results(str(e.rationale))) == 1 for e in rules.knowledge)
+    assert len(changed) == min(round(share * 30), 30 - ambiguous)
+    for right, wrong in changed:
+        assert right.answer != wrong.answer
+        rule, left, other = str(wrong.rationale).split()
+        assert str(RULES[rule](int(left), int(other))) == wrong.answer
+
+
+def test_noise_in_attributes_stays_within_the_topic() -> None:
+    spec = "attributes:kb=60,asked=5"
+    right, noisy = (load_benchmark(spec, seed=0, label_noise=p) for p in (0, 0.5))
+    changed = [a for a, b in zip(right.knowledge, noisy.knowledge, strict=True) if a != b]
+    assert len(changed) == 30
+    topics = {word: e.tags["topic"] for e in right.knowledge for word in (e.answer,)}
+    assert all(topics[e.answer] == e.tags["topic"] for e in noisy.knowledge)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "glyphs:way=5",
+        "glyphs:ways=many",
+        "glyphs:ways=-1",
+        "facts:ways",
+        "rules:shown=²",
+        "digits:x",
+        "digits:half=second,quarter=2",
+    ],
+)
+def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        load_benchmark(spec, seed=0)
+    assert "the knobs of" in raised.value.hint
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_impossible_noise_is_named(share: float) -> None:
+    with pytest.raises(SettingError, match="label noise"):
+        load_benchmark(RULE_ROWS, seed=0, label_noise=share)
+
+
+def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("bottega.tasks.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependencyError, match="torch"):
+        load_benchmark("glyphs", seed=0)
+
+
+def _results(rationale: str) -> set[int]:
+    _, left, right = rationale.split()
+    return {work(int(left), int(right)) for work in RULES.values()}

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bottega.evaluation.episodes import ByEpisode, Oracle, Shelf, nearest, pools
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.retrieval import Balanced, Uniform
+from tests.evaluation.builders import episodic, telling
+
+DATA = episodic()
+
+
+@pytest.fixture(scope="module")
+def knowledge() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as filled:
+        filled.add(DATA.knowledge)
+        yield filled
+
+
+async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
+    retrieve = nearest(DATA, knowledge)
+    for item in DATA.items:
+        found = await retrieve(item.query, 10)
+        assert {c.example.tags["episode"] for c in found} == {item.tags["episode"]}
+        assert len(found) == 4
+        assert found[0].example.answer == item.answer
+
+
+async def test_random_examples_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
+    shelves = pools(DATA, knowledge)
+    for kind in (Uniform, Balanced):
+        retrieve = ByEpisode(DATA.episode_of, {e: kind(p, seed=0) for e, p in shelves.items()})
+        for item in DATA.items:
+            found = await retrieve(item.query, 2)
+            assert {c.example.tags["episode"] for c in found} == {item.tags["episode"]}
+            if kind is Balanced:
+                assert len({c.example.answer for c in found}) == 2
+
+
+def test_without_episodes_the_knowledge_base_is_the_pool(knowledge: KnowledgeBase) -> None:
+    assert pools(replace(DATA, episode_of={}), knowledge) == {"": knowledge}
+
+
+@pytest.mark.parametrize("k", [1, 3, 6, 50])
+async def test_the_oracle_finds_the_right_passage_among_others(k: int) -> None:
+    data = telling(episodes=1)
+    passage_of = {str(item.query.id): item.tags["passage"] for item in data.items}
+    oracle = Oracle(Shelf(data.knowledge), passage_of, seed=0)
+    places = set()
+    for item in data.items:
+        found = [c.example.id for c in await oracle(item.query, k)]
+        assert len(set(found)) == len(found) == min(k, 6)
+        places.add(found.index(item.tags["passage"]))
+        assert found == [c.example.id for c in await oracle(item.query, k)]
+    assert k == 1 or len(places) > 1

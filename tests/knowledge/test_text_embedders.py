@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from bottega.bundled import MEANINGS, WORDS
+from bottega.errors import EmbeddingError
+from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
+from bottega.knowledge.embedders.tokens import TABLE
+from bottega.protocols import Vectors
+from bottega.types import Example, Query
+from tests.builders import picture
+
+TOKENS = ("[unk]", "what", "is", "its", "shape", "form", "hue", "tint")
+TOPIC = MEANINGS[1].start
+WIDTH = max(part.stop for part in (WORDS, *MEANINGS)) + 3
+
+
+def table(seed: int = 0) -> NDArray[np.float16]:
+    """Random codes for words; "shape" and "form" mean one thing, "hue" and "tint" another."""
+    rows = np.zeros((len(TOKENS), WIDTH), np.float16)
+    codes = np.random.default_rng(seed).normal(size=(len(TOKENS) - 1, WORDS.stop - WORDS.start))
+    rows[1:, WORDS] = codes / np.linalg.norm(codes, axis=1, keepdims=True)
+    rows[4:6, TOPIC] = rows[6:8, TOPIC + 1] = 1
+    rows[:, -1] = 9  # what no embedder reads
+    return rows
+
+
+def save(folder: Path, rows: NDArray[np.float16]) -> Path:
+    folder.mkdir(exist_ok=True)
+    vocabulary = {token: i for i, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=TOKENS[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_file({f"model.language_model.{TABLE}": rows}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> TokenEmbedder:
+    return TokenEmbedder(save(tmp_path_factory.mktemp("words"), table()))
+
+
+@pytest.fixture(scope="module")
+def dual(words: TokenEmbedder) -> DualEmbedder:
+    return DualEmbedder(PixelEmbedder(), words)
+
+
+def cosine(embedder: TokenEmbedder | DualEmbedder, one: Query, other: Query) -> float:
+    a, b = embedder.embed([one, other])
+    return float(a @ b)
+
+
+def check_units(vectors: Vectors, dimension: int) -> None:
+    assert vectors.dtype == np.float32
+    assert vectors.shape[1] == dimension
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["what is its shape", "its hue", "nonsense", " ", "what what"])
+def test_every_text_is_a_unit_vector(words: TokenEmbedder, text: str) -> None:
+    vectors = words.embed([Query(text), Query(text, (picture(1),))])
+    check_units(vectors, words.dimension)
+    assert np.array_equal(vectors[0], vectors[1])
+
+
+def test_paraphrases_are_nearer_than_other_topics(words: TokenEmbedder) -> None:
+    asked = Query("what is its shape")
+    assert cosine(words, asked, Query("its form")) > cosine(words, asked, Query("what is its hue"))
+    assert cosine(words, Query("hue"), Query("tint")) > 0.9
+    assert cosine(words, Query("nonsense"), Query("hue")) == 0
+
+
+def test_no_text_is_an_error_and_no_queries_are_none(words: TokenEmbedder) -> None:
+    with pytest.raises(EmbeddingError, match="no text"):
+        words.embed([Query("", (picture(1),))])
+    assert words.embed([]).shape == (0, words.dimension)
+
+
+def test_the_fingerprint_covers_what_is_read(tmp_path: Path, words: TokenEmbedder) -> None:
+    other = table()
+    other[:, -1] = 5
+    assert TokenEmbedder(save(tmp_path / "a", other)).fingerprint == words.fingerprint
+    other[5, TOPIC] = 0
+    assert TokenEmbedder(save(tmp_path / "b", other)).fingerprint != words.fingerprint
+
+
+def test_what_is_no_such_model_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EmbeddingError, match="cannot be loaded"):
+        TokenEmbedder(tmp_path)
+    with pytest.raises(EmbeddingError, match="numbers a token"):
+        TokenEmbedder(save(tmp_path, table()[:, :100].copy()))
+
+
+def test_dual_is_the_mean_of_both_cosines(words: TokenEmbedder, dual: DualEmbedder) -> None:
+    one, other = Query("its shape", (picture(1),)), Query("its hue", (picture(900),))
+    seen = PixelEmbedder().embed([one, other])
+    said = words.embed([one, other])
+    expected = (float(seen[0] @ seen[1]) + float(said[0] @ said[1])) / 2
+    assert cosine(dual, one, other) == pytest.approx(expected, abs=1e-5)
+    check_units(dual.embed([one, other]), dual.dimension)
+    assert dual.dimension == PixelEmbedder().dimension + words.dimension
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [
+        [Query("its shape")],
+        [Query("", (picture(1),))],
+        [Query("its shape"), Query("", (picture(1),)), Query("hue", (picture(2),))],
+    ],
+)
+def test_a_missing_part_is_zero_and_rows_stay_units(
+    dual: DualEmbedder, queries: Sequence[Query]
+) -> None:
+    vectors = dual.embed(queries)
+    check_units(vectors, dual.dimension)
+    split = PixelEmbedder().dimension
+    for query, vector in zip(queries, vectors, strict=True):
+        assert vector[:split].any() == bool(query.images)
+        assert vector[split:].any() == bool(query.text)
+
+
+def test_neither_image_nor_text_is_an_error(dual: DualEmbedder) -> None:
+    with pytest.raises(EmbeddingError, match="neither"):
+        dual.embed([Query("")])
+    assert dual.embed([]).shape == (0, dual.dimension)
+
+
+def test_a_duals_fingerprint_names_both(dual: DualEmbedder, words: TokenEmbedder) -> None:
+    assert words.fingerprint in dual.fingerprint
+    assert PixelEmbedder.fingerprint in dual.fingerprint
+
+
+def test_examples_are_found_by_what_they_show_and_say(dual: DualEmbedder) -> None:
+    known = [
+        Example(Query(text, (picture(shade),)), f"{text} {shade}")
+        for text in ("its shape", "its hue")
+        for shade in (1, 60_000)
+    ]
+    with KnowledgeBase.open(":memory:", embed=dual) as knowledge:
+        knowledge.add(known)
+        [found] = knowledge.search(Query("its tint", (picture(59_999),)), 1)
+    assert found.example.answer == "its hue 60000"
