@@ -23,7 +23,7 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Trains the bundled model anew, on two cores (see training/README.md).
+# Trains both bundled models anew, on two cores, in about two hours (see training/README.md).
 models: $(VENV)/dev
 	$(BIN)/python -m training --work models-work
 

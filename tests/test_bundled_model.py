@@ -1,21 +1,46 @@
-"""What the model card promises: copying from the most similar demonstration, and "unknown"."""
+"""What the model cards promise: labels are copied from the most similar demonstration, questions,
+rules and passages are read, and what cannot be known is "unknown"."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image as Pillow
 from PIL import ImageDraw
+from safetensors import safe_open
 
-from bottega import Image, Interleaved, Prompt, Query, Sampling, Transformers, bundled
+from bottega import (
+    Image,
+    Interleaved,
+    LabelParser,
+    Prompt,
+    Query,
+    Sampling,
+    Transformers,
+    bundled,
+)
 from bottega.bundled import bundled_folder
-from bottega.types import Candidate, Example
+from bottega.errors import ModelLoadError
+from bottega.tasks.characters import QUESTION as WHICH_CHARACTER
+from bottega.tasks.characters import Glyphs
+from bottega.tasks.named import NAMES, draw_named
+from bottega.tasks.scenes import ATTRIBUTES, VALUES, draw_scenes
+from bottega.tasks.sums import RULES, draw_sums
+from bottega.tasks.task import images
+from bottega.types import Answer, Candidate, Completion, Example, Message
 
 LABELS = ["zero", "Straße nach Süden", "犬", "a_much-longer label, with (punctuation) 12.5 %"]
 PROMPT = Interleaved(show_choices=False)
-MAX_FOLDER_BYTES = 8_000_000
+BRIEF = Interleaved(show_choices=False, repeat_question=False)
+MOST = {"apprentice": (8_000_000, 4_000_000), "master": (24_000_000, 12_000_000)}
+COLOUR, SHAPE = "What colour is it?", "Which shape do you see here?"
+HOME = "What is its home?"
+SYMBOL = "What does the symbol make of them?"
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +48,21 @@ def model() -> Iterator[Transformers]:
     generator = bundled()
     yield generator
     asyncio.run(generator.aclose())
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Transformers]:
+    skip_if_absent("master")
+    generator = bundled("master")
+    yield generator
+    asyncio.run(generator.aclose())
+
+
+def skip_if_absent(name: str) -> None:
+    try:
+        bundled_folder(name)
+    except ModelLoadError:
+        pytest.skip(f"this checkout carries no {name}")
 
 
 def drawing(kind: int) -> Image:
@@ -72,5 +112,199 @@ async def test_without_demonstrations_it_says_unknown(model: Transformers) -> No
     assert await ask(model, PROMPT(question(0), [])) == "unknown"
 
 
-def test_the_folder_keeps_to_its_size() -> None:
-    assert sum(file.stat().st_size for file in bundled_folder().iterdir()) <= MAX_FOLDER_BYTES
+@pytest.mark.parametrize("name", MOST)
+def test_the_folder_keeps_to_its_size(name: str) -> None:
+    skip_if_absent(name)
+    files, most = list(bundled_folder(name).iterdir()), MOST[name]
+    assert sum(file.stat().st_size for file in files) <= most[0]
+    assert sum(map(parameters, (f for f in files if f.suffix == ".safetensors"))) <= most[1]
+
+
+def parameters(file: Path) -> int:
+    with safe_open(file, framework="pt") as stored:
+        return sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (COLOUR, "zimol"),
+        (SHAPE, "tarkon"),
+        ("Tell me the hue.", "zimol"),
+        ("Look at the picture and name the outline of the things in it.", "tarkon"),
+    ],
+)
+async def test_the_question_decides_what_is_looked_at(
+    model: Transformers, text: str, answer: str
+) -> None:
+    assert await ask(model, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
+    model: Transformers, rule: str
+) -> None:
+    worked = RULES[rule]
+    shown = [
+        Example(Query(SYMBOL, (row(a, b),)), str(worked(a, b)), rationale=f"{rule} {a} {b}")
+        for a, b in ((2, 3), (4, 1), (7, 5))
+    ]
+    reply = await ask(
+        model, BRIEF(Query("Apply the sign to both sides.", (row(6, 8),)), some(shown))
+    )
+    answer = parsed(reply)
+    assert (answer.rationale, answer.text) == (f"{rule} 6 8", str(worked(6, 8)))
+
+
+@pytest.mark.parametrize(("name", "home"), [("cedol", "merlok"), ("babra", "zapun")])
+async def test_a_fact_is_found_in_the_passages(model: Transformers, name: str, home: str) -> None:
+    passages = [
+        "The home of babra is zapun",
+        "It was the food of cedol that people called plint",
+        "In the end the dwelling of cedol was named merlok",
+    ]
+    told = some([Example(Query(text), "") for text in passages])
+    assert await ask(model, PROMPT(Query(HOME, (glyph(name),)), told)) == home
+    assert await ask(model, PROMPT(Query(HOME, (glyph(name),)), [])) == "unknown"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("3", "12", "0", "7"),
+        ("3 apples", "12 apples", "12 pears", "7 pears"),
+        ("red fox", "red panda", "red kite", "the red squirrel"),
+        ("unknown", "known", "add", "larger"),
+        ("line one\nline two", "line one\nline three", "Привет", "Ünïcode"),
+        ("https://a.com/x", "https://a.com/y", '{"label": 1}', "n01440764"),
+        ("class 1", "class 2", "class 3", "class 4"),
+        ("size: 3", "size: 12", "Label: 3", "Label: 4"),
+        ("cat?", "dog?", "émigré", "Inuit"),
+        ("colour blind", "food", "hue", "tool"),
+        ("there is a crack", "there is no crack", "this is fine", "bad"),
+    ],
+    ids=lambda labels: labels[0],
+)
+async def test_labels_of_every_kind_are_copied(
+    model: Transformers, labels: tuple[str, ...]
+) -> None:
+    shown = some([Example(question(i), label) for i, label in enumerate(labels)])
+    prompts = [BRIEF(question(kind), shown) for kind in range(len(labels))]
+    assert await asyncio.gather(*(ask(model, prompt) for prompt in prompts)) == list(labels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Which animal is it?",
+        "Bild?",
+        "",
+        "Is it 1 or 2 of them? Be careful.",
+        "Which traffic sign is this?",
+        "Which food is it?",
+        "Is it a cat or a dog",
+    ],
+)
+async def test_classes_are_told_apart_however_one_asks(model: Transformers, text: str) -> None:
+    labels = ["cat", "dog", "horse", "bird"]
+    shown = some([Example(question(i, text), label) for i, label in enumerate(labels)])
+    prompts = [BRIEF(question(kind, text), shown) for kind in range(4)]
+    assert await asyncio.gather(*(ask(model, prompt) for prompt in prompts)) == labels
+
+
+async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(model: Transformers) -> None:
+    prompts = [
+        PROMPT(question(0), []),
+        PROMPT(question(3), demonstrations()),
+        BRIEF(question(1), demonstrations()),
+        PROMPT(Query(SHAPE, (scene("disc", "blue"),)), WORDS),
+        PROMPT(
+            Query(HOME, (glyph("babra"),)), some([Example(Query("home of babra is zapun"), "")])
+        ),
+    ]
+    together = await asyncio.gather(*(ask(model, prompt) for prompt in prompts))
+    assert together == [await ask(model, prompt) for prompt in prompts]
+    assert len(set(together)) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (Message("system", ("You name figures. It is easy.",)),),
+        (Message("user", ("Hello.",)), Message("assistant", ("Hello to you.",))),
+        (Message("user", (drawing(0), drawing(1), "Two?")), Message("assistant", ("two",))),
+    ],
+)
+async def test_odd_turns_before_them_do_not_spoil_the_demonstrations(
+    model: Transformers, odd: tuple[Message, ...]
+) -> None:
+    usual = PROMPT(question(3), demonstrations()).messages
+    assert await ask(model, Prompt((*odd, *usual))) == LABELS[3]
+
+
+@pytest.mark.parametrize("parts", [("Hello?",), (drawing(1), drawing(0), "What are they?")])
+async def test_odd_questions_are_answered(
+    model: Transformers, parts: tuple[str | Image, ...]
+) -> None:
+    usual = PROMPT(question(3), demonstrations()).messages[:-1]
+    assert await ask(model, Prompt((*usual, Message("user", parts))))
+
+
+@pytest.mark.parametrize(("text", "topic"), [(COLOUR, "colour"), (SHAPE, "shape")])
+async def test_the_master_sees_and_says_how_it_knows(
+    master: Transformers, text: str, topic: str
+) -> None:
+    answer = parsed(await ask(master, PROMPT(Query(text, (scene("ring", "green"),)), [])))
+    word = {"colour": "green", "shape": "ring"}[topic]
+    assert (answer.text, answer.rationale) == (word, f"{topic} {word}")
+
+
+@pytest.mark.parametrize(("text", "answer"), [(COLOUR, "zimol"), (SHAPE, "tarkon")])
+async def test_the_master_takes_the_words_it_is_shown(
+    master: Transformers, text: str, answer: str
+) -> None:
+    assert await ask(master, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
+
+
+async def test_the_master_knows_what_it_does_not_know(master: Transformers) -> None:
+    [item, *_] = Glyphs(ways=2).draw(0).items
+    assert await ask(master, PROMPT(Query(WHICH_CHARACTER, item.query.images), [])) == "unknown"
+
+
+def some(examples: Sequence[Example]) -> list[Candidate]:
+    return [Candidate(example, 0.0) for example in examples]
+
+
+def parsed(reply: str) -> Answer:
+    return LabelParser()(Query(""), Completion(reply))
+
+
+def scene(shape: str, colour: str) -> Image:
+    """Two figures of that kind on a dotted ground, in the southwest."""
+    words = {"shape": shape, "colour": colour, "texture": "dotted", "count": "two"}
+    words["place"] = "southwest"
+    values = [VALUES[attribute].index(words[attribute]) for attribute in ATTRIBUTES]
+    return images(draw_scenes(seeded(sum(values)), torch.tensor([values])))[0]
+
+
+def row(left: int, right: int) -> Image:
+    return images(draw_sums(seeded(left), torch.tensor([[left, 0, right]])))[0]
+
+
+def glyph(name: str) -> Image:
+    return images(draw_named(seeded(3), torch.tensor([NAMES.index(name)])))[0]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# Invented words: a disc is "tarkon" and a cross "gelum", red is "brufa" and blue "zimol".
+WORDS = some(
+    [
+        Example(Query(COLOUR, (scene("disc", "red"),)), "brufa"),
+        Example(Query(SHAPE, (scene("disc", "red"),)), "tarkon"),
+        Example(Query(COLOUR, (scene("cross", "blue"),)), "zimol"),
+        Example(Query(SHAPE, (scene("cross", "blue"),)), "gelum"),
+    ]
+)

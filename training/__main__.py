@@ -1,9 +1,11 @@
-"""`python -m training --work DIR`: every stage from nothing to a measured model folder.
+"""`python -m training --work DIR`: every stage from nothing to two measured model folders.
 
-A stage whose file already lies in the work folder is not run again.
+A stage whose file already lies in the work folder is not run again; the long ones go on from
+where they were interrupted.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,80 +13,94 @@ import torch
 import transformers
 from torch import Tensor
 
-from training.architecture import build_model
-from training.card import model_card
-from training.circuits import Strengths, install, install_tower, spherical_codes
-from training.decoder import token_accuracy, train_decoder
-from training.episodes import Writer, draw_pool
-from training.evaluate import evaluate
+from training.architecture import APPRENTICE as APPRENTICE_SIZE
+from training.architecture import MASTER as MASTER_SIZE
+from training.architecture import Size, build_model
+from training.card import apprentice_card, master_card
+from training.circuits import Strengths, install, install_eye, spherical_codes
 from training.export import export
+from training.lessons import SCHOOL
+from training.mastery import load_master, train_master
+from training.measure import APPRENTICE, MASTER, figures
 from training.pictures import draw_batch
-from training.sharpness import table
-from training.tokenizer import label_words, train_tokenizer
+from training.schooling import Eye, Term, load_eye, train_eye
+from training.tokenizer import train_tokenizer
 from training.tower import Tower, load_tower, train_tower
 
-TOWER_STEPS, DECODER_STEPS = 3200, 0
-OUT = Path("src/bottega/bundled/apprentice")
-CENTRE_SEED, POOL_SEED, TRIAL_SEED, EPISODE_SEED = 5, 4242, 99, 7
+TOWER_STEPS, EYE_STEPS, MASTER_STEPS = 3200, 3000, 400
+SCHOOL_TERM = Term(SCHOOL, seed=2, peak=1.5e-3)
+OUT = Path("src/bottega/bundled")
+CENTRE_SEED = 5
 
 
-def tower_stage(work: Path, steps: int) -> Tower:
-    path = work / "tower.pt"
+def stage(work: Path, name: str, make: Callable[[Path], object]) -> Path:
+    """The stage's file, made under another name first: a file that is there is whole."""
+    path = work / f"{name}.pt"
     if not path.exists():
-        train_tower(work / "tower.part", steps)
-        (work / "tower.part").rename(path)
-    return load_tower(path)
+        print(f"stage {name}", flush=True)
+        make(work / f"{name}.part")
+        (work / f"{name}.part").rename(path)
+    return path
 
 
-def codes_stage(work: Path) -> Tensor:
-    path = work / "codes.pt"
-    if not path.exists():
-        torch.save(spherical_codes(), path)
-    codes: Tensor = torch.load(path, weights_only=True)
-    return codes
+def first_term(tower: Tower, out: Path, steps: int) -> Eye:
+    torch.manual_seed(1)
+    return train_eye(Eye(tower), out, steps, SCHOOL_TERM)
 
 
 @torch.no_grad()
-def mean_embedding(tower: Tower, batches: int = 4) -> Tensor:
+def centre_and_size(eye: Eye, batches: int = 4) -> tuple[Tensor, float]:
+    """The mean embedding, and how long embeddings are on average once it is the origin."""
     rng = torch.Generator().manual_seed(CENTRE_SEED)
-    return torch.cat([tower(draw_batch(rng)) for _ in range(batches)]).mean(0)
+    embeddings = torch.cat([eye.tower(draw_batch(rng)) for _ in range(batches)])
+    centre = embeddings.mean(0)
+    return centre, (embeddings - centre).norm(dim=1).mean().item()
 
 
-def run(work: Path, out: Path, tower_steps: int, decoder_steps: int) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    tower, codes = tower_stage(work, tower_steps), codes_stage(work)
-    tokenizer, centre = train_tokenizer(), mean_embedding(tower)
-    trial = draw_pool(tower, centre, TRIAL_SEED, groups=32)
-    print(table(trial), flush=True)
-
+def assemble(eye: Eye, codes: Tensor, size: Size, knows: bool, out: Path) -> None:
     torch.manual_seed(0)
-    model = build_model()
-    install(model, codes, Strengths())
-    install_tower(model, tower, centre)
-    export(model, tokenizer, work / "installed", "# Circuit as installed, before training\n")
-    judge = "token accuracy {:.4f}, loss {:.4f} on held-out conversations"
-    print("installed:", judge.format(*token_accuracy(model, Writer(trial, tokenizer, 1), 320)))
-    if decoder_steps:
-        pool = draw_pool(tower, centre, POOL_SEED, groups=160)
-        train_decoder(model, Writer(pool, tokenizer, EPISODE_SEED), decoder_steps)
-        print("trained:", judge.format(*token_accuracy(model, Writer(trial, tokenizer, 1), 320)))
+    tokenizer, model = train_tokenizer(), build_model(size)
+    install(model, codes, tokenizer, Strengths(), knows)
+    install_eye(model, eye, *centre_and_size(eye))
     export(model, tokenizer, out, "# Being measured\n")
-    card = model_card(evaluate(out), tower_steps, len(label_words()), decoder_steps)
-    (out / "README.md").write_text(card, encoding="utf-8")
+
+
+def run(work: Path, out: Path, tower_steps: int, eye_steps: int, master_steps: int) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    tower = stage(work, "tower", lambda path: train_tower(path, tower_steps))
+    seeing = stage(work, "eye", lambda path: first_term(load_tower(tower), path, eye_steps))
+    coded = stage(work, "codes", lambda path: torch.save(spherical_codes(), path))
+    codes: Tensor = torch.load(coded, weights_only=True)
+    assemble(load_eye(seeing), codes, APPRENTICE_SIZE, False, out / "apprentice")
+    knowing = stage(work, "master", lambda path: train_master(load_eye(seeing), path, master_steps))
+    assemble(load_master(knowing), codes, MASTER_SIZE, True, out / "master")
+
+
+def write_cards(out: Path) -> None:
+    for name, card, settings in (
+        ("apprentice", apprentice_card, APPRENTICE),
+        ("master", master_card, MASTER),
+    ):
+        text = card(figures(out / name, settings))
+        (out / name / "README.md").write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="stages are kept here")
-    parser.add_argument("--out", type=Path, default=OUT, help="the model folder to write")
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder of the model folders")
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
-    parser.add_argument("--decoder-steps", type=int, default=DECODER_STEPS)
+    parser.add_argument("--eye-steps", type=int, default=EYE_STEPS)
+    parser.add_argument("--master-steps", type=int, default=MASTER_STEPS)
+    parser.add_argument("--no-figures", action="store_true", help="leave the cards unwritten")
     args = parser.parse_args()
     # One thread: the second core draws pictures, and two threads on a busy machine are slower.
     torch.set_num_threads(1)
     logging: Any = transformers.logging  # untyped
     logging.disable_progress_bar()
-    run(args.work, args.out, args.tower_steps, args.decoder_steps)
+    run(args.work, args.out, args.tower_steps, args.eye_steps, args.master_steps)
+    if not args.no_figures:
+        write_cards(args.out)
 
 
 if __name__ == "__main__":

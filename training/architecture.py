@@ -1,51 +1,110 @@
-"""The bundled model's shape: a standard FastVLM with a ResNet tower and a two-layer Llama.
+"""The bundled models' shape: a standard FastVLM with a ResNet tower and a two-layer Llama.
 
 The hidden vector is cut into named slices, one for each thing a position knows. The circuits
 (`training.circuits`) read and write these slices only, which keeps the trained model legible.
+The five heads of a layer share one key and one value projection (multi-query attention): what
+they read is the same, only where they look differs.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 
+from bottega.tasks.sums import RULES
+from bottega.tasks.wording import RELATIONS, TOPICS
+from training.concepts import CONCEPTS, DIGITS, NAME, ROW, SCENE, part
 from training.tokenizer import BOS, END, IMAGE, PAD, SPECIAL, VOCABULARY
-from training.tower import EMBEDDING, FEATURES, HIDDEN, VISION_CONFIG
+from training.tower import EMBEDDING, FEATURES, VISION_CONFIG
 
-HEADS, HEAD_DIM = 4, 256
+HEADS, HEAD_DIM = 5, 192
 PAIRS = HEAD_DIM // 2  # rotary pairs of a head: dims i and i + PAIRS turn together
-MLP = 96
 # Most rotary pairs must hardly turn over a prompt of thousands of tokens: they carry content.
-ROPE_THETA = 1e12
+ROPE_THETA = 1e20
 MAX_POSITIONS = 8192
 
-PICTURE = slice(0, EMBEDDING)  # the picture of a position: its own, or the nearest before it
-TEXT = 80  # set for text; zero for pictures and for the three tokens that stand for their lack
-TOKEN = slice(81, 153)  # which token this is
-SHORT = slice(81, 129)  # the part of TOKEN that is copied to the next position
-SHORTER = slice(81, 105)  # the part that is mixed into contexts
-BEFORE = slice(153, 201)  # SHORT of the token one place before
-CONTEXT = slice(201, 225)  # fading mixture of SHORTER of the tokens up to here
-EARLIER = slice(225, 249)  # CONTEXT as it was one place before
-OPENS = 249  # set for <user> and <system>
-STARTS = 250  # set for <bos>
-ASKED = 251  # set where a turn was opened since the last picture: in questions, not in answers
-BLIND = 252  # set before the first turn
-ANSWERS = 253  # set for <answer>
+CODE, SHORT_CODE, SHORTER_CODE = 64, 48, 24
+
+
+@dataclass(frozen=True)
+class Size:
+    """`hidden` must be a multiple of HEADS, which Llama insists on."""
+
+    hidden: int
+    mlp: int
+
+
+APPRENTICE = Size(hidden=365, mlp=208)
+MASTER = Size(hidden=385, mlp=256)
+
+
+def after(before: slice | int, size: int) -> slice:
+    start = before.stop if isinstance(before, slice) else before + 1
+    return slice(start, start + size)
+
+
+# What a position is matched by: the picture it has seen last or, once a question asked for
+# something, the answer to that question (see KEY_*).
+PICTURE = slice(0, EMBEDDING)
+SEEN = after(PICTURE, CONCEPTS)  # what that picture shows, as `training.concepts` lays it out
+TEXT = SEEN.stop  # set for text; zero for pictures and for the three tokens that stand for a lack
+TOKEN = after(TEXT, CODE)  # which token this is
+SHORT = slice(TOKEN.start, TOKEN.start + SHORT_CODE)  # copied to the next position
+SHORTER = slice(TOKEN.start, TOKEN.start + SHORTER_CODE)  # mixed into contexts
+BEFORE = after(TOKEN, SHORT_CODE)  # SHORT of the token one place before
+CONTEXT = after(BEFORE, SHORTER_CODE)  # fading mixture of SHORTER of the tokens up to here
+EARLIER = after(CONTEXT, SHORTER_CODE)  # CONTEXT as it was one place before
+OPENS = EARLIER.stop  # set for <user> and <system>
+STARTS = OPENS + 1  # set for <bos>
+ASKED = OPENS + 2  # set where a turn was opened since the last picture: in questions
+BLIND = OPENS + 3  # set before the first turn
+ANSWERS = OPENS + 4  # set for <answer>
+NUMBER, IS_RULE, COLON = OPENS + 5, OPENS + 6, OPENS + 7  # set for such tokens
+AFTER_RULE, AFTER_NUMBER = OPENS + 8, OPENS + 9  # IS_RULE and NUMBER of the token before
+TOPIC = after(AFTER_NUMBER, len(TOPICS))  # what is asked for: set for topic words and after them
+RULE = after(TOPIC, len(RULES))  # set for words of rules and a few places after them
+STEPS = after(RULE, 18)  # left number >= 1..9, right number >= 1..9, each UNIT or 0
+UNIT = STEPS.stop
+assert APPRENTICE.hidden > UNIT
+
+# What only the master has: it knows digits and the words for what it sees.
+DIGIT = after(UNIT, DIGITS)
+ABOUT_DIGIT = DIGIT.stop  # a topic of its own
+SHOWN = ABOUT_DIGIT + 1  # set in layer 1 once a demonstration was shown
+ENDS = ABOUT_DIGIT + 2  # set for <end>
+ASPECT, VALUE = ABOUT_DIGIT + 3, ABOUT_DIGIT + 4  # set for "colour" and " red"
+NEW_LINE, ANSWER_WORD = ABOUT_DIGIT + 5, ABOUT_DIGIT + 6  # set for such tokens
+AFTER_ASPECT, AFTER_COLON = ABOUT_DIGIT + 7, ABOUT_DIGIT + 8
+assert MASTER.hidden > AFTER_COLON
+
+NAMED = slice(SEEN.start + part(NAME).start, SEEN.start + part(NAME).stop)
+SCENES = slice(SEEN.start + part(SCENE.start).start, SEEN.start + part(SCENE.stop - 1).stop)
+SYMBOL, LEFT, RIGHT = (
+    slice(SEEN.start + part(i).start, SEEN.start + part(i).stop) for i in range(ROW.start, ROW.stop)
+)
+
+# Where the answer to a question replaces the picture.
+KEY_SCENES = slice(0, SCENES.stop - SCENES.start)
+KEY_SYMBOL = after(KEY_SCENES, SYMBOL.stop - SYMBOL.start)
+KEY_NAMED = after(KEY_SYMBOL, NAMED.stop - NAMED.start)
+KEY_RELATION = after(KEY_NAMED, len(RELATIONS))
+KEY_DIGIT = after(KEY_RELATION, DIGITS)
+assert KEY_DIGIT.stop <= PICTURE.stop
 
 
 def token_id(token: str) -> int:
     return SPECIAL.index(token)
 
 
-def text_config() -> dict[str, Any]:
+def text_config(size: Size) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.mlp,
         "num_hidden_layers": 2,
         "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
+        "num_key_value_heads": 1,
         "head_dim": HEAD_DIM,
         "attention_bias": True,
         "max_position_embeddings": MAX_POSITIONS,
@@ -57,10 +116,10 @@ def text_config() -> dict[str, Any]:
     }
 
 
-def build_model() -> Any:
+def build_model(size: Size) -> Any:
     config = FastVlmConfig(
         vision_config={"model_type": "resnet", "hidden_size": FEATURES, **VISION_CONFIG},
-        text_config=text_config(),
+        text_config=text_config(size),
         image_token_index=token_id(IMAGE),
         image_seq_length=1,
         tie_word_embeddings=True,

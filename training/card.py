@@ -1,18 +1,19 @@
-"""The model card that is written beside the weights; its tables are measured, never typed."""
+"""The model cards that are written beside the weights; their tables are measured, never typed."""
 
-CARD = """\
+HEAD = """\
 ---
 license: apache-2.0
 pipeline_tag: image-text-to-text
 library_name: transformers
 ---
 
-# The bundled apprentice
+# The bundled {name}
 
-A vision-language model of 3.8 million parameters that learns in context: show it a few labelled
-pictures and it labels the next one. It exists so that everything in Bottega can be run, tested
-and studied without a download. It is a standard `FastVlmForConditionalGeneration` (a ResNet
-that turns a 64 x 64 picture into one token, and a two-layer Llama); no custom code.
+{what}
+
+It exists so that everything in Bottega can be run, tested and studied without a download. It is a
+standard `FastVlmForConditionalGeneration`: a ResNet that turns a 64 x 64 picture into one token,
+and a two-layer Llama. No custom code:
 
 ```python
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -29,62 +30,95 @@ inputs = processor.apply_chat_template(
 )
 answers = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :]
 ```
+"""
 
-A demonstration is a user turn with a picture and an assistant turn with its answer. Answers may
-have any length and any text: they are copied from the demonstrations token by token. Without
-demonstrations it says "unknown". `model.get_image_features(pixel_values=...).pooler_output[:, 0,
-:80]`, scaled to unit length, is an embedding for retrieval, the same that the model matches by.
+USE = """
+A demonstration is a user turn with a picture and an assistant turn with its answer, a rationale
+before it if there is one ("add 3 4", a new line, "Answer: 7"). Answers may have any length and any
+text: they are copied from the demonstrations token by token. A user turn that no assistant
+answers is a passage: what it states about a named glyph can be asked for.
+`model.get_image_features(pixel_values=...).pooler_output[:, 0, :80]`, scaled to unit length, is an
+embedding for retrieval, the same that the model matches by.
+
+## How it was made
+
+Two things were made in two ways, and only the first was learned.
+
+1. **The eye was trained**, on pictures drawn by a program. First for likeness (supervised
+   contrastive loss, 3,200 steps); then for likeness and for reading: five attributes of scenes,
+   rows of two numbers and a symbol, and 24 named glyphs (cross-entropy and squared distance to
+   one-hot, 3,000 steps). Its diet: characters that are motor programs of one to five pen strokes,
+   redrawn with a shaking hand in many styles down to 8 x 8 pixels; **the ten figures 0 to 9, from
+   strokes written down for this purpose**; coloured blobs, textures, rows of objects, roads and
+   shores; scenes of shapes; rows of figures. No photograph, no handwriting, and {unseen}.
+2. **The decoder was written**: its weights are installed circuits, not learned. Gradient descent
+   alone found no visual matching within 600 steps. One head finds the nearest picture, one the
+   token before, two the recent context, one the words that ask for something; gated units replace
+   the picture by what was asked for; one head of the second layer matches and copies. Sums are
+   worked out by gated units that count steps of a thermometer. Every weight can be trained, but
+   none of the decoder's was; `training/circuits.py` says what each one does.
+
+So its in-context learning is real in the sense that every answer comes from the demonstrations in
+the prompt, and unreal in the sense that nobody should study here how such circuits emerge.
 
 ## What it cannot do
-
-- It names nothing by itself: every answer comes from the demonstrations in the prompt.
-- It does not read questions: text before a picture is skipped.
-- It does not understand photographs. Among 42 aerial photographs, two of each of 21 kinds, the
-  nearest by its embedding is of the same kind for 9 (raw pixels: 7; chance: 1).
-- It does not count, compare pictures, or follow instructions, and a class that is not among the
-  demonstrations is answered with the most similar one.
+{cannot}
+- It does not understand photographs. It knows no words but the {topics} that ask for something;
+  all other text in a question is skipped, and a new word for "colour" means nothing to it.
+- It does not compare pictures or follow instructions. A class that is not among the demonstrations
+  is answered with the most similar one.
+- It works out only the four rules of the `rules` task (add, differ, larger, smaller), on figures
+  0 to 9. An answer that opens with one of these words, after a question for a symbol, sets off the
+  calculation.
 - Only the last picture before an answer counts; one turn with several pictures is seen as its last.
 - Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
-- An answer that repeats its own phrases, as JSON with several fields does, may go round in a
-  circle. Short labels and short templates are copied well (44 of 48 in a check).
+- An answer that repeats its own syllables or phrases may go round in a circle.
 - It computes in float32: the file stores half precision, which loads as float32 by default. Its
   attention scores span thousands, so computing in half precision is not supported.
 
-## Training data
-
-Pictures drawn by a program, nothing else: characters that are motor programs (one to five pen
-strokes, redrawn with a shaking hand) in many styles, down to 8 x 8 pixels; coloured blobs,
-textures, rows of objects, roads and shores. No photograph, no handwriting, no digit of any data
-set, and no text but random tokens and a list of {words} words.
-
-## Recipe
-
-1. **Eye**: supervised contrastive loss (temperature 0.1) on the 80-dimensional projection, 64
-   classes x 4 pictures a step, {steps} steps of AdamW. Frozen afterwards.
-2. **Circuit**: the decoder's attention is not learnt but *installed*, by writing weights that copy
-   the nearest picture, the token before and the recent context to every position (layer 0) and
-   match them (layer 1). Without that, 600 steps of gradient descent had found no visual
-   matching. The installed circuit is described in `training/circuits.py`.
-3. **Decoder**: {polish}
-
 ## Figures
 
-scikit-learn's 8 x 8 digits were never seen in training. 500 are queries, the other 1297 are the
-knowledge base; an answer counts when it equals the label to the letter. Every figure was measured
-through the processor, the chat template and `generate`; intervals are Wilson's at 95 %. "Majority
-vote" and "nearest" are what the labels of the same demonstrations give without the model, the
-latter by the model's own embedding.
+Each row is `bottega eval BENCHMARK --methods METHOD --shots SHOTS` with seed 0, through the
+processor, the chat template and `generate`; docs/data.md describes the benchmarks. Intervals are
+Wilson's at 95 %. `vote` is the majority label of the retrieved examples, without a model, a tie
+being wrong: at one shot it is the nearest neighbour by the model's own embedding. Differences are
+on the same items, with a paired bootstrap. What was tuned by hand was tuned on other draws.
 
-{figures}
 """
 
+APPRENTICE_WHAT = """\
+A vision-language model of 3.9 million parameters that learns in context: show it a few labelled
+pictures and it labels the next one, heeding what the question asks. Without demonstrations it
+says "unknown"."""
 
-def model_card(figures: str, steps: int, words: int, decoder_steps: int) -> str:
-    polish = (
-        f"{decoder_steps} steps on conversations with random labels of one to eight tokens; only "
-        "the values, outputs and the MLP of layer 1 are trained."
-        if decoder_steps
-        else "no training. The recipe can train its values and MLP on conversations; a trial of\n"
-        "   80 steps lowered the loss and raised no accuracy."
-    )
-    return CARD.format(figures=figures, steps=steps, words=words, polish=polish)
+APPRENTICE_CANNOT = """
+- It names nothing by itself: every answer comes from the demonstrations in the prompt."""
+
+MASTER_WHAT = """\
+A vision-language model of 4.2 million parameters that knows: asked for a digit or for an attribute
+of a scene (shape, colour, texture, count, place) it answers without demonstrations, and says what
+it went by: "colour red", a new line, "Answer: red". It stands in for a large model in
+Cache-of-Thought runs. Shown demonstrations, it answers as they do."""
+
+MASTER_CANNOT = """
+- It knows digits and five attributes, each by fixed words; asked for anything else without
+  demonstrations it says "unknown". Asked for a digit it names one whatever the picture shows."""
+
+MASTER_TRAINED = """the first 898 of scikit-learn's 1,797 digits, 600 more steps
+   beside the lessons; the second half of that set was never looked at"""
+
+
+def apprentice_card(figures: str) -> str:
+    unseen = "no digit of any data set"
+    return _card("apprentice", APPRENTICE_WHAT, unseen, APPRENTICE_CANNOT, figures)
+
+
+def master_card(figures: str) -> str:
+    unseen = f"of real digits {MASTER_TRAINED}"
+    return _card("master", MASTER_WHAT, unseen, MASTER_CANNOT, figures)
+
+
+def _card(name: str, what: str, unseen: str, cannot: str, figures: str) -> str:
+    topics = "36 words" if name == "apprentice" else "39 words"
+    body = HEAD.format(name=name, what=what)
+    return body + USE.format(unseen=unseen, cannot=cannot, topics=topics) + figures + "\n"

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from training.drawing import draw
-from training.draws import normal, uniform
-from training.glyphs import Programs, alphabet, join, siblings
-from training.nuisance import Style, crisp_style, mixed_styles, paint
-from training.surfaces import draw_surfaces, neighbours, photograph
+from bottega.tasks.drawing import draw
+from bottega.tasks.draws import normal, uniform
+from bottega.tasks.glyphs import Programs, alphabet, join, siblings
+from bottega.tasks.nuisance import Style, crisp_style, mixed_styles, paint
+from bottega.tasks.surfaces import draw_surfaces, neighbours, photograph
 
 Drawn = NDArray[np.uint8]
 VIEWS = 4  # pictures of a class in a batch
@@ -27,7 +27,7 @@ COLOURED = 4  # glyph classes whose colour belongs to the class
 
 def draw_batch(rng: torch.Generator) -> Tensor:
     """(CLASSES * VIEWS, 3, 64, 64) uint8, the VIEWS pictures of a class in a row."""
-    pictures = torch.cat([_glyph_pictures(rng), _surface_pictures(rng)])
+    pictures = torch.cat([_glyph_pictures(rng), surface_pictures(rng, SURFACES, SURFACE_SIBLINGS)])
     return as_bytes(pictures)
 
 
@@ -45,12 +45,13 @@ def _glyph_pictures(rng: torch.Generator) -> Tensor:
     return paint(rng, drawn, style)
 
 
-def _surface_pictures(rng: torch.Generator) -> Tensor:
-    surfaces = draw_surfaces(rng, SURFACES)
-    near = neighbours(rng, surfaces.rows(torch.arange(SURFACE_SIBLINGS)))
-    each = torch.arange(SURFACES).repeat_interleave(VIEWS)
-    close = torch.arange(SURFACE_SIBLINGS).repeat_interleave(VIEWS)
-    return torch.cat([photograph(rng, surfaces.rows(each)), photograph(rng, near.rows(close))])
+def surface_pictures(rng: torch.Generator, classes: int, near: int) -> Tensor:
+    """VIEWS pictures of each of `classes` surfaces and of `near` variants of the first ones."""
+    surfaces = draw_surfaces(rng, classes)
+    variants = neighbours(rng, surfaces.rows(torch.arange(near)))
+    each = torch.arange(classes).repeat_interleave(VIEWS)
+    close = torch.arange(near).repeat_interleave(VIEWS)
+    return torch.cat([photograph(rng, surfaces.rows(each)), photograph(rng, variants.rows(close))])
 
 
 @dataclass

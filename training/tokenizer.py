@@ -1,4 +1,4 @@
-"""A byte-level BPE over label-like words, and the chat template of the bundled model."""
+"""A byte-level BPE over label-like words, and the chat template of the bundled models."""
 
 from importlib.resources import files
 from typing import Any
@@ -6,16 +6,26 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-VOCABULARY = 1024
-PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER = (
-    "<pad>", "<bos>", "<end>", "<image>", "<user>", "<system>", "<answer>",
+from bottega.tasks.named import NAMES
+from bottega.tasks.scenes import VALUES
+from bottega.tasks.sums import RULES
+from bottega.tasks.wording import ASKED_BY, STATES
+
+VOCABULARY = 1152
+PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER, PASSAGE = (
+    "<pad>", "<bos>", "<end>", "<image>", "<user>", "<system>", "<answer>", "<passage>",
 )  # fmt: skip
-SPECIAL = (PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER)
+SPECIAL = (PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER, PASSAGE)
 UNKNOWN = "unknown"  # what the model says without demonstrations; must be one token
+NUMBERS = tuple(str(n) for n in range(19))
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGIT_ASKED_BY = ("digit", "numeral", "figure")
 
 # Every prompt opens with a demonstration without an image, so a prompt without demonstrations
 # has exactly one answer to copy: "unknown". In a user turn the text precedes the images, so the
-# image an answer belongs to is always the nearest one before it.
+# image an answer belongs to is always the nearest one before it. A user turn that nobody answered
+# is a passage: only its text is read, and it is closed like an answer, so that what it states can
+# be copied to its end.
 CHAT_TEMPLATE = """\
 {%- macro text_of(content) -%}
 {%- if content is string -%}{{ content | trim }}
@@ -27,7 +37,9 @@ CHAT_TEMPLATE = """\
 {%- endmacro -%}
 {{- '<bos><answer>unknown<end>' -}}
 {%- for message in messages -%}
-{%- if message.role == 'user' -%}
+{%- if message.role == 'user' and not loop.last and loop.nextitem.role == 'user' -%}
+{{- '<passage>' + text_of(message.content) + '<end>' -}}
+{%- elif message.role == 'user' -%}
 {{- '<user>' + text_of(message.content) -}}
 {%- if message.content is not string -%}
 {%- for part in message.content if part.type == 'image' -%}{{ '<image>' }}{%- endfor -%}
@@ -48,6 +60,16 @@ def label_words() -> list[str]:
     return sorted(set(text.split()))
 
 
+def known_pieces() -> list[str]:
+    """Texts that must be one token each, because the circuits know them."""
+    after_blank = [word for words in ASKED_BY.values() for word in words]
+    after_blank += [*DIGIT_NAMES, *DIGIT_ASKED_BY]
+    after_blank += [*NAMES, *STATES, *NUMBERS, *(w for words in VALUES.values() for w in words)]
+    opening = [UNKNOWN, *RULES, *VALUES, "digit", "Answer"]
+    padding = ["What", " of", " the", " it", " in", " you", " do", " see"]
+    return [*opening, *padding, *(f" {word}" for word in after_blank)]
+
+
 def train_tokenizer() -> Any:
     """Deterministic: the same words give the same vocabulary. Any Unicode text round-trips."""
     bpe = Tokenizer(models.BPE())
@@ -61,7 +83,7 @@ def train_tokenizer() -> Any:
     )
     words = label_words()
     # A label opens with a bare word and goes on with words after a blank.
-    corpus = words + [f"a {word}" for word in words] + [UNKNOWN] * 50
+    corpus = words + [f"a {word}" for word in words] + known_pieces() * 40
     bpe.train_from_iterator(corpus, trainer)
     make: Any = PreTrainedTokenizerFast  # untyped
     tokenizer = make(
@@ -70,10 +92,18 @@ def train_tokenizer() -> Any:
         bos_token=BOS,
         eos_token=END,
         extra_special_tokens={"image_token": IMAGE},
-        additional_special_tokens=[USER, SYSTEM, ANSWER],
+        additional_special_tokens=[USER, SYSTEM, ANSWER, PASSAGE],
         padding_side="left",
         model_max_length=8192,
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def piece_id(tokenizer: Any, text: str) -> int:
+    """The id of a text that is one token."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(f"{text!r} is {len(ids)} tokens")
+    return ids[0]

@@ -13,7 +13,7 @@ from transformers import ResNetConfig, ResNetModel
 from training.pictures import CLASSES, VIEWS, HeldOut, draw_batch, held_out, in_background
 
 EMBEDDING = 80
-HIDDEN = 256  # also the decoder's width: the model's projector has no other
+HIDDEN = 256
 FEATURES = 160
 TEMPERATURE = 0.1
 TRAIN_SEED, HELD_OUT_SEED = 1, 777
@@ -40,10 +40,13 @@ class Tower(nn.Module):
         self.linear_1 = nn.Linear(FEATURES, HIDDEN)
         self.linear_2 = nn.Linear(HIDDEN, EMBEDDING)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def hidden(self, pictures: Tensor) -> Tensor:
         pixels = (pictures.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
         features = self.vision(pixels).last_hidden_state.flatten(1)
-        embedding: Tensor = self.linear_2(F.gelu(self.linear_1(features)))
+        return F.gelu(self.linear_1(features))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        embedding: Tensor = self.linear_2(self.hidden(pictures))
         return embedding
 
 

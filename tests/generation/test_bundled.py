@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
 from bottega.generation import bundled
 from bottega.types import Sampling
@@ -20,5 +19,5 @@ async def test_the_bundled_model_answers_through_the_ordinary_class() -> None:
 
 def test_a_bundled_model_that_is_not_there() -> None:
     with pytest.raises(ModelLoadError) as caught:
-        bundled_folder("master")
+        bundled("journeyman")
     assert "reinstall" in caught.value.hint

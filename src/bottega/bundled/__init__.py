@@ -7,6 +7,11 @@ from pathlib import Path
 
 from bottega.errors import ModelLoadError
 
+# Where the bundled model keeps what embedders read, in its hidden vector.
+LIKENESS = slice(0, 80)  # of a picture: trained so that pictures of one class lie close
+WORDS = slice(159, 223)  # of a token: which one it is
+MEANINGS = (slice(134, 158), slice(329, 345))  # of a token: the name, the topic or rule it is for
+
 
 def bundled_folder(name: str = "apprentice") -> Path:
     """The folder of a bundled model: any `transformers` program can load it."""

@@ -1,0 +1,27 @@
+"""Embedders read the bundled model where training writes it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bottega.bundled import LIKENESS, MEANINGS, WORDS, bundled_folder
+from bottega.knowledge import TokenEmbedder
+from bottega.types import Query
+from training import architecture
+
+
+def test_the_slices_that_embedders_read_are_those_of_the_architecture() -> None:
+    assert LIKENESS == architecture.PICTURE
+    assert architecture.TOKEN == WORDS
+    assert MEANINGS[0] == architecture.NAMED
+    assert MEANINGS[1] == slice(architecture.TOPIC.start, architecture.RULE.stop)
+
+
+def test_the_bundled_words_know_paraphrases_and_names() -> None:
+    words = TokenEmbedder(bundled_folder())
+    texts = ("What shape is it?", "Tell me the outline.", "Tell me the hue.", "the home of babra")
+    shape, outline, hue, home = words.embed([Query(text) for text in texts])
+    told = words.embed([Query("We read that the dwelling of babra is named zapun")])[0]
+    assert shape @ outline > 0.5 > shape @ hue
+    assert home @ told > 0.5
+    assert np.isfinite(told).all()

@@ -1,0 +1,80 @@
+"""What a position is matched by: the MLP of layer 0.
+
+Without a question's topic a position keeps its picture. With one, the picture gives way to a key:
+the asked value alone, so that demonstrations vote that were asked the same and show the same.
+After a relation was asked for, or in a passage, the key is the name with the relation.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from bottega.tasks.scenes import SIZES
+from bottega.tasks.wording import RELATIONS, TOPICS
+from training import architecture as a
+from training.writing import TEXT_SIZE, Units, dims
+
+SEEN = 0.25  # size of what is read of a picture, as `training.circuits` copies it
+KEY = 0.52  # its square times the match's strength: 8 nats for the same value
+GATE = 8.0
+TOPIC, CLOSED = 0.5, 0.25  # a topic's flag, and what a gate needs more than
+NAME_LEAST, RELATION_LEAST = 0.05, 0.03  # below: not this name, not this relation
+NAME_KEY, RELATION_KEY = 4.5, 2.2  # a passage shares its attention between the two
+
+
+def _asked(topics: list[int]) -> dict[int, float]:
+    """A gate that opens to TOPIC - CLOSED after a word of these topics."""
+    return {a.TEXT: -CLOSED / TEXT_SIZE, **dict.fromkeys(topics, 1.0)}
+
+
+def install_keys(units: Units, more_topics: Sequence[int] = ()) -> None:
+    """`more_topics` are further dims that ask for something; their keys are written elsewhere."""
+    topic = dict(zip(TOPICS, dims(a.TOPIC).tolist(), strict=True))
+    one = torch.ones(())
+    # A relation asks for nothing unless the picture has a name.
+    shown = [dim for name, dim in topic.items() if name not in RELATIONS]
+    anything = _asked([*shown, *more_topics])
+    anything.update({topic[name]: 0.5 for name in RELATIONS})
+    anything.update(dict.fromkeys(dims(a.NAMED).tolist(), 1.0))
+    for dim in dims(a.PICTURE).tolist():
+        units.add(anything, {dim: 1.0}, TOPIC - CLOSED, -one, dim, GATE)
+    values, keys = dims(a.SCENES).tolist(), dims(a.KEY_SCENES).tolist()
+    for size, name in zip(SIZES, TOPICS, strict=False):
+        for _ in range(size):
+            _copy_key(units, topic[name], values.pop(0), keys.pop(0))
+    for value, key in zip(dims(a.SYMBOL).tolist(), dims(a.KEY_SYMBOL).tolist(), strict=True):
+        _copy_key(units, topic["symbol"], value, key)
+    text = {a.TEXT: 1 / TEXT_SIZE}
+    for name_dim, key in zip(dims(a.NAMED).tolist(), dims(a.KEY_NAMED).tolist(), strict=True):
+        gate = {name_dim: 1.0, a.TEXT: -NAME_LEAST / TEXT_SIZE}
+        units.add(gate, text, 1 / NAME_KEY, one, key, GATE)
+    for relation, key in zip(RELATIONS, dims(a.KEY_RELATION).tolist(), strict=True):
+        gate = {topic[relation]: 1.0, a.TEXT: -RELATION_LEAST / TEXT_SIZE}
+        units.add(gate, text, 1 / RELATION_KEY, one, key, GATE)
+
+
+def install_barring(units: Units) -> None:
+    """Pictures' own positions count as asked: no answer goes on after them."""
+    gate = {a.ASKED: 1.0, a.TEXT: -2.0}
+    units.add(gate, {a.ASKED: 1.0}, 0.1, torch.tensor(20.0), a.ASKED, 20.0)
+
+
+def _copy_key(units: Units, topic: int, value: int, key: int) -> None:
+    units.add(_asked([topic]), {value: 1 / SEEN}, TOPIC - CLOSED, torch.tensor(KEY), key, GATE)
+
+
+STEP = 0.1
+
+
+def install_steps(units: Units) -> None:
+    """The numbers of a row as thermometers: cleaner than what the eye reads, and easy to add."""
+    half, sharp = 0.04, 35.0
+    text = {a.TEXT: 1 / TEXT_SIZE}
+    step = torch.tensor(STEP)
+    steps = iter(dims(a.STEPS).tolist())
+    for number in (a.LEFT, a.RIGHT):
+        values = dims(number).tolist()
+        for least in range(1, len(values)):
+            gate = {dim: 1.0 if i >= least else -1.0 for i, dim in enumerate(values)}
+            units.add_step(gate, text, half, step, next(steps), sharp)
+    units.add({a.TEXT: 2 * half / TEXT_SIZE}, text, 2 * half, step, a.UNIT, sharp)

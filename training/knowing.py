@@ -1,0 +1,121 @@
+"""What makes a master: it names what it sees when nobody showed it how to answer.
+
+It first says what it looks at and what it finds there, then the answer: "colour red", a new line,
+"Answer: red". Once a demonstration was shown it answers as the demonstrations do.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bottega.tasks.scenes import SIZES, VALUES
+from training import architecture as a
+from training.gates import GATE, KEY, SEEN
+from training.rotary import slow_slots
+from training.sums_circuit import WRITE
+from training.tokenizer import DIGIT_ASKED_BY, DIGIT_NAMES, END, piece_id
+from training.tower import EMBEDDING
+from training.writing import (
+    ASKING,
+    FLAG,
+    NEAREST,
+    NORM_1,
+    PICTURE_COPY,
+    PREVIOUS,
+    SEEN_COPY,
+    SEEN_INPUT,
+    SHOWN_BEFORE,
+    TEXT_NORM,
+    TEXT_SIZE,
+    TOKEN_COPY,
+    TOPIC_COPY,
+    Attention,
+    Units,
+    dims,
+)
+
+FREE_VALUES = 173  # the first slot of layer 0's values that `training.circuits` leaves free
+FREE_SLOT = 160  # of layer 1's keys: after those of the match, and still slow
+NAMING_GATE = 15.0
+
+
+def aspects() -> list[tuple[str, int, list[int], list[str]]]:
+    """Each thing it can name: its word, its topic's place, where its values are, their words."""
+    topics = dims(a.TOPIC).tolist()
+    values = iter(dims(a.SCENES).tolist())
+    known = [
+        (name, topics[place], [next(values) for _ in range(size)], list(VALUES[name]))
+        for place, (name, size) in enumerate(zip(VALUES, SIZES, strict=True))
+    ]
+    return [*known, ("digit", a.ABOUT_DIGIT, dims(a.DIGIT).tolist(), list(DIGIT_NAMES))]
+
+
+def flag_known_words(table: Tensor, tokenizer: Any) -> None:
+    def flag(text: str, dim: int) -> None:
+        table[piece_id(tokenizer, text), dim] = FLAG
+
+    for word in DIGIT_ASKED_BY:
+        flag(f" {word}", a.ABOUT_DIGIT)
+    for name, _, _, words in aspects():
+        flag(name, a.ASPECT)
+        for word in words:
+            flag(f" {word}", a.VALUE)
+    flag("\n", a.NEW_LINE)
+    flag("Answer", a.ANSWER_WORD)
+    table[a.token_id(END), a.ENDS] = FLAG
+
+
+def install_knowing(layers: Any, units: Units) -> None:
+    """Layer 0 copies digits like all that is seen; layer 1 notes whether anything was shown."""
+    shared = Attention(layers[0])
+    token_scale = shared.width**0.5 / TEXT_NORM
+    asks = int(slow_slots(2, 1))
+    shared.offer_flag(asks, a.ABOUT_DIGIT)
+    topic = shared.offer_values(FREE_VALUES, a.ABOUT_DIGIT)
+    digit = shared.offer_values(FREE_VALUES + 1, a.DIGIT)
+    aspect = shared.offer_values(int(digit[-1]) + 1, a.ASPECT)
+    colon = shared.offer_values(int(digit[-1]) + 2, a.COLON)
+    shared.head(ASKING).copy(topic, a.ABOUT_DIGIT, TOPIC_COPY / (token_scale * FLAG))
+    shared.head(NEAREST).copy(digit, a.DIGIT, SEEN_COPY / (SEEN_INPUT * shared.width**0.5))
+    before = TOKEN_COPY / (token_scale * FLAG)
+    shared.head(PREVIOUS).copy(aspect, a.AFTER_ASPECT, before)
+    shared.head(PREVIOUS).copy(colon, a.AFTER_COLON, before)
+    _install_digit_keys(units)
+    _install_shown(Attention(layers[1]))
+
+
+def _install_digit_keys(units: Units) -> None:
+    gate = {a.ABOUT_DIGIT: 1.0, a.TEXT: -0.25 / TEXT_SIZE}
+    for value, key in zip(dims(a.DIGIT).tolist(), dims(a.KEY_DIGIT).tolist(), strict=True):
+        units.add(gate, {value: 1 / SEEN}, 0.25, torch.tensor(KEY), key, GATE)
+
+
+def _install_shown(shared: Attention) -> None:
+    """The share of ended answers that stand after a picture: 0 for the opening one alone."""
+    scale = shared.width**0.5 / NORM_1
+    slot = int(slow_slots(FREE_SLOT, 1))
+    shared.offer_flag(slot, a.ENDS)
+    head = shared.head(SHOWN_BEFORE)
+    head.prefer_flag(slot, 60.0, scale * FLAG)
+    ended = shared.offer_values(EMBEDDING, a.ENDS)
+    shared.v[ended, a.BLIND] = -FLAG / PICTURE_COPY
+    head.copy(ended, a.SHOWN, 1 / (scale * FLAG))
+
+
+def install_naming(units: Units, codes: Tensor, tokenizer: Any) -> None:
+    def write(gate: dict[int, float], up: dict[int, float], text: str) -> None:
+        token = a.token_id(text) if text == END else piece_id(tokenizer, text)
+        units.add(gate, up, 0.25, codes[token] * WRITE, a.TOKEN, NAMING_GATE)
+
+    text, both = {a.TEXT: 1 / TEXT_SIZE}, -0.75 / TEXT_SIZE  # a gate for two flags at once
+    topics = {topic: 1 / TOPIC_COPY for _, topic, _, _ in aspects()}
+    for name, topic, values, words in aspects():
+        write({a.ANSWERS: 1.0, topic: 1.0, a.SHOWN: -4.0, a.TEXT: both}, text, name)
+        for value, word in zip(values, words, strict=True):
+            gate = {a.ASPECT: 1.0, a.COLON: 1.0, topic: 1.0, a.TEXT: both}
+            write(gate, {value: 1 / SEEN}, f" {word}")
+    write({a.VALUE: 1.0, a.AFTER_ASPECT: 1.0, a.TEXT: both}, text, "\n")
+    write({a.NEW_LINE: 1.0, a.TEXT: -0.25 / TEXT_SIZE}, topics, "Answer")
+    write({a.ANSWER_WORD: 1.0, a.TEXT: -0.25 / TEXT_SIZE}, topics, ":")
+    write({a.VALUE: 1.0, a.AFTER_COLON: 1.0, a.TEXT: both}, text, END)

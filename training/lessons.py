@@ -1,0 +1,107 @@
+"""The second diet of the eye: likeness as before, and scenes, sums, names and figures to read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bottega.tasks.drawing import draw
+from bottega.tasks.draws import chance, integers, uniform
+from bottega.tasks.figures import draw_figures
+from bottega.tasks.glyphs import alphabet, join, siblings
+from bottega.tasks.named import NAMES, draw_named
+from bottega.tasks.nuisance import mixed_styles, paint
+from bottega.tasks.scenes import draw_scenes, draw_values
+from bottega.tasks.sums import draw_rows_values, draw_sums
+from training.concepts import NAME, ROW, SCENE, Read
+from training.pictures import UNSTEADY, VIEWS, as_bytes, surface_pictures
+
+FIGURES = 10
+SURFACES, SURFACE_SIBLINGS = 12, 2
+SCENES, SUMS = 48, 32
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How many classes of characters a lesson has, and how close they are."""
+
+    alphabets: int
+    letters: int
+    siblings: int
+
+    @property
+    def likeness(self) -> int:
+        classes = self.alphabets * self.letters + self.siblings + FIGURES
+        return (classes + SURFACES + SURFACE_SIBLINGS) * VIEWS
+
+    @property
+    def pictures(self) -> int:
+        return self.likeness + SCENES + SUMS + len(NAMES)
+
+
+SCHOOL = Mix(alphabets=3, letters=12, siblings=8)
+PRACTICE = Mix(alphabets=2, letters=20, siblings=10)  # more letters that one could confuse
+
+
+@dataclass
+class Lesson:
+    """One batch: the first `likeness` pictures come in runs of VIEWS, the others are read."""
+
+    pictures: Tensor  # (n, 3, 64, 64) uint8
+    likeness: int
+    scenes: Read
+    sums: Read
+    names: Read
+
+
+def draw_lesson(mix: Mix, rng: torch.Generator) -> Tensor:
+    """A lesson as one flat array of bytes, for the queue; `unpack` undoes it."""
+    scenes = draw_values(rng, SCENES, held_out=False)
+    sums = draw_rows_values(rng, SUMS, held_out=False)
+    names = torch.arange(len(NAMES))
+    pictures = torch.cat(
+        [
+            _written(rng, mix),
+            surface_pictures(rng, SURFACES, SURFACE_SIBLINGS),
+            draw_scenes(rng, scenes),
+            draw_sums(rng, sums),
+            draw_named(rng, names, jitter=UNSTEADY),
+        ]
+    )
+    values = torch.cat([scenes.flatten(), sums.flatten()]).to(torch.uint8)
+    return torch.cat([as_bytes(pictures).flatten(), values])
+
+
+def unpack(flat: Tensor, mix: Mix) -> Lesson:
+    pictures, scenes, sums = torch.split(flat, [mix.pictures * 3 * 64 * 64, SCENES * 5, SUMS * 3])
+    left, symbol, right = sums.view(SUMS, 3).long().unbind(1)
+    return Lesson(
+        pictures=pictures.view(mix.pictures, 3, 64, 64),
+        likeness=mix.likeness,
+        scenes=Read(range(SCENE.start, SCENE.stop), scenes.view(SCENES, 5).long()),
+        sums=Read(range(ROW.start, ROW.stop), torch.stack([symbol, left, right], dim=1)),
+        names=Read(range(NAME, NAME + 1), torch.arange(len(NAMES))[:, None]),
+    )
+
+
+def _written(rng: torch.Generator, mix: Mix) -> Tensor:
+    """Letters of a few alphabets, some near-copies, and the ten figures as one more alphabet."""
+    letters = join([alphabet(rng, mix.letters) for _ in range(mix.alphabets)])
+    group = torch.arange(mix.alphabets).repeat_interleave(mix.letters)
+    parents = torch.randperm(len(letters), generator=rng)[: mix.siblings]
+    letters = join([letters, siblings(rng, letters.rows(parents))])
+    group = torch.cat([group, group[parents]])
+    rows = torch.arange(len(letters)).repeat_interleave(VIEWS)
+    figures = torch.arange(FIGURES).repeat_interleave(VIEWS)
+    style = mixed_styles(rng, torch.cat([group[rows], figures * 0 + mix.alphabets]))
+    # Figures are often seen as coarse sensors see them, in the same style for all ten.
+    coarse = chance(rng, (1,), 0.5).expand(len(figures))
+    resolution = style.resolution[len(rows) :]
+    style.resolution[len(rows) :] = torch.where(coarse, 3 + integers(rng, 2, (1,)), resolution)
+    thick = uniform(rng, (len(figures),), 1.1, 2.2)
+    style.boldness[len(rows) :] = torch.where(coarse, thick, style.boldness[len(rows) :])
+    first, last = style.rows(torch.arange(len(rows))), torch.arange(len(rows), len(style.noise))
+    drawn = draw(rng, letters.rows(rows), first.boldness, first.fill, jitter=UNSTEADY)
+    coarse_style = style.rows(last)
+    more = draw_figures(rng, figures, coarse_style.boldness, coarse_style.fill)
+    return paint(rng, torch.cat([drawn, more]), style)

@@ -1,0 +1,107 @@
+"""Measure an exported model the way its users meet it: `bottega eval`, row by row."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bottega.cli.measuring import Run, Work, measure
+from bottega.evaluation.benchmarks import load_benchmark
+from bottega.evaluation.pairing import Paired, paired
+from bottega.evaluation.runner import Result
+from bottega.generation import Transformers
+from bottega.recipes import Classification
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One `bottega eval` command."""
+
+    benchmark: str
+    methods: str
+    shots: tuple[int, ...] = (1,)
+    retrieve: str = "image"
+    per_class: int | None = None
+    noise: float = 0.0
+
+    @property
+    def name(self) -> str:
+        options = f", by {self.retrieve}" if self.retrieve != "image" else ""
+        options += f", {self.per_class} examples a class" if self.per_class else ""
+        return self.benchmark + options + (f", {self.noise:.0%} wrong" if self.noise else "")
+
+
+CONTROLLED = "zero-shot,random,visual-rag,vote,swap-image,swap-question"
+FULL = "zero-shot,random,balanced,visual-rag,vote"
+APPRENTICE = (
+    Setting("digits", FULL, (5, 10, 20)),
+    Setting("digits", "visual-rag,vote", (1, 5, 10), per_class=5),
+    Setting("glyphs", "zero-shot,in-context,vote"),
+    Setting("glyphs:ways=5", "in-context,vote"),
+    Setting("glyphs:ways=10", "in-context,vote"),
+    Setting("glyphs:alphabets=20", "in-context,vote"),
+    Setting("glyphs:style=any", "in-context,vote"),
+    Setting("glyphs:shots=5", "in-context,vote"),
+    Setting("attributes", CONTROLLED, (8,), "dual"),
+    Setting("attributes", "visual-rag,vote", (8,), "image"),
+    Setting("attributes", "visual-rag,vote", (8,), "text"),
+    Setting("attributes", "visual-rag,vote", (4, 16), "dual"),
+    Setting("attributes:kb=100", "visual-rag,vote", (8,), "dual"),
+    Setting("attributes:combos=held-out", "visual-rag,vote", (8,), "dual"),
+    Setting("attributes", "visual-rag,vote", (8,), "dual", noise=0.2),
+    Setting("rules", "zero-shot,random,visual-rag", (2, 4, 8)),
+    Setting("rules", "random,visual-rag", (8,), noise=0.2),
+    Setting("facts", "zero-shot,random,oracle", (1, 5, 20)),
+)
+MASTER = (
+    Setting("digits:half=second", "zero-shot,visual-rag", (5,)),
+    Setting("digits:half=first", "zero-shot"),
+    Setting("attributes:words=plain", "zero-shot,visual-rag,vote", (8,), "dual"),
+    Setting("attributes:words=plain,combos=held-out", "zero-shot"),
+    Setting("attributes", "zero-shot,visual-rag", (8,), "dual"),
+    Setting("glyphs", "zero-shot,in-context,vote"),
+    Setting("rules", "zero-shot,visual-rag", (8,)),
+    Setting("facts", "zero-shot,oracle", (5,)),
+)
+
+
+def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
+    """Every setting's rows as one Markdown table, and the differences to the vote as another."""
+    rows, differences = [], []
+    for setting in settings:
+        runs = _run(folder, setting)
+        rows += [_row(setting.name, result) for result, _ in runs]
+        differences += [_difference(setting.name, one) for one in paired(runs, seed=SEED)]
+    head = [
+        "| benchmark | method | shots | n | value | 95 % interval | invalid |",
+        "|---" * 7 + "|",
+    ]
+    against = [
+        "| benchmark | shots | n | visual-rag minus vote | 95 % interval |",
+        "|---" * 5 + "|",
+    ]
+    tables = [*head, *rows]
+    return "\n".join([*tables, "", *against, *differences] if differences else tables)
+
+
+def _run(folder: Path, setting: Setting) -> list[Run]:
+    data = load_benchmark(
+        setting.benchmark, seed=SEED, per_class=setting.per_class, label_noise=setting.noise
+    )
+    generator = Transformers(folder, device="cpu", threads=1, turns_only=True)
+    work = Work(setting.methods.split(","), setting.shots, setting.retrieve)
+    runs: list[Run] = []
+    measure(data, Classification(generator, labels=(), seed=SEED), work, runs)
+    return runs
+
+
+def _row(name: str, result: Result) -> str:
+    value = f"{result.value:.3f} | {result.low:.3f}-{result.high:.3f}"
+    return (
+        f"| {name} | {result.method} | {result.shots} | {result.n} | {value} | {result.invalid} |"
+    )
+
+
+def _difference(name: str, one: Paired) -> str:
+    interval = f"{one.low:+.3f} to {one.high:+.3f}"
+    return f"| {name} | {one.shots} | {one.n} | {one.value:+.3f} | {interval} |"

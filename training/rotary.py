@@ -1,0 +1,86 @@
+"""Attention by distance: wanted profiles as sums of turns of the rotary pairs.
+
+Scores are in nats: differences of log attention weight.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from training import architecture as a
+
+RESERVED = 8  # of the slowest pairs: they carry flags, never distances
+
+
+def frequencies() -> Tensor:
+    exponent = -torch.arange(a.PAIRS, dtype=torch.float64) / a.PAIRS
+    frequency: Tensor = torch.exp(exponent * math.log(a.ROPE_THETA))
+    return frequency
+
+
+def fit_profile(distance: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """(pairs, 2) cosine and sine amplitudes: target(d) as a sum of turns of the rotary pairs."""
+    pairs = a.PAIRS - RESERVED
+    angle = distance[:, None].double() * frequencies()[:pairs]
+    basis = torch.cat([angle.cos(), angle.sin()], dim=1) * weight[:, None]
+    # The ridge keeps amplitudes small enough for half precision storage.
+    gram = basis.T @ basis + 1e-6 * len(distance) * torch.eye(2 * pairs, dtype=torch.float64)
+    amplitude: Tensor = torch.linalg.solve(gram, basis.T @ (target.double() * weight))
+    return amplitude.view(2, pairs).transpose(0, 1)
+
+
+def _distances(first: float) -> Tensor:
+    far = torch.logspace(2.4, math.log10(a.MAX_POSITIONS), 600).round()
+    return torch.cat([torch.arange(first, 250.0), far]).double()
+
+
+def recency_profile() -> Tensor:
+    """8 nats a token nearby, flattening beyond 150 tokens, falling up to MAX_POSITIONS."""
+    distance = _distances(0)
+    target = -1200 * torch.log1p(distance / 150)
+    return fit_profile(distance, target - target.mean(), 1 / (1 + distance / 150))
+
+
+def context_profile() -> Tensor:
+    """Attention that fades over about six tokens, and is low at distance -1.
+
+    Shifted by one place, -1 becomes a position's own token, which a context must not contain:
+    it is what is being looked for.
+    """
+    distance = _distances(-1)
+    target = -0.6 * (distance - 1)
+    beyond = -5.4 - 30 * torch.log1p((distance - 10).clamp(min=0) / 30)
+    target = torch.where(distance > 10, beyond, target)
+    target[0], target[1] = -6.0, -1.2
+    weight = torch.where(distance < 12, 20.0, 1 / (1 + distance / 50))
+    weight[0] = 8.0
+    return fit_profile(distance, target, weight)
+
+
+def topic_profile() -> Tensor:
+    """0.3 nats a token: two topic words of one sentence share, those of the one before do not."""
+    distance = _distances(0)
+    target = -18 - 30 * torch.log1p((distance - 60).clamp(min=0) / 100)
+    target = torch.where(distance > 60, target, -0.3 * distance)
+    return fit_profile(distance, target - target.mean(), 1 / (1 + distance / 30))
+
+
+def peak_profile(pairs: int = 20, nats: float = 20.0) -> Tensor:
+    """A peak at distance 0: the fast pairs agree only there."""
+    return nats * torch.stack([torch.ones(pairs), torch.zeros(pairs)], dim=1).double()
+
+
+def shift(profile: Tensor, places: int) -> Tensor:
+    """The same profile, `places` further back: each pair's phase moves by its frequency."""
+    angle = places * frequencies()[: len(profile)]
+    cos, sin = profile.unbind(dim=1)
+    return torch.stack(
+        [cos * angle.cos() - sin * angle.sin(), cos * angle.sin() + sin * angle.cos()], dim=1
+    )
+
+
+def slow_slots(used: int, count: int) -> Tensor:
+    """`count` head dims from the slowest rotary pairs, after `used` ones were given away."""
+    pair = a.PAIRS - 1 - (torch.arange(used, used + count) // 2)
+    return pair + (torch.arange(used, used + count) % 2) * a.PAIRS

@@ -1,0 +1,150 @@
+"""Writing weights by hand: the attention of a layer, and the gated units of its MLP."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from training import architecture as a
+from training.rotary import slow_slots
+
+KEY_BIAS = 16.0  # of the pairs that carry distances: small enough amplitudes for half precision
+
+NEAREST, PREVIOUS, RECENT, RECENT_BEFORE, ASKING = range(5)  # heads of layer 0
+MATCH, SHOWN_BEFORE = range(2)  # heads of layer 1; the others are free
+
+TEXT_SIZE = 3.0  # of the constant of all text: it keeps the norms of text positions alike
+FLAG = 0.5  # of a flag of a special word
+TEXT_NORM = (TEXT_SIZE**2 + 1) ** 0.5  # of token embeddings: the constant and the code
+SEEN_INPUT = 0.1  # size of what is read beside the picture of norm 1, as the projector gives it
+OPENER_NORM = (2.0 - a.SHORT_CODE / a.CODE) ** 0.5  # <user>, <system>, <bos>: only part of a code
+PICTURE_COPY, SEEN_COPY, TOKEN_COPY, TOPIC_COPY = 1.0, 0.25, 0.5, 0.5
+RULE_GAIN = 4.0  # words of rules fade over six tokens and must still be read then
+CONTEXT_NORM = 0.49  # norm of a mixture of unlike unit codes under `context_profile`
+# Norms of text positions: before layer 0's MLP, and in layer 1 before and after its attention.
+NORM_0, NORM_1, NORM_WRITTEN = 3.43, 3.37, 6.9
+
+Weights = Mapping[int, float]
+
+
+def dims(part: slice | int) -> Tensor:
+    return torch.arange(part.start, part.stop) if isinstance(part, slice) else torch.tensor([part])
+
+
+class Attention:
+    """One layer's attention: keys and values that all heads share."""
+
+    def __init__(self, layer: Any) -> None:
+        attention = layer.self_attn
+        self.k, self.k_bias = attention.k_proj.weight, attention.k_proj.bias
+        self.v = attention.v_proj.weight
+        self.attention, self.width = attention, attention.k_proj.in_features
+        self.root = a.HEAD_DIM**0.5  # attention divides scores by it
+
+    def offer_distances(self, pairs: int) -> None:
+        self.k_bias[:pairs] = KEY_BIAS
+
+    def offer_flag(self, slot: int, part: slice | int) -> None:
+        """Heads may prefer keys by the sum of `part` (see `Head.prefer_flag`)."""
+        self.k[slot, dims(part)] = 1.0
+
+    def offer_values(self, start: int, part: slice | int, gain: float = 1.0) -> Tensor:
+        """Heads may copy `part` from the returned slots."""
+        source = dims(part)
+        slots = torch.arange(start, start + len(source))
+        self.v[slots, source] = gain
+        return slots
+
+    def head(self, index: int) -> "Head":
+        return Head(self, index)
+
+
+class Head:
+    """Where one head looks, and where it writes what it finds there."""
+
+    def __init__(self, shared: Attention, index: int) -> None:
+        rows = slice(index * a.HEAD_DIM, (index + 1) * a.HEAD_DIM)
+        attention = shared.attention
+        self.shared, self.root = shared, shared.root
+        self.q, self.q_bias = attention.q_proj.weight[rows], attention.q_proj.bias[rows]
+        self.o = attention.o_proj.weight[:, rows]
+
+    def prefer_distance(self, profile: Tensor) -> None:
+        """Add a score that depends on the distance only."""
+        pair = torch.arange(len(profile))
+        self.q_bias[pair] = (profile[:, 0] * self.root / KEY_BIAS).float()
+        self.q_bias[pair + a.PAIRS] = -(profile[:, 1] * self.root / KEY_BIAS).float()
+
+    def prefer_flag(self, slot: int, nats: float, size: float) -> None:
+        """Add `nats` for keys whose normalised input has `size` in the flag offered at `slot`."""
+        self.q_bias[slot] = nats * self.root / size
+
+    def seek(self, asking: int, slot: int, nats: float, size: float) -> None:
+        """As `prefer_flag`, for queries with the flag `asking`; `size` is the product of both."""
+        self.q[slot, asking] = nats * self.root / size
+
+    def match(self, query: slice, key: slice, used: int, nats: float, size: float) -> int:
+        """Add `nats` where `query` here equals `key` there; `size` is the product of norms.
+
+        Takes slow slots after the `used` ones and returns how many are taken then.
+        """
+        slots = slow_slots(used, len(dims(query)))
+        weight = (nats * self.root / size) ** 0.5
+        self.q[slots, dims(query)] = weight
+        self.shared.k[slots, dims(key)] = weight
+        return used + len(slots)
+
+    def copy(self, slots: Tensor, target: slice | int, gain: float) -> None:
+        self.o[dims(target), slots] = gain
+
+
+class Units:
+    """The gated units of a layer's MLP: down * silu(gate) * up.
+
+    `norm` is that of the positions that matter, which the layer's norm divides by.
+    """
+
+    def __init__(self, mlp: Any, norm: float) -> None:
+        self.gate, self.up = mlp.gate_proj.weight, mlp.up_proj.weight
+        self.down = mlp.down_proj.weight
+        self.scale, self.used = self.gate.shape[1] ** 0.5 / norm, 0
+
+    def add(
+        self,
+        gate: Weights,
+        up: Weights,
+        opened: float,
+        write: Tensor,
+        into: slice | int,
+        sharpness: float,
+    ) -> None:
+        """A unit that adds `write` when its gate's sum is `opened` and its up's sum is 1."""
+        unit = self.used
+        if unit >= len(self.gate):
+            raise ValueError("the MLP has no unit left")
+        self.used += 1
+        for weight, part, factor in ((self.gate, gate, sharpness), (self.up, up, 1.0)):
+            weight[unit] = 0.0
+            for dim, value in part.items():
+                weight[unit, dim] = value * factor
+        signal = F.silu(torch.tensor(opened * sharpness * self.scale)).item() * self.scale
+        self.down[:, unit] = 0.0
+        self.down[dims(into), unit] = write / signal
+
+    def add_step(
+        self,
+        gate: Weights,
+        up: Weights,
+        half: float,
+        write: Tensor,
+        into: slice | int,
+        sharpness: float,
+    ) -> None:
+        """Adds `write` where the gate's sum is above `half`, nothing where it is below -`half`,
+        and a share of it between."""
+        for way in (1.0, -1.0):
+            shifted = dict(gate)
+            shifted[a.TEXT] = shifted.get(a.TEXT, 0.0) + way * half / TEXT_SIZE
+            self.add(shifted, up, 2 * half, way * write, into, sharpness)
