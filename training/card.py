@@ -50,7 +50,7 @@ Two things were made in two ways, and only the first was learned.
    one-hot, 3,000 steps). Its diet: characters that are motor programs of one to five pen strokes,
    redrawn with a shaking hand in many styles down to 8 x 8 pixels; **the ten figures 0 to 9, from
    strokes written down for this purpose**; coloured blobs, textures, rows of objects, roads and
-   shores; scenes of shapes; rows of figures. No photograph, no handwriting, and {unseen}.
+   shores; scenes of shapes; rows of figures. No photograph, no handwriting, no data set{but}.
 2. **The decoder was written**: its weights are installed circuits, not learned. Gradient descent
    alone found no visual matching within 600 steps. One head finds the nearest picture, one the
    token before, two the recent context, one the words that ask for something; gated units replace
@@ -72,7 +72,13 @@ the prompt, and unreal in the sense that nobody should study here how such circu
   calculation.
 - Only the last picture before an answer counts; one turn with several pictures is seen as its last.
 - Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
-- An answer that repeats its own syllables or phrases may go round in a circle.
+- An answer that repeats its own syllables or phrases may go round in a circle or be cut short
+  ("1000" as "100"), and one of three or four digits with commas likewise.
+- Words that ask for something also do so by accident: "How many thanks?" asks for a count, and a
+  label such as "what shape" asks in the middle of an answer. Labels that contain "is", "called" or
+  "named" are copied less surely.
+- With a passage about the right glyph but the wrong relation it answers what the passage states.
+- In rules, a question without one of the words for a symbol goes unheeded.
 - It computes in float32: the file stores half precision, which loads as float32 by default. Its
   attention scores span thousands, so computing in half precision is not supported.
 
@@ -104,21 +110,20 @@ MASTER_CANNOT = """
 - It knows digits and five attributes, each by fixed words; asked for anything else without
   demonstrations it says "unknown". Asked for a digit it names one whatever the picture shows."""
 
-MASTER_TRAINED = """the first 898 of scikit-learn's 1,797 digits, 600 more steps
-   beside the lessons; the second half of that set was never looked at"""
+MASTER_TRAINED = """ but
+   one: the first 898 of scikit-learn's 1,797 digits, in 400 more steps beside the lessons. The
+   second half of that set was never looked at"""
 
 
 def apprentice_card(figures: str) -> str:
-    unseen = "no digit of any data set"
-    return _card("apprentice", APPRENTICE_WHAT, unseen, APPRENTICE_CANNOT, figures)
+    return _card("apprentice", APPRENTICE_WHAT, "", APPRENTICE_CANNOT, figures)
 
 
 def master_card(figures: str) -> str:
-    unseen = f"of real digits {MASTER_TRAINED}"
-    return _card("master", MASTER_WHAT, unseen, MASTER_CANNOT, figures)
+    return _card("master", MASTER_WHAT, MASTER_TRAINED, MASTER_CANNOT, figures)
 
 
-def _card(name: str, what: str, unseen: str, cannot: str, figures: str) -> str:
+def _card(name: str, what: str, but: str, cannot: str, figures: str) -> str:
     topics = "36 words" if name == "apprentice" else "39 words"
     body = HEAD.format(name=name, what=what)
-    return body + USE.format(unseen=unseen, cannot=cannot, topics=topics) + figures + "\n"
+    return body + USE.format(but=but, cannot=cannot, topics=topics) + figures + "\n"
