@@ -21,7 +21,7 @@ from bottega.cli.options import (
 from bottega.cli.output import say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import load_benchmark
+from bottega.evaluation.benchmarks import Benchmark, load_benchmark
 from bottega.evaluation.drawn import DRAWN
 from bottega.evaluation.methods import METHODS, PAPER, check, default_methods
 from bottega.evaluation.pairing import paired
@@ -118,10 +118,7 @@ def evaluate(
                 "prompt": prompt,
                 "order": order,
                 "seed": seed,
-                "knowledge_base": len(data.knowledge),
-                "items": len(data.items),
-                "labels": len(data.labels),
-                "bottega": __version__,
+                **_sizes(data),
                 "results": results,
                 "paired": compared,
             }
@@ -130,6 +127,15 @@ def evaluate(
     if failed:
         say(f"{failed} requests failed; run the command again")
         raise typer.Exit(1)
+
+
+def _sizes(data: Benchmark) -> dict[str, int | str]:
+    return {
+        "knowledge_base": len(data.knowledge),
+        "items": len(data.items),
+        "labels": len(data.labels),
+        "bottega": __version__,
+    }
 
 
 def _numbers(text: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,8 +18,8 @@ from bottega.tasks.task import (
     check_knob,
     check_word,
     entry,
-    episodes_of,
     images,
+    in_episodes,
 )
 from bottega.tasks.wording import invented_words
 from bottega.types import Example
@@ -50,15 +50,8 @@ class Glyphs:
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)
         episodes = max(LEAST_EPISODES, -(-LEAST_ASKED // self.ways))
-        knowledge: list[Example] = []
-        items: list[Example] = []
-        for episode in map(str, range(episodes)):
-            shown, asked = self._episode(seeds, episode)
-            knowledge += shown
-            items += asked
-        labels = tuple(dict.fromkeys(item.answer for item in items))
-        episode_of = episodes_of((*knowledge, *items))
-        return Task(tuple(knowledge), tuple(items), labels, episode_of)
+        task = in_episodes(self._episode(seeds, str(number)) for number in range(episodes))
+        return replace(task, labels=tuple(dict.fromkeys(item.answer for item in task.items)))
 
     def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:
         names = tuple(invented_words(seeds.words, self.ways))

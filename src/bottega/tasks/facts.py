@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bottega.tasks.named import NAMES, draw_named
-from bottega.tasks.task import Seeds, Task, check_knob, entry, episodes_of, images
+from bottega.tasks.task import Seeds, Task, check_knob, entry, images, in_episodes
 from bottega.tasks.wording import RELATIONS, invented_words, question, statement
 from bottega.types import Example
 
@@ -29,14 +29,11 @@ class Facts:
 
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)
-        knowledge: list[Example] = []
-        items: list[Example] = []
-        for episode in map(str, range(self.episodes)):
-            told = _things(seeds)
-            knowledge += _passages(seeds, episode, told)
-            items += self._asked(seeds, episode, told)
-        episode_of = episodes_of((*knowledge, *items))
-        return Task(tuple(knowledge), tuple(items), episode_of=episode_of)
+        return in_episodes(self._episode(seeds, str(number)) for number in range(self.episodes))
+
+    def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:
+        told = _things(seeds)
+        return _passages(seeds, episode, told), self._asked(seeds, episode, told)
 
     def _asked(self, seeds: Seeds, episode: str, told: dict[tuple[str, str], str]) -> list[Example]:
         rng = seeds.words

@@ -10,7 +10,7 @@ import torch
 
 from bottega.tasks.figures import SYMBOLS
 from bottega.tasks.sums import RULES, draw_rows_values, draw_sums
-from bottega.tasks.task import Seeds, Task, check_knob, entry, episodes_of, images
+from bottega.tasks.task import Seeds, Task, check_knob, entry, images, in_episodes
 from bottega.tasks.wording import question
 from bottega.types import Example
 
@@ -34,15 +34,15 @@ class Rules:
 
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)
-        knowledge: list[Example] = []
-        items: list[Example] = []
-        for episode in map(str, range(self.episodes)):
-            chosen = seeds.words.sample(range(SYMBOLS), self.symbols)
-            rules = dict(zip(chosen, seeds.words.sample(list(RULES), self.symbols), strict=True))
-            knowledge += _rows(seeds, f"{episode}-shown", self.shown, rules, held_out=False)
-            items += _rows(seeds, f"{episode}-asked", self.asked, rules, held_out=True)
-        episode_of = episodes_of((*knowledge, *items))
-        return Task(tuple(knowledge), tuple(items), episode_of=episode_of)
+        return in_episodes(self._episode(seeds, number) for number in range(self.episodes))
+
+    def _episode(self, seeds: Seeds, episode: int) -> tuple[list[Example], list[Example]]:
+        chosen = seeds.words.sample(range(SYMBOLS), self.symbols)
+        rules = dict(zip(chosen, seeds.words.sample(list(RULES), self.symbols), strict=True))
+        return (
+            _rows(seeds, f"{episode}-shown", self.shown, rules, held_out=False),
+            _rows(seeds, f"{episode}-asked", self.asked, rules, held_out=True),
+        )
 
 
 def _rows(

@@ -61,8 +61,15 @@ def images(pictures: Tensor) -> list[Image]:
     return [Image.from_pillow(Pillow.fromarray(np.ascontiguousarray(one))) for one in pixels]
 
 
-def episodes_of(examples: Iterable[Example]) -> dict[str, str]:
-    return {str(example.id): example.tags["episode"] for example in examples}
+def in_episodes(episodes: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> Task:
+    """A task of episodes, each of which draws what it shows and what it asks, in this order."""
+    knowledge: list[Example] = []
+    items: list[Example] = []
+    for shown, asked in episodes:
+        knowledge += shown
+        items += asked
+    episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}
+    return Task(tuple(knowledge), tuple(items), episode_of=episode_of)
 
 
 def check_knob(name: str, value: int, low: int, high: int) -> None:
