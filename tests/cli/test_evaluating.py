@@ -130,7 +130,34 @@ def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Se
     assert [(p["method"], p["against"], p["shots"], p["n"]) for p in paired] == [
         ("visual-rag", "vote", k, 6) for k in (1, 2)
     ]
-    assert all(p["low"] <= p["value"] <= p["high"] for p in paired)
+    assert all(p["low"] <= p["value"] <= p["high"] and p["p_value"] <= 1 for p in paired)
+    assert "McNemar" in done.out
+    assert "p_value" in done.out
+    assert (document["made_wrong"], document["knowledge_base"]) == (4, 8)
+    assert "4 of 8 known answers made wrong" in done.out
+    assert "vote is the majority" in done.err
+
+
+def test_eval_explains_only_what_was_run(run: Run, pets: Path) -> None:
+    done = run("eval", f"image-folder:{pets}", "--methods", "random", "--shots", 1, "--json", "f")
+    assert "An invalid reply is wrong" in done.err
+    assert "vote" not in done.err
+    assert "wrong" not in done.out
+    assert orjson.loads(Path("f").read_bytes())["made_wrong"] is None
+
+
+def test_traces_of_a_control_show_the_question_it_asked(run: Run, served: Server) -> None:
+    served.answers = [ok("red")]
+    task = ("eval", "attributes:kb=9,asked=3", "--model", "openai:m", "--embed", "pixels")
+    assert run(*task, "--methods", "swap-question", "--shots", 2).code == 0
+    found = run("log", "--json").json
+    assert isinstance(found, dict)
+    for trace in found["traces"]:
+        assert trace["tier"] == "swap-question, 2 shots, attributes:kb=9,asked=3"
+        assert trace["question"] in trace["messages"][-1]["parts"][-1]["text"]
+    whole = run("log", found["traces"][0]["id"]).out
+    assert "swap-question, 2 shots, attributes:kb=9,asked=3" in whole
+    assert f"image:    {found['traces'][0]['images'][0]}" in whole
 
 
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
@@ -165,6 +192,10 @@ def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve
         ("glyphs:way=3",),
         ("rules", "--retrieve", "sound"),
         ("rules", "--label-noise", "2"),
+        ("facts:episodes=1", "--label-noise", "0.2"),
+        ("glyphs:",),
+        ("glyphs:ways=5,ways=10",),
+        ("glyphs:ways=100,shots=50",),
         ("facts:episodes=1", "--methods", "visual-rag"),
         ("facts:episodes=1", "--methods", "vote"),
         ("digits", "--methods", "oracle"),

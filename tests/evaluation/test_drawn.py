@@ -34,6 +34,19 @@ def test_examples_are_thinned_within_each_episode() -> None:
     assert (len(kept), set(kept.values())) == (500, {1})
 
 
+def test_wrong_answers_are_counted_among_the_examples_that_stay() -> None:
+    spec = "attributes:kb=60,asked=5"
+    right, noisy = (
+        {e.id: e.answer for e in load_benchmark(spec, seed=0, per_class=1, label_noise=p).knowledge}
+        for p in (0.0, 0.5)
+    )
+    whole = {e.id: e.answer for e in load_benchmark(spec, seed=0).knowledge}
+    assert len(noisy) < len(whole)
+    assert right.items() <= whole.items()
+    wrong = load_benchmark(spec, seed=0, per_class=1, label_noise=0.5).made_wrong
+    assert wrong == sum(answer != whole[id] for id, answer in noisy.items())
+
+
 def test_passages_are_never_thinned() -> None:
     whole, thin = (load_benchmark("facts:episodes=1", seed=0, per_class=p) for p in (None, 1))
     assert len(whole.knowledge) == len(thin.knowledge)
@@ -46,6 +59,7 @@ def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) 
     changed = [(a, b) for a, b in zip(rules.knowledge, noisy.knowledge, strict=True) if a != b]
     ambiguous = sum(len(_results(str(e.rationale))) == 1 for e in rules.knowledge)
     assert len(changed) == min(round(share * 30), 30 - ambiguous)
+    assert noisy.made_wrong == (len(changed) if share else None)
     for right, wrong in changed:
         assert right.answer != wrong.answer
         rule, left, other = str(wrong.rationale).split()
@@ -68,6 +82,12 @@ def test_noise_in_attributes_stays_within_the_topic() -> None:
         "glyphs:ways=many",
         "glyphs:ways=-1",
         "facts:ways",
+        "glyphs:",
+        "digits:",
+        "glyphs:ways=5,",
+        "glyphs:ways=5, ,shots=2",
+        "glyphs:ways=5,ways=10",
+        "digits:half=first,half=first",
         "rules:shown=²",
         "digits:x",
         "digits:half=second,quarter=2",
@@ -77,6 +97,40 @@ def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
     with pytest.raises(SettingError) as raised:
         load_benchmark(spec, seed=0)
     assert "the knobs of" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("glyphs:", "a knob is missing in 'glyphs:'"),
+        ("rules:shown=9,,asked=2", "a knob is missing in 'rules:shown=9,,asked=2'"),
+        ("glyphs:ways=5,ways=10", "ways is given twice"),
+    ],
+)
+def test_a_missing_or_doubled_knob_is_named(spec: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        load_benchmark(spec, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked", "bound"),
+    [
+        ("glyphs:ways=100,shots=50", "127,500 pictures", "20,000"),
+        ("rules:episodes=500,shown=200", "110,000 pictures", "20,000"),
+        ("facts:episodes=500,asked=500", "250,000 pictures", "20,000"),
+        ("attributes:kb=20000", "kb is 20000", "1200"),
+        ("attributes:asked=1201", "asked is 1201", "1200"),
+    ],
+)
+def test_more_pictures_than_fit_into_memory_are_refused(spec: str, asked: str, bound: str) -> None:
+    with pytest.raises(SettingError, match=asked) as raised:
+        load_benchmark(spec, seed=0)
+    assert bound in raised.value.hint
+
+
+def test_passages_have_no_answers_to_make_wrong() -> None:
+    with pytest.raises(SettingError, match="passages to read"):
+        load_benchmark("facts:episodes=1,asked=2", seed=0, label_noise=0.2)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

@@ -20,7 +20,7 @@ from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import Interleaved
 from bottega.recipes import Classification
-from bottega.types import Candidate, Example, Prompt, Query
+from bottega.types import Candidate, Example, Prompt, Query, Trace
 from tests.builders import candidates, example
 from tests.evaluation.builders import episodic, telling
 
@@ -137,6 +137,36 @@ async def test_controls_keep_what_was_retrieved(name: str) -> None:
     parts = [t.prompt.messages[-1].parts for t in (plain, swapped)]
     assert parts[0][same_part] == parts[1][same_part]
     assert parts[0][1 - same_part] != parts[1][1 - same_part]
+
+
+@pytest.mark.parametrize("name", ["swap-image", "swap-question", "visual-rag", "zero-shot"])
+async def test_traces_say_their_method_and_what_was_really_asked(name: str) -> None:
+    recorded: list[Trace] = []
+
+    async def record(trace: Trace) -> None:
+        recorded.append(trace)
+
+    items = [
+        replace(item, query=replace(item.query, text=f"Which, {i}?"))
+        for i, item in enumerate(SHADES.items)
+    ]
+    data = replace(SHADES, items=tuple(items))
+    traced = replace(settings(Scripted(lambda prompt: "?")), record=record)
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+        knowledge.add(data.knowledge)
+        [method] = plan([name], [2], data, knowledge, traced, seed=0)
+        await method.answer(items[0].query)
+    [trace] = recorded
+    shots = "" if name == "zero-shot" else "2 shots, "
+    assert trace.tier == f"{name}, {shots}shades"
+    [image], text = trace.query.images, trace.query.text
+    assert trace.prompt.messages[-1].parts == (image, text)
+    assert (trace.query.id, trace.query.choices) == (items[0].query.id, items[0].query.choices)
+    own = items[0].query
+    assert (text != own.text, image != own.images[0]) == (
+        name == "swap-question",
+        name == "swap-image",
+    )
 
 
 async def order(method: Method, query: Query) -> list[str | None]:

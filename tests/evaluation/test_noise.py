@@ -55,6 +55,9 @@ def test_what_cannot_be_corrupted_is_an_error() -> None:
     same = examples(["a", "a"])
     with pytest.raises(SettingError, match="wrongly"):
         corrupted(same, 0.5, confused(same), seed=0)
+    passages = [Example(Query("The home of a is b"), ""), Example(Query("The food of a is c"), "")]
+    with pytest.raises(SettingError, match="passages"):
+        corrupted(passages, 0.5, confused(passages), seed=0)
     several = [Example(Query("?"), "a, b", labels=("a", "b"))]
     with pytest.raises(SettingError, match="one label"):
         corrupted(several, 0.5, confused(several), seed=0)

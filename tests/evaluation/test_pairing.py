@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import multinomial
 
 from bottega.evaluation.methods import Method, Outcome
-from bottega.evaluation.metrics import paired_difference
+from bottega.evaluation.metrics import mcnemar, paired_difference
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Result, Scored, evaluate
 from bottega.types import Answer, Query
@@ -17,31 +20,82 @@ DATA = episodic()
 RIGHT = {item.query: item.answer for item in DATA.items}
 
 
-@given(PAIRS, st.integers(0, 9))
-def test_the_interval_holds_the_difference_of_the_accuracies(
-    pairs: list[tuple[bool, bool]], seed: int
-) -> None:
+def table(both: int, ours: int, theirs: int, neither: int) -> tuple[list[bool], list[bool]]:
+    """The answers of two methods with these counts of who was right."""
+    kinds = ((True, True), (True, False), (False, True), (False, False))
+    counts = (both, ours, theirs, neither)
+    pairs = [kind for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+@given(PAIRS)
+def test_the_interval_holds_the_difference_and_has_a_width(pairs: list[tuple[bool, bool]]) -> None:
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    gain = paired_difference(ours, theirs, seed=seed)
+    gain = paired_difference(ours, theirs)
     assert gain.value == pytest.approx(np.mean(ours) - np.mean(theirs))
-    assert -1 <= gain.low <= gain.high <= 1
-    assert gain == paired_difference(ours, theirs, seed=seed)
-    back = paired_difference(theirs, ours, seed=seed)
-    assert back.value == pytest.approx(-gain.value)
+    assert -1 - 1e-12 <= gain.low <= gain.value <= gain.high <= 1 + 1e-12
+    assert gain.high - gain.low > 0.01
+
+
+@given(PAIRS)
+def test_exchanging_the_methods_turns_the_sign(pairs: list[tuple[bool, bool]]) -> None:
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    gain, loss = paired_difference(ours, theirs), paired_difference(theirs, ours)
+    assert (loss.value, loss.low, loss.high) == pytest.approx((-gain.value, -gain.high, -gain.low))
+    assert mcnemar(ours, theirs) == pytest.approx(mcnemar(theirs, ours))
+
+
+@given(PAIRS, st.integers(2, 5))
+def test_more_of_the_same_items_tell_more(pairs: list[tuple[bool, bool]], times: int) -> None:
+    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    few, many = paired_difference(ours, theirs), paired_difference(ours * times, theirs * times)
+    assert many.value == pytest.approx(few.value)
+    assert many.high - many.low < few.high - few.low
+
+
+def test_the_interval_of_a_published_table() -> None:
+    """Newcombe (1998), method 10, for 36, 12, 2 and 0 of 50."""
+    gain = paired_difference(*table(36, 12, 2, 0))
+    assert (gain.value, gain.low, gain.high) == pytest.approx((0.2, 0.0569, 0.3404), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    "shares", [(0.7, 0.1, 0.1, 0.1), (0.4, 0.3, 0.1, 0.2), (0.9, 0.08, 0, 0.02)]
+)
+def test_the_interval_covers_the_truth_as_often_as_it_says(shares: tuple[float, ...]) -> None:
+    n, truth, covered = 20, shares[1] - shares[2], 0.0
+    for cells in product(range(n + 1), repeat=3):
+        if sum(cells) <= n:
+            counts = (*cells, n - sum(cells))
+            chance = multinomial.pmf(counts, n, shares)
+            gain = paired_difference(*table(*counts)) if chance > 1e-9 else None
+            covered += chance if gain and gain.low <= truth <= gain.high else 0
+    assert covered > 0.93
+
+
+@given(PAIRS)
+def test_the_p_value_counts_every_way_the_discordant_pairs_could_have_gone(
+    pairs: list[tuple[bool, bool]],
+) -> None:
+    gains = [a - b for a, b in pairs if a != b][:10]
+    ways = [abs(sum(signs)) for signs in product((-1, 1), repeat=len(gains))]
+    expected = np.mean([way >= abs(sum(gains)) for way in ways])
+    ours, theirs = [gain > 0 for gain in gains], [gain < 0 for gain in gains]
+    assert mcnemar([*ours, True], [*theirs, True]) == pytest.approx(expected)
+
+
+def test_equal_answers_prove_nothing() -> None:
+    answers = [True] * 50
+    gain = paired_difference(answers, answers)
+    assert gain.low < gain.value == 0 < gain.high
+    assert mcnemar(answers, answers) == 1.0
 
 
 def test_pairing_is_narrower_than_two_intervals() -> None:
-    theirs = [True, False] * 100
-    ours = [True, *theirs[1:]]
-    ours[1:20:2] = [True] * 10  # right wherever theirs is, and ten times more
-    gain = paired_difference(ours, theirs, seed=0)
-    assert gain.value == pytest.approx(0.05)
-    assert 0 < gain.low < 0.05 < gain.high < 0.1
-
-
-def test_equal_answers_differ_by_nothing() -> None:
-    gain = paired_difference([True, False], [True, False], seed=0)
-    assert (gain.value, gain.low, gain.high) == (0, 0, 0)
+    together = paired_difference(*table(90, 20, 0, 90))
+    apart = paired_difference(*table(50, 60, 40, 50))
+    assert together.value == apart.value == 0.1
+    assert together.high - together.low < (apart.high - apart.low) / 2
 
 
 async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[Scored]]:
@@ -56,14 +110,14 @@ async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[Scored]]
 
 async def test_methods_are_paired_at_the_same_number_of_shots() -> None:
     runs = [await _run("visual-rag", 5, 0), await _run("vote", 5, 3), await _run("vote", 10, 6)]
-    [one] = paired(runs, seed=0)
+    [one] = paired(runs)
     assert (one.method, one.against, one.shots, one.n) == ("visual-rag", "vote", 5, 6)
-    assert one.value == 0.5
-    assert paired(runs[1:], seed=0) == []
+    assert (one.value, one.p_value) == (0.5, 0.25)
+    assert paired(runs[1:]) == []
 
 
 async def test_only_items_that_both_answered_are_compared() -> None:
     (result, scored), vote = await _run("visual-rag", 5, 0), await _run("vote", 5, 3)
-    [one] = paired([(result, scored[2:]), vote], seed=0)
+    [one] = paired([(result, scored[2:]), vote])
     assert (one.n, one.value) == (4, 0.25)
-    assert paired([(result, []), vote], seed=0) == []
+    assert paired([(result, []), vote]) == []

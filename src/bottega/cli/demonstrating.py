@@ -54,6 +54,6 @@ def demo(
     if json:
         print_json({"page": str(out), "results": results})
         return
-    print_results(data, results, paired(runs, seed=seed))
+    print_results(data, results, paired(runs))
     note(BUNDLED_NOTE)
     say(f"the page: {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,47 +28,55 @@ from bottega.evaluation.methods import METHODS, PAPER, check, default_methods
 from bottega.evaluation.pairing import paired
 from bottega.recipes import Classification
 
+BenchmarkSpec = Annotated[
+    str,
+    typer.Argument(
+        help="digits (or digits:half=second), image-folder:DIR, manyicl:DIR, or a drawn task "
+        f"with its knobs, such as glyphs:ways=5,shots=5; drawn are {', '.join(DRAWN)}.",
+    ),
+]
+MethodNames = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Comma-separated, of {', '.join(METHODS)}.",
+        show_default=f"{','.join(PAPER)}; for facts zero-shot,random,oracle",
+    ),
+]
+ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-separated.")]
+PerClass = Annotated[int | None, typer.Option(min=1, help="Keep this many examples a label.")]
+ItemLimit = Annotated[int | None, typer.Option(min=1, help="Ask this many items.")]
+ImageEmbed = Annotated[
+    str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
+]
+Compared = Annotated[
+    str, typer.Option(help="What is compared: image (by --embed), text, or dual (both).")
+]
+LabelNoise = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the known answers to make wrong.")
+]
+AtOnce = Annotated[int, typer.Option(min=1, help="Questions at once.")]
+Overlap = Annotated[
+    bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
+]
+ResultFile = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
+
 
 def evaluate(
-    benchmark: Annotated[
-        str,
-        typer.Argument(
-            help="digits (or digits:half=second), image-folder:DIR, manyicl:DIR, or a drawn task "
-            f"with its knobs, such as glyphs:ways=5,shots=5; drawn are {', '.join(DRAWN)}."
-        ),
-    ],
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Comma-separated, of {', '.join(METHODS)}.",
-            show_default=f"{','.join(PAPER)}; for facts zero-shot,random,oracle",
-        ),
-    ] = None,
-    shots: Annotated[
-        str, typer.Option(help="Numbers of demonstrations, comma-separated.")
-    ] = "5,10,20",
-    kb_per_class: Annotated[
-        int | None, typer.Option(min=1, help="Keep this many examples a label.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Ask this many items.")] = None,
+    benchmark: BenchmarkSpec,
+    methods: MethodNames = None,
+    shots: ShotCounts = "5,10,20",
+    kb_per_class: PerClass = None,
+    limit: ItemLimit = None,
     model: Model = BUNDLED,
-    embed: Annotated[
-        str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
-    ] = BUNDLED,
-    retrieve: Annotated[
-        str, typer.Option(help="What is compared: image (by --embed), text, or dual (both).")
-    ] = "image",
-    label_noise: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the known answers to make wrong.")
-    ] = 0.0,
+    embed: ImageEmbed = BUNDLED,
+    retrieve: Compared = "image",
+    label_noise: LabelNoise = 0.0,
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
     seed: Seed = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="Questions at once.")] = CONCURRENCY,
-    allow_overlap: Annotated[
-        bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
+    concurrency: AtOnce = CONCURRENCY,
+    allow_overlap: Overlap = False,
+    json: ResultFile = None,
     price: PriceOption = None,
     traces: TraceFile = None,
 ) -> None:
@@ -101,37 +110,41 @@ def evaluate(
         allow_overlap=allow_overlap,
         on_bad=warn,
     )
+    asked = {
+        "benchmark": benchmark,
+        "model": settings.generator.name,
+        "embedder": embed,
+        "retrieve": retrieve,
+        "label_noise": label_noise,
+        "prompt": prompt,
+        "order": order,
+        "seed": seed,
+    }
     work = Work(names or default_methods(data), counts, retrieve, embed, traces, concurrency)
     runs: list[Run] = []
     try:
         measure(data, settings, work, runs)
     finally:
-        results, compared = [result for result, _ in runs], paired(runs, seed=seed)
-        print_results(data, results, compared)
-        if json is not None and results:
-            document = {
-                "benchmark": benchmark,
-                "model": settings.generator.name,
-                "embedder": embed,
-                "retrieve": retrieve,
-                "label_noise": label_noise,
-                "prompt": prompt,
-                "order": order,
-                "seed": seed,
-                **_sizes(data),
-                "results": results,
-                "paired": compared,
-            }
-            json.write_bytes(to_json(document))
-    failed = sum(result.failed for result in results)
+        _report(data, asked, runs, json)
+    failed = sum(result.failed for result, _ in runs)
     if failed:
         say(f"{failed} requests failed; run the command again")
         raise typer.Exit(1)
 
 
-def _sizes(data: Benchmark) -> dict[str, int | str]:
+def _report(
+    data: Benchmark, asked: Mapping[str, object], runs: Sequence[Run], file: Path | None
+) -> None:
+    results, compared = [result for result, _ in runs], paired(runs)
+    print_results(data, results, compared)
+    if file is not None and results:
+        file.write_bytes(to_json({**asked, **_sizes(data), "results": results, "paired": compared}))
+
+
+def _sizes(data: Benchmark) -> dict[str, int | str | None]:
     return {
         "knowledge_base": len(data.knowledge),
+        "made_wrong": data.made_wrong,
         "items": len(data.items),
         "labels": len(data.labels),
         "bottega": __version__,

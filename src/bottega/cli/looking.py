@@ -177,6 +177,8 @@ def _shapes(example: Example) -> str:
 def _print_trace(trace: StoredTrace) -> None:
     say(f"{trace.id}  {clock(trace.time)}  {trace.model}  ({trace.tier})")
     say(f"question: {trace.question}")
+    for sha256 in trace.images:
+        say(f"image:    {sha256}")
     rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
     print_table(("shown", "answer", "score", "example"), rows)
     for completion in trace.completions:

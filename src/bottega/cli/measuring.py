@@ -23,11 +23,9 @@ from bottega.recipes import Classification
 
 CONCURRENCY = 32
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
-PAIRED_COLUMNS = ("method", "against", "shots", "n", "value", "low", "high")
-FOOTNOTE = (
-    "vote is the majority label of the nearest examples, without a model; a tie is wrong. "
-    "An invalid reply is wrong; a failed request is in no figure."
-)
+PAIRED_FIGURES = ("method", "against", "shots", "n", "value", "low", "high")
+VOTE = "vote is the majority label of the nearest examples, without a model; a tie is wrong."
+FOOTNOTE = "An invalid reply is wrong; a failed request is in no figure."
 
 Run = tuple[Result, list[Scored]]
 
@@ -70,12 +68,16 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
         f"{data.name}: {len(data.knowledge)} examples known, {len(data.items)} asked, "
         f"{answers}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
+    if data.made_wrong is not None:
+        say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
     if paired:
-        say("\ndifference on the same items, paired bootstrap")
-        rows = [[getattr(one, name) for name in PAIRED_COLUMNS] for one in paired]
-        print_table(PAIRED_COLUMNS, rows)
-    note(FOOTNOTE)
+        say("\ndifference on the same items: Newcombe's interval, McNemar's exact p-value")
+        rows = [[getattr(one, name) for name in PAIRED_FIGURES] for one in paired]
+        for row, one in zip(rows, paired, strict=True):
+            row.append(one.p_value if one.p_value >= 0.001 else "< 0.001")
+        print_table((*PAIRED_FIGURES, "p_value"), rows)
+    note(f"{VOTE} {FOOTNOTE}" if any(result.method == "vote" for result in results) else FOOTNOTE)
 
 
 def _knowledge(data: Benchmark, work: Work) -> KnowledgeBase:

@@ -27,6 +27,7 @@ class Benchmark:
 
     No `labels` means that any text may be answered. `episode_of` maps the id of every item and
     every example's query to its episode, whose examples alone may be shown; empty if all may.
+    `made_wrong` examples were given a wrong answer; None where no label noise was asked for.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Benchmark:
     labels: tuple[str, ...]
     multi_label: bool = False
     episode_of: Mapping[str, str] = field(default_factory=dict)
+    made_wrong: int | None = None
 
 
 def load_benchmark(
@@ -56,12 +58,12 @@ def load_benchmark(
     Images that stand in both parts are refused unless `allow_overlap`.
     """
     whole = _whole(spec, seed, on_bad)
-    knowledge = [example for example in whole.knowledge if _is_readable(example, on_bad)]
+    found = [example for example in whole.knowledge if _is_readable(example, on_bad)]
     items = [item for item in whole.items if _is_readable(item, on_bad)]
-    labels = _labels(whole, knowledge, items)
+    labels, knowledge = _labels(whole, found, items), found
     if label_noise:
-        wrong = wrong_answer(spec) or confused(knowledge)
-        knowledge = corrupted(knowledge, label_noise, wrong, seed=seed)
+        wrong = wrong_answer(spec) or confused(found)
+        knowledge = corrupted(found, label_noise, wrong, seed=seed)
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
@@ -73,6 +75,7 @@ def load_benchmark(
         items=tuple(items[:limit]),
         labels=labels,
         multi_label=any(several),
+        made_wrong=_replaced(found, knowledge) if label_noise else None,
     )
     _check_size(benchmark)
     if not allow_overlap:
@@ -82,12 +85,13 @@ def load_benchmark(
 
 def _whole(spec: str, seed: int, on_bad: OnBad | None) -> Benchmark:
     """Everything there is, as it is found; labels only where a drawn task declares them."""
-    kind, _, place = spec.partition(":")
+    kind, colon, place = spec.partition(":")
+    knobs = place if colon else None
     if kind in DRAWN:
-        task = draw_task(kind, place, seed)
+        task = draw_task(kind, knobs, seed)
         return Benchmark(spec, task.knowledge, task.items, task.labels, episode_of=task.episode_of)
     if kind == "digits":
-        knowledge, items = split_digits(place, seed)
+        knowledge, items = split_digits(knobs, seed)
     elif kind == "image-folder" and place:
         knowledge, items = _folder(Path(place), seed, on_bad)
     elif kind == "manyicl" and place:
@@ -128,6 +132,12 @@ def _folder(root: Path, seed: int, on_bad: OnBad | None) -> tuple[list[Example],
         )
         return train, test
     return _stratified(load_image_folder(root, on_bad=on_bad), seed)
+
+
+def _replaced(before: Sequence[Example], after: Sequence[Example]) -> int:
+    """How many of `after` are not the very objects of `before`, which may be more."""
+    kept = {id(example) for example in before}
+    return sum(id(example) not in kept for example in after)
 
 
 def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:

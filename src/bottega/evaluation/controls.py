@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks import Benchmark
-from bottega.protocols import Prompter
-from bottega.types import Candidate, Example, Prompt, Query
+from bottega.protocols import Prompter, Recorder
+from bottega.types import Candidate, Example, Prompt, Query, Trace
 
 Identity = tuple[str, tuple[str, ...]]
 
@@ -25,6 +25,17 @@ class Swapped:
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         return self._prompt(self._other(query), demonstrations)
+
+
+class AsAsked:
+    """Records the query that a control really asked; its id stays the item's."""
+
+    def __init__(self, record: Recorder, other: Callable[[Query], Query]) -> None:
+        self._record = record
+        self._other = other
+
+    async def __call__(self, trace: Trace, /) -> None:
+        await self._record(replace(trace, query=self._other(trace.query)))
 
 
 def other_picture(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:

@@ -14,7 +14,7 @@ ASKED = 500
 HALVES = {"all": slice(None), "first": slice(898), "second": slice(898, None)}
 
 
-def split_digits(knobs: str, seed: int) -> tuple[list[Example], list[Example]]:
+def split_digits(knobs: str | None, seed: int) -> tuple[list[Example], list[Example]]:
     """Examples to show and `ASKED` to ask; with `half=first` or `second`, of those rows alone."""
     half = str(read_knobs("digits", knobs, {"half": "all"}).get("half", "all"))
     if half not in HALVES:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 DRAWN = ("glyphs", "attributes", "rules", "facts")
 
 
-def draw_task(kind: str, knobs: str, seed: int) -> Task:
-    """`knobs` are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
+def draw_task(kind: str, knobs: str | None, seed: int) -> Task:
+    """`knobs` are written as in `ways=5,shots=5`, None for none. Raises `SettingError` for
+    what is not one."""
     make = _maker(kind)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
     task: Task = make(**read_knobs(kind, knobs, defaults)).draw(seed)

@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from bottega.errors import SettingError
 
 
-def read_knobs(kind: str, knobs: str, defaults: Mapping[str, int | str]) -> dict[str, int | str]:
-    """Those that are named in `knobs`, each of its default's type. Raises `SettingError`."""
+def read_knobs(
+    kind: str, knobs: str | None, defaults: Mapping[str, int | str]
+) -> dict[str, int | str]:
+    """Those that are named in `knobs`, each of its default's type. None: no colon, so no knobs.
+    Raises `SettingError`."""
     listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
     hint = f"the knobs of {kind} and what they are without you: {listed}"
     chosen: dict[str, int | str] = {}
-    for part in filter(None, knobs.split(",")):
+    for part in [] if knobs is None else knobs.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
+        if not part.strip():
+            raise SettingError(f"a knob is missing in '{kind}:{knobs}'", hint=hint)
+        if name in chosen:
+            raise SettingError(f"{name} is given twice", hint=hint)
         if name not in defaults:
             raise SettingError(f"{kind} has no knob {name!r}", hint=hint)
         if isinstance(defaults[name], str):

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks import Benchmark
-from bottega.evaluation.controls import Swapped, other_picture, other_question
+from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.knowledge import KnowledgeBase
-from bottega.protocols import Retriever
+from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt
 from bottega.retrieval import Balanced, Pool, Uniform
+from bottega.routing import always
 from bottega.types import Answer, Candidate, Query, Trace
 
 PAPER = ("zero-shot", "random", "balanced", "visual-rag", "vote")
@@ -64,7 +65,7 @@ def plan(
     planned: list[Method] = []
     for name in dict.fromkeys(names):
         if name == "zero-shot":
-            planned.append(Method(name, 0, _asking(settings, None, 0)))
+            planned.append(Method(name, 0, _asking(settings, None, 0, f"{name}, {data.name}")))
             continue
         retrieve = _retriever(name, data, knowledge, seed)
         controlled = _controlled(name, data, settings, seed)
@@ -73,7 +74,7 @@ def plan(
             if name == "vote":
                 answer = _voting(retrieve, k, settings.multi_label)
             else:
-                answer = _asking(controlled, retrieve, k)
+                answer = _asking(controlled, retrieve, k, f"{name}, {k} shots, {data.name}")
             planned.append(Method(name, k, answer))
     return planned
 
@@ -148,12 +149,14 @@ def _retriever(name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int) 
 
 
 def _controlled(name: str, data: Benchmark, settings: Classification, seed: int) -> Classification:
-    """The settings of the method: those given, or with the prompt of a control."""
+    """The settings of the method: those given, or with the prompt and the traces of a control."""
     others = {"swap-image": other_picture, "swap-question": other_question}
     if name not in others:
         return settings
     prompt = settings.prompt or suited_prompt(settings.generator)
-    return replace(settings, prompt=Swapped(prompt, others[name](data, seed=seed)))
+    other = others[name](data, seed=seed)
+    record = settings.record and AsAsked(settings.record, other)
+    return replace(settings, prompt=Swapped(prompt, other), record=record)
 
 
 def _largest(data: Benchmark) -> int:
@@ -167,9 +170,11 @@ def _has_passages(data: Benchmark) -> bool:
 
 
 def _asking(
-    settings: Classification, retrieve: Retriever | None, shots: int
+    settings: Classification, retrieve: Retriever | None, shots: int, tier: str
 ) -> Callable[[Query], Awaitable[Outcome]]:
-    pipeline = settings.pipeline(retrieve, shots)
+    """`tier` is what the traces are found by."""
+    route = always(Tier(tier, settings.generator, shots))
+    pipeline = replace(settings.pipeline(retrieve, shots), route=route)
 
     async def answer(query: Query) -> Outcome:
         trace = await pipeline.trace(query)

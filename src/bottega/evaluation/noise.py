@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bottega.errors import SettingError
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.labels import is_passage, labels_of
 from bottega.types import Example
 
 # An example with a wrong answer; None where no answer would be wrong.
@@ -21,6 +21,11 @@ def corrupted(
     """`share` of all examples answered wrongly, or as many as can be."""
     if not 0 <= share <= 1:
         raise SettingError(f"label noise is {share}", hint="set it to a share between 0 and 1")
+    if all(map(is_passage, knowledge)):
+        raise SettingError(
+            "the examples are passages to read: they have no answers that could be made wrong",
+            hint="leave --label-noise out",
+        )
     rng = random.Random(f"{seed}:label noise")
     falsified = [wrong(example, rng) for example in knowledge]
     possible = [place for place, example in enumerate(falsified) if example is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bottega.evaluation.metrics import paired_difference
+from bottega.evaluation.metrics import mcnemar, paired_difference
 from bottega.evaluation.runner import Result, Scored
 
 PAIRS = (("visual-rag", "vote"),)
@@ -14,7 +14,7 @@ PAIRS = (("visual-rag", "vote"),)
 @dataclass(frozen=True)
 class Paired:
     """`value` is the accuracy of `method` less that of `against`, on the `n` items that both
-    answered, with the 95 % interval of that difference."""
+    answered, with the 95 % interval of that difference and the p-value of McNemar's test."""
 
     method: str
     against: str
@@ -23,9 +23,10 @@ class Paired:
     value: float
     low: float
     high: float
+    p_value: float
 
 
-def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int) -> list[Paired]:
+def paired(runs: Sequence[tuple[Result, Sequence[Scored]]]) -> list[Paired]:
     """Every pair that was run at the same number of shots and is scored by accuracy."""
     by_name = {(r.method, r.shots): scored for r, scored in runs if r.metric == "accuracy"}
     return [
@@ -33,7 +34,7 @@ def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int) -> lis
         for (name, shots), scored in by_name.items()
         for method, against in PAIRS
         if name == method and (against, shots) in by_name
-        if (compared := _compare(method, against, shots, scored, by_name[against, shots], seed))
+        if (compared := _compare(method, against, shots, scored, by_name[against, shots]))
     ]
 
 
@@ -43,12 +44,13 @@ def _compare(
     shots: int,
     ours: Sequence[Scored],
     theirs: Sequence[Scored],
-    seed: int,
 ) -> Paired | None:
     """None if no item was answered by both."""
     known = {one.item.query: one.correct for one in theirs}
     both = [(one.correct, known[one.item.query]) for one in ours if one.item.query in known]
     if not both:
         return None
-    gain = paired_difference([a for a, _ in both], [b for _, b in both], seed=seed)
-    return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high)
+    answers = [a for a, _ in both], [b for _, b in both]
+    gain = paired_difference(*answers)
+    p_value = mcnemar(*answers)
+    return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high, p_value)

@@ -16,6 +16,7 @@ from bottega.tasks.task import (
     Seeds,
     Task,
     check_knob,
+    check_pictures,
     check_word,
     entry,
     images,
@@ -46,11 +47,15 @@ class Glyphs:
         check_knob("shots", self.shots, 1, 50)
         check_knob("alphabets", self.alphabets, 1, self.ways)
         check_word("style", self.style, STYLES)
+        check_pictures(self.episodes * self.ways * (self.shots + 1), "ways or shots")
+
+    @property
+    def episodes(self) -> int:
+        return max(LEAST_EPISODES, -(-LEAST_ASKED // self.ways))
 
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)
-        episodes = max(LEAST_EPISODES, -(-LEAST_ASKED // self.ways))
-        task = in_episodes(self._episode(seeds, str(number)) for number in range(episodes))
+        task = in_episodes(self._episode(seeds, str(number)) for number in range(self.episodes))
         return replace(task, labels=tuple(dict.fromkeys(item.answer for item in task.items)))
 
     def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from bottega.tasks.named import NAMES, draw_named
-from bottega.tasks.task import Seeds, Task, check_knob, entry, images, in_episodes
+from bottega.tasks.task import (
+    Seeds,
+    Task,
+    check_knob,
+    check_pictures,
+    entry,
+    images,
+    in_episodes,
+)
 from bottega.tasks.wording import RELATIONS, invented_words, question, statement
 from bottega.types import Example
 
@@ -26,6 +34,7 @@ class Facts:
     def __post_init__(self) -> None:
         check_knob("asked", self.asked, 1, 500)
         check_knob("episodes", self.episodes, 1, 500)
+        check_pictures(self.episodes * self.asked, "episodes or asked")
 
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)

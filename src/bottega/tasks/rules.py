@@ -10,7 +10,15 @@ import torch
 
 from bottega.tasks.figures import SYMBOLS
 from bottega.tasks.sums import RULES, draw_rows_values, draw_sums
-from bottega.tasks.task import Seeds, Task, check_knob, entry, images, in_episodes
+from bottega.tasks.task import (
+    Seeds,
+    Task,
+    check_knob,
+    check_pictures,
+    entry,
+    images,
+    in_episodes,
+)
 from bottega.tasks.wording import question
 from bottega.types import Example
 
@@ -31,6 +39,7 @@ class Rules:
         check_knob("shown", self.shown, self.symbols, 200)
         check_knob("asked", self.asked, 1, 200)
         check_knob("episodes", self.episodes, 1, 500)
+        check_pictures(self.episodes * (self.shown + self.asked), "episodes, shown or asked")
 
     def draw(self, seed: int) -> Task:
         seeds = Seeds(seed)

@@ -17,6 +17,8 @@ from bottega.types import Example, Query
 
 LEAST_ASKED = 500
 LEAST_EPISODES = 25
+# With its pixels, vector and row in a knowledge base a picture was measured to take up to 75 kB.
+MOST_PICTURES = 20_000
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,14 @@ class Task:
 
 
 class Seeds:
-    """The two random sources of a task, both a function of its seed: words and pictures."""
+    """The two random sources of a task, both a function of its seed: words and pictures.
+
+    Salted: `training` seeds its generators with small numbers, and no task may repeat its pictures.
+    """
 
     def __init__(self, seed: int) -> None:
-        self.words = random.Random(seed)
-        self.pictures = torch.Generator().manual_seed(seed)
+        self.words = random.Random(f"bottega task {seed}")
+        self.pictures = torch.Generator().manual_seed(self.words.getrandbits(63))
 
 
 def entry(
@@ -75,6 +80,15 @@ def in_episodes(episodes: Iterable[tuple[Sequence[Example], Sequence[Example]]])
 def check_knob(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise SettingError(f"{name} is {value}", hint=f"{name} may be {low} to {high}")
+
+
+def check_pictures(count: int, knobs: str) -> None:
+    """Raises `SettingError` for a whole task that would not fit into about 2 GB."""
+    if count > MOST_PICTURES:
+        raise SettingError(
+            f"the task would draw {count:,} pictures",
+            hint=f"it may draw {MOST_PICTURES:,} in all: lower {knobs}",
+        )
 
 
 def check_word(name: str, value: str, known: Sequence[str]) -> None:
