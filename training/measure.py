@@ -71,14 +71,14 @@ def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
     for setting in settings:
         runs = _run(folder, setting)
         rows += [_row(setting.name, result) for result, _ in runs]
-        differences += [_difference(setting.name, one) for one in paired(runs, seed=SEED)]
+        differences += [_difference(setting.name, one) for one in paired(runs)]
     head = [
         "| benchmark | method | shots | n | value | 95 % interval | invalid |",
         "|---" * 7 + "|",
     ]
     against = [
-        "| benchmark | shots | n | visual-rag minus vote | 95 % interval |",
-        "|---" * 5 + "|",
+        "| benchmark | shots | n | visual-rag minus vote | 95 % interval | p |",
+        "|---" * 6 + "|",
     ]
     tables = [*head, *rows]
     return "\n".join([*tables, "", *against, *differences] if differences else tables)
@@ -104,4 +104,5 @@ def _row(name: str, result: Result) -> str:
 
 def _difference(name: str, one: Paired) -> str:
     interval = f"{one.low:+.3f} to {one.high:+.3f}"
-    return f"| {name} | {one.shots} | {one.n} | {one.value:+.3f} | {interval} |"
+    p_value = f"{one.p_value:.3f}" if one.p_value >= 0.001 else "< 0.001"
+    return f"| {name} | {one.shots} | {one.n} | {one.value:+.3f} | {interval} | {p_value} |"
