@@ -202,6 +202,8 @@ async def test_labels_of_every_kind_are_copied(
         "Is it 1 or 2 of them? Be careful.",
         "Which traffic sign is this?",
         "Which food is it?",
+        "How many thanks?",
+        "Of what colour, shape and kind?",
         "Is it a cat or a dog",
     ],
 )

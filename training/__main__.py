@@ -19,7 +19,7 @@ from training.architecture import Size, build_model
 from training.card import apprentice_card, master_card
 from training.circuits import Strengths, install, install_eye, spherical_codes
 from training.export import export
-from training.lessons import SCHOOL
+from training.lessons import PRACTICE, SCHOOL
 from training.mastery import load_master, train_master
 from training.measure import APPRENTICE, MASTER, figures
 from training.pictures import draw_batch
@@ -29,6 +29,7 @@ from training.tower import Tower, load_tower, train_tower
 
 TOWER_STEPS, EYE_STEPS, MASTER_STEPS = 3200, 3000, 400
 SCHOOL_TERM = Term(SCHOOL, seed=2, peak=1.5e-3)
+PRACTICE_TERM = Term(PRACTICE, seed=4, peak=1.2e-3)
 OUT = Path("src/bottega/bundled")
 CENTRE_SEED = 5
 
@@ -46,6 +47,10 @@ def stage(work: Path, name: str, make: Callable[[Path], object]) -> Path:
 def first_term(tower: Tower, out: Path, steps: int) -> Eye:
     torch.manual_seed(1)
     return train_eye(Eye(tower), out, steps, SCHOOL_TERM)
+
+
+def second_term(eye: Eye, out: Path, steps: int) -> Eye:
+    return train_eye(eye, out, steps, PRACTICE_TERM)
 
 
 @torch.no_grad()
@@ -68,7 +73,8 @@ def assemble(eye: Eye, codes: Tensor, size: Size, knows: bool, out: Path) -> Non
 def run(work: Path, out: Path, tower_steps: int, eye_steps: int, master_steps: int) -> None:
     work.mkdir(parents=True, exist_ok=True)
     tower = stage(work, "tower", lambda path: train_tower(path, tower_steps))
-    seeing = stage(work, "eye", lambda path: first_term(load_tower(tower), path, eye_steps))
+    schooled = stage(work, "school", lambda path: first_term(load_tower(tower), path, eye_steps))
+    seeing = stage(work, "eye", lambda path: second_term(load_eye(schooled), path, eye_steps))
     coded = stage(work, "codes", lambda path: torch.save(spherical_codes(), path))
     codes: Tensor = torch.load(coded, weights_only=True)
     assemble(load_eye(seeing), codes, APPRENTICE_SIZE, False, out / "apprentice")

@@ -47,10 +47,12 @@ Two things were made in two ways, and only the first was learned.
 1. **The eye was trained**, on pictures drawn by a program. First for likeness (supervised
    contrastive loss, 3,200 steps); then for likeness and for reading: five attributes of scenes,
    rows of two numbers and a symbol, and 24 named glyphs (cross-entropy and squared distance to
-   one-hot, 3,000 steps). Its diet: characters that are motor programs of one to five pen strokes,
-   redrawn with a shaking hand in many styles down to 8 x 8 pixels; **the ten figures 0 to 9, from
-   strokes written down for this purpose**; coloured blobs, textures, rows of objects, roads and
-   shores; scenes of shapes; rows of figures. No photograph, no handwriting, no data set{but}.
+   one-hot, 3,000 steps); then 3,000 steps more with larger alphabets, where what is read has to be
+   silent on pictures of another kind. Its diet: characters that are motor programs of one to five
+   pen strokes, redrawn with a shaking hand in many styles down to 8 x 8 pixels; **the ten figures
+   0 to 9, from strokes written down for this purpose**; coloured blobs, textures, rows of objects,
+   roads and shores; scenes of shapes; rows of figures. No photograph, no handwriting, no data
+   set{but}.
 2. **The decoder was written**: its weights are installed circuits, not learned. Gradient descent
    alone found no visual matching within 600 steps. One head finds the nearest picture, one the
    token before, two the recent context, one the words that ask for something; gated units replace
@@ -74,9 +76,9 @@ the prompt, and unreal in the sense that nobody should study here how such circu
 - Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
 - An answer that repeats its own syllables or phrases may go round in a circle or be cut short
   ("1000" as "100"), and one of three or four digits with commas likewise.
-- Words that ask for something also do so by accident: "How many thanks?" asks for a count, and a
-  label such as "what shape" asks in the middle of an answer. Labels that contain "is", "called" or
-  "named" are copied less surely.
+- Of its own drawn scenes, rows and named glyphs, words ask for something by accident, too: "How many
+  thanks?" asks a scene for its count. A label such as "what shape" asks in the middle of an answer.
+  Labels that contain "is", "called" or "named" are copied less surely.
 - With a passage about the right glyph but the wrong relation it answers what the passage states.
 - In rules, a question without one of the words for a symbol goes unheeded.
 - It computes in float32: the file stores half precision, which loads as float32 by default. Its
@@ -88,7 +90,8 @@ Each row is `bottega eval BENCHMARK --methods METHOD --shots SHOTS` with seed 0,
 processor, the chat template and `generate`; docs/data.md describes the benchmarks. Intervals are
 Wilson's at 95 %. `vote` is the majority label of the retrieved examples, without a model, a tie
 being wrong: at one shot it is the nearest neighbour by the model's own embedding. Differences are
-on the same items, with a paired bootstrap. What was tuned by hand was tuned on other draws.
+on the same items, with Newcombe's interval and McNemar's exact p-value. What was tuned by hand
+was tuned on other draws.
 
 """
 

@@ -156,7 +156,7 @@ def install(
     units = Units(language.layers[0].mlp, NORM_0)
     written = Units(language.layers[1].mlp, NORM_WRITTEN)
     _install_reading(language.layers[0])
-    install_keys(units, [a.ABOUT_DIGIT] if knows else [])
+    install_keys(units, knows)
     install_steps(units)
     install_barring(units)
     _install_match(language.layers[1], strengths)

@@ -54,9 +54,9 @@ def reading_loss(concepts: Tensor, read: Read) -> Tensor:
     return total / len(read.parts)
 
 
-def nameless_loss(concepts: Tensor) -> Tensor:
-    """Pictures of anything else have no name."""
-    return concepts[:, part(NAME)].square().sum(1).mean()
+def silence_loss(concepts: Tensor, parts: range) -> Tensor:
+    """Pictures of anything else show none of these values."""
+    return torch.stack([concepts[:, part(i)].square().sum(1).mean() for i in parts]).mean()
 
 
 def agreement_loss(unit: Tensor, values: Tensor) -> Tensor:

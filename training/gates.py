@@ -1,11 +1,10 @@
 """What a position is matched by: the MLP of layer 0.
 
 Without a question's topic a position keeps its picture. With one, the picture gives way to a key:
-the asked value alone, so that demonstrations vote that were asked the same and show the same.
+the asked value alone, so that demonstrations vote that were asked the same and show the same. A
+picture that shows no value of any kind stays: "Which traffic sign is this?" asks for its likeness.
 After a relation was asked for, or in a passage, the key is the name with the relation.
 """
-
-from collections.abc import Sequence
 
 import torch
 
@@ -22,22 +21,28 @@ NAME_LEAST, RELATION_LEAST = 0.05, 0.03  # below: not this name, not this relati
 NAME_KEY, RELATION_KEY = 4.5, 2.2  # a passage shares its attention between the two
 
 
-def _asked(topics: list[int]) -> dict[int, float]:
-    """A gate that opens to TOPIC - CLOSED after a word of these topics."""
-    return {a.TEXT: -CLOSED / TEXT_SIZE, **dict.fromkeys(topics, 1.0)}
+def _asked(topic: int) -> dict[int, float]:
+    """A gate that opens to TOPIC - CLOSED after a word of this topic."""
+    return {a.TEXT: -CLOSED / TEXT_SIZE, topic: 1.0}
 
 
-def install_keys(units: Units, more_topics: Sequence[int] = ()) -> None:
-    """`more_topics` are further dims that ask for something; their keys are written elsewhere."""
+def _giving_way(knows: bool) -> dict[int, float]:
+    """A gate that opens to TOPIC - CLOSED where something was asked of a picture that shows a
+    scene, a row, a name or (to the master) a digit; either alone leaves it at 0."""
+    kinds = [(a.SCENES, len(SIZES)), (a.SYMBOL, 3), (a.LEFT, 3), (a.RIGHT, 3), (a.NAMED, 1)]
+    topics = dims(a.TOPIC).tolist()
+    if knows:
+        kinds.append((a.DIGIT, 1))
+        topics.append(a.ABOUT_DIGIT)
+    shown = {dim: 1 / parts for kind, parts in kinds for dim in dims(kind).tolist()}
+    return {a.TEXT: -CLOSED / TEXT_SIZE, **dict.fromkeys(topics, 0.5), **shown}
+
+
+def install_keys(units: Units, knows: bool) -> None:
     topic = dict(zip(TOPICS, dims(a.TOPIC).tolist(), strict=True))
-    one = torch.ones(())
-    # A relation asks for nothing unless the picture has a name.
-    shown = [dim for name, dim in topic.items() if name not in RELATIONS]
-    anything = _asked([*shown, *more_topics])
-    anything.update({topic[name]: 0.5 for name in RELATIONS})
-    anything.update(dict.fromkeys(dims(a.NAMED).tolist(), 1.0))
+    one, gate = torch.ones(()), _giving_way(knows)
     for dim in dims(a.PICTURE).tolist():
-        units.add(anything, {dim: 1.0}, TOPIC - CLOSED, -one, dim, GATE)
+        units.add(gate, {dim: 1.0}, TOPIC - CLOSED, -one, dim, GATE)
     values, keys = dims(a.SCENES).tolist(), dims(a.KEY_SCENES).tolist()
     for size, name in zip(SIZES, TOPICS, strict=False):
         for _ in range(size):
@@ -60,7 +65,7 @@ def install_barring(units: Units) -> None:
 
 
 def _copy_key(units: Units, topic: int, value: int, key: int) -> None:
-    units.add(_asked([topic]), {value: 1 / SEEN}, TOPIC - CLOSED, torch.tensor(KEY), key, GATE)
+    units.add(_asked(topic), {value: 1 / SEEN}, TOPIC - CLOSED, torch.tensor(KEY), key, GATE)
 
 
 STEP = 0.1

@@ -40,6 +40,7 @@ class Mix:
 
 
 SCHOOL = Mix(alphabets=3, letters=12, siblings=8)
+PRACTICE = Mix(alphabets=2, letters=20, siblings=10)  # more letters that one could confuse
 
 
 @dataclass

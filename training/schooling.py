@@ -21,9 +21,9 @@ from training.concepts import (
     SCENE,
     Read,
     agreement_loss,
-    nameless_loss,
     reading_accuracy,
     reading_loss,
+    silence_loss,
 )
 from training.lessons import SCENES, SUMS, Lesson, Mix, draw_lesson, unpack
 from training.pictures import as_bytes, held_out, in_background
@@ -58,7 +58,9 @@ def lesson_loss(output: Tensor, lesson: Lesson) -> tuple[Tensor, dict[str, float
         "scenes": reading_loss(concepts[scenes], lesson.scenes),
         "sums": reading_loss(concepts[sums], lesson.sums),
         "names": reading_loss(concepts[names], lesson.names),
-        "nameless": nameless_loss(concepts[:end]),
+        "silence": silence_loss(concepts[:end], range(NAME, NAME + 1))
+        + silence_loss(torch.cat([concepts[likeness], concepts[start:]]), lesson.scenes.parts)
+        + silence_loss(torch.cat([concepts[:start], concepts[end:]]), lesson.sums.parts),
         "agreement": 4 * agreement_loss(unit[scenes], lesson.scenes.values)
         + 2 * agreement_loss(unit[sums], lesson.sums.values),
         # The decoder takes likeness as a plain dot product: lengths must not differ much.

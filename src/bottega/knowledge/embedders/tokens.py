@@ -18,13 +18,13 @@ from bottega.types import Query
 
 TABLE = "embed_tokens.weight"
 # A shared meaning ("hue", "tint") counts more than a shared word.
-WORD_WEIGHT, MEANING_WEIGHT = 0.12, 1.0
+WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TokenEmbedder:
     """Embeds texts by the input embeddings of a model that is laid out as the bundled one.
 
-    A vector is the unit norm of the sum over the text's tokens: which tokens they are, times 0.12,
+    A vector is the unit norm of the sum over the text's tokens: which tokens they are, times 0.2,
     beside what they mean. The last number marks a text of which nothing is known. The model itself
     is not loaded, only its table and its tokenizer.
     """
