@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from threading import Lock
+from contextlib import suppress
+from threading import Lock, Thread
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.protocols import Embedder, Vectors
 from bottega.retrieval.following import Follower
 from bottega.retrieval.ports import Changes, SearchWithin, VectorsOf
-from bottega.retrieval.tree import HashtagTree, Refit
+from bottega.retrieval.tree import HashtagTree
 from bottega.types import Candidate, Query
 
 
@@ -43,30 +44,30 @@ class Hashtags:
         self._margin = margin
         self._follower = Follower(changes, self._read)
         self._following = Lock()
-        self._refitting: asyncio.Future[Refit | None] | None = None
+        self._refitting: Thread | None = None
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await asyncio.to_thread(self._find, query, k)
-        if self.tree.due():
-            loop = asyncio.get_running_loop()
-            self._refitting = loop.run_in_executor(None, self._refit)
+        if self.tree.due() and not (self._refitting and self._refitting.is_alive()):
+            # A thread, not a task: it may outlive the event loop that began it.
+            self._refitting = Thread(target=self._refit, name="hashtag tree")
+            self._refitting.start()
         return found
 
     async def settled(self) -> None:
         """Waits for the re-fit that is running, if one is."""
         if self._refitting is not None:
-            await self._refitting
+            await asyncio.to_thread(self._refitting.join)
 
     def build(self) -> None:
         """Catches up and fits now, blocking: for a knowledge base that stays as it is."""
         self._caught_up()
         self.tree.refit()
 
-    def _refit(self) -> Refit | None:
-        try:
-            return self.tree.refit()
-        except NotFoundError:  # deleted while the groups were counted: due again at the next call
-            return None
+    def _refit(self) -> None:
+        # What is deleted while the groups are counted: the re-fit is still due at the next call.
+        with suppress(NotFoundError):
+            self.tree.refit()
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
         self._caught_up()
