@@ -58,7 +58,10 @@ class Follower(Generic[T]):
         What is deleted while it is read is looked up again: the news are those of one moment.
         """
         while changes := list(self._changes(self._seq)):
-            last = {change.id: change for change in changes}
+            last: dict[str, Changed] = {}
+            for change in changes:
+                last.pop(change.id, None)  # what came back is the newest
+                last[change.id] = change
             new = [id for id, change in last.items() if not change.deleted]
             upto = changes[-1].seq
             try:
