@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from bottega.errors import NotFoundError
-from bottega.retrieval.ports import Changed, Changes, Pool
+from bottega.retrieval.ports import Changed, Changes, Listed
 from bottega.types import Example
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class News(Generic[T]):
 class Still:
     """A pool that does not change, as a feed."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Listed) -> None:
         self._pool = pool
 
     def changes(self, since: int, /) -> list[Changed]:

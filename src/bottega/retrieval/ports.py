@@ -13,14 +13,18 @@ Search = Callable[[Query, int], list[Candidate]]
 VectorsOf = Callable[[Sequence[str]], Vectors]
 
 
-class Pool(Protocol):
-    """The part of a knowledge base that sampling needs."""
+class Listed(Protocol):
+    """Examples that are all there from the beginning."""
 
     def ids(self) -> Sequence[str]: ...
 
-    def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
-
     def get_many(self, ids: Sequence[str]) -> list[Example]: ...
+
+
+class Pool(Listed, Protocol):
+    """The part of a knowledge base that sampling needs."""
+
+    def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
 
 
 class Changed(Protocol):
