@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from bottega.retrieval import (
 from bottega.types import Prompt, Query
 from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder
-from tests.retrieval.doubles import Memory, about, asked
+from tests.retrieval.doubles import Memory, Words, about, asked
 
 Make = Callable[[Memory], Retriever]
 TOPICS = ("colour", "shape", "sum")
@@ -154,3 +155,24 @@ async def test_the_same_with_a_knowledge_base(name: str) -> None:
             found = [c.example.id for c in await retrieve(own.query, k)]
             assert own.id not in found
             assert len(set(found)) == len(found) == min(k, 17)
+
+
+@pytest.mark.skipif(not hasattr(KnowledgeBase, "changes"), reason="no change log by id yet")
+async def test_a_knowledge_base_that_says_what_changed_is_followed() -> None:
+    embed = Words()
+    with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
+        kb: Any = knowledge
+        kb.add(about("colour", 20) + about("shape", 20, start=50))
+        tree = HashtagTree(LeaveOneOut(kb.vectors, kb.vectors), cold_start=10)
+        hashtags = Hashtags(kb.changes, kb.vectors, embed, kb.search, tree)
+        crossed, query = Crossed(embed, kb.nearest), Query("rare zebra")
+        for retrieve in (hashtags, BM25(kb), crossed):
+            assert len(await retrieve(query, 99)) == len(kb.ids())
+        await hashtags.settled()
+        kb.delete(kb.ids()[:3])
+        kb.add([asked("rare zebra sighted", "zebra", 99)])
+        for retrieve in (hashtags, BM25(kb), crossed):
+            found = await retrieve(query, 99)
+            assert found[0].example.answer == "zebra"
+            assert sorted(str(c.example.id) for c in found) == sorted(kb.ids())
+        await hashtags.settled()

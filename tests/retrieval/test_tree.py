@@ -13,6 +13,7 @@ from bottega.errors import SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagTree
 from bottega.retrieval.grouping import kmeans, means
+from bottega.retrieval.tree import MOST_GROUPS
 
 D = 5
 # What happens to a tree: an id comes (again), goes, or the tree is divided anew.
@@ -49,12 +50,15 @@ def played(steps: Sequence[tuple[str, int]], tree: HashtagTree) -> dict[str, Vec
 
 
 @settings(deadline=None)
-@given(steps=STEPS, groups=st.integers(1, 6))
-def test_centres_are_what_a_recomputation_gives(steps: list[tuple[str, int]], groups: int) -> None:
-    tree = HashtagTree(groups, cold_start=5)
+@given(steps=STEPS, groups=st.integers(1, 6), counted=st.booleans())
+def test_centres_are_what_a_recomputation_gives(
+    steps: list[tuple[str, int]], groups: int, counted: bool
+) -> None:
+    tree = HashtagTree((lambda ids, vectors: groups) if counted else groups, cold_start=5)
     held = played(steps, tree)
     members, centres = tree.groups, tree.centres
-    assert len(members) == len(centres) <= groups
+    assert len(members) == len(centres)
+    assert counted or len(centres) <= groups
     assert sorted(id for group in members for id in group) == sorted(held)
     for group, centre in zip(members, centres, strict=True):
         exact = np.mean([held[id].astype(np.float64) for id in group], axis=0)
@@ -146,6 +150,31 @@ def test_the_number_of_groups_may_be_counted_at_each_fit() -> None:
         tree.refit()
     assert seen == [(10, 10), (30, 30)]
     assert [refit.groups for refit in tree.refits] == [2, 4]
+
+
+def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
+    corners = np.eye(4, D, dtype=np.float32)
+    noise = 0.05 * np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
+    fixed, counted, undivided = (
+        HashtagTree(2, cold_start=1),
+        HashtagTree(lambda ids, vectors: 2, cold_start=1),
+        HashtagTree(lambda ids, vectors: 1, cold_start=1),
+    )
+    for tree in (fixed, counted, undivided):
+        tree.add([f"e{i}" for i in range(40)], corners[np.arange(40) % 2] + noise)
+        tree.refit()
+        tree.add([f"n{i}" for i in range(10)], corners[[3] * 10])
+    assert [len(tree.groups) for tree in (fixed, counted, undivided)] == [2, 3, 1]
+    assert counted.groups[2] == [f"n{i}" for i in range(10)]
+
+
+def test_strays_do_not_become_more_groups_than_a_search_can_go_through() -> None:
+    tree = HashtagTree(lambda ids, vectors: 2, cold_start=1)
+    tree.add(["a", "b", "c", "d"], np.eye(2, 200, dtype=np.float32)[[0, 0, 1, 1]])
+    tree.refit()
+    tree.add([f"stray{i}" for i in range(150)], 9 * np.eye(200, dtype=np.float32)[2:152])
+    assert len(tree.groups) == MOST_GROUPS
+    assert len(tree) == 154
 
 
 def test_what_comes_and_goes_during_a_refit_is_kept() -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
 
 from bottega.errors import SettingError
+from bottega.retrieval.bm25 import plain_words
 
 
 class DistinctiveTerms:
-    """The terms of a text with the highest TF-IDF, one or two words long, no stop words.
+    """The terms of a text with the highest TF-IDF, up to `longest` words each.
 
     `corpus` are the texts that tell which terms are common; without it the most frequent terms win,
     earlier ones first. A term that the corpus lacks counts as rarest: a new topic is announced by
-    new words. English stop words; any language may be asked about.
+    new words. Lucene's 33 English stop words are left out and no others, because "how many" and
+    "where" are what some questions ask.
     """
 
     def __init__(self, corpus: Iterable[str] = (), *, count: int = 10, longest: int = 2) -> None:
@@ -47,16 +48,13 @@ class DistinctiveTerms:
 
 
 def _terms(text: str, longest: int) -> list[str]:
-    terms: list[str] = _analyzer(longest)(text)
-    return terms
+    """Single words first, then pairs and so on, none of them across a stop word."""
+    from bm25s.stopwords import STOPWORDS_EN  # slow to load
 
-
-@cache
-def _analyzer(longest: int) -> Callable[[str], list[str]]:
-    from sklearn.feature_extraction.text import CountVectorizer  # slow to load
-
-    vectorizer = CountVectorizer(
-        stop_words="english", ngram_range=(1, longest), token_pattern=r"\b\w+\b"
-    )
-    analyzer: Callable[[str], list[str]] = vectorizer.build_analyzer()
-    return analyzer
+    words = plain_words(text)
+    runs = [
+        words[start : start + length]
+        for length in range(1, longest + 1)
+        for start in range(len(words) - length + 1)
+    ]
+    return [" ".join(run) for run in runs if not set(run) & set(STOPWORDS_EN)]

@@ -23,6 +23,9 @@ GROWTH = 2.0
 DRIFT = 1.1
 # once they are enough to tell, and enough for all re-fits together to cost little.
 NEWCOMERS, NEWCOMERS_SHARE = 32, 0.25
+# A newcomer this much farther from every centre than entries usually are founds a group, unless
+# there are so many: strays would make a search go through group after group.
+NOVEL, MOST_GROUPS = 2.0, 64
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,10 @@ class HashtagTree:
 
     The first `cold_start` entries are one group; K-means then divides them. A new entry joins the
     nearest centre, which moves at once; a group whose last entry goes is gone. `groups` is their
-    number, or counts them at each re-fit (`LeaveOneOut`). A re-fit is due when the tree has doubled
-    or halved, or when newcomers lie far from every centre. `HashtagTree(10, adapt=False)` is the
-    paper's: a fixed number, fitted once.
+    number, or counts them at each re-fit (`LeaveOneOut`), in which case a newcomer that is far from
+    every centre founds a group of its own, if there were groups at all. A re-fit is due when the
+    tree has doubled or halved, or when newcomers lie far off. `HashtagTree(10, adapt=False)` is
+    the paper's: a fixed number, fitted once.
 
     Safe for several threads; `refit` works on a copy and may run beside everything else.
     """
@@ -210,14 +214,24 @@ class HashtagTree:
 
     def _add(self, id: str, vector: Vectors) -> None:
         if not self._groups:
-            self._groups.append(_Group(len(vector)))
-            self._join(self._groups[0], id, vector)
+            self._join(self._founded(len(vector)), id, vector)
             return
         apart = distances(vector[None], self._centres())[0]
         nearest = int(apart.argmin())
         self._apart.append(float(apart[nearest]))
         self._newcomers += 1
-        self._join(self._groups[nearest], id, vector)
+        novel = self._may_found() and apart[nearest] > NOVEL * self._spread
+        group = self._founded(len(vector)) if novel else self._groups[nearest]
+        self._join(group, id, vector)
+
+    def _may_found(self) -> bool:
+        """Not where the number is fixed, nor where one group was found to be best."""
+        counted = self._adapt and self._fitted > 0 and not isinstance(self._wanted, int)
+        return counted and 1 < len(self._groups) < MOST_GROUPS
+
+    def _founded(self, dimension: int) -> _Group:
+        self._groups.append(_Group(dimension))
+        return self._groups[-1]
 
     def _join(self, group: _Group, id: str, vector: Vectors) -> None:
         self._vectors[id] = vector
