@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -73,6 +73,7 @@ class GeneratedKeywords:
 class Keyworded:
     """Retrieves by the keywords of the question instead of the whole question.
 
+    They stand in the order in which the question says them, which is the order that encoders know.
     A question without keywords is left as it is.
     """
 
@@ -82,7 +83,7 @@ class Keyworded:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         keywords = await self._keyworder(query.text)
-        text = ", ".join(keywords) or query.text
+        text = ", ".join(_in_order(keywords, query.text)) or query.text
         return await self._retrieve(replace(query, text=text), k)
 
 
@@ -129,6 +130,13 @@ def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
         if keyword and len(keyword.split()) <= MOST_WORDS:
             kept.setdefault(keyword.casefold(), keyword)
     return tuple(kept.values())[:count]
+
+
+def _in_order(keywords: Sequence[str], text: str) -> list[str]:
+    """Those that do not stand in the text come last."""
+    said = text.casefold()
+    places = {keyword: said.find(keyword.casefold()) for keyword in keywords}
+    return sorted(keywords, key=lambda keyword: (places[keyword] < 0, places[keyword]))
 
 
 def _check(count: int) -> None:
