@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -119,6 +120,9 @@ async def compared(stream: Sequence[Example], seed: int) -> dict[str, dict[str, 
         trees = {
             f"fixed {FIXED}": HashtagTree(FIXED, adapt=False, cold_start=COLD_START, seed=seed),
             f"fixed {FIXED}, re-fitted": HashtagTree(FIXED, cold_start=COLD_START, seed=seed),
+            "adaptive, re-fits alone": HashtagTree(
+                counting(stream, views, order, seed), novel=math.inf, seed=seed
+            ),
             "adaptive": HashtagTree(counting(stream, views, order, seed), seed=seed),
         }
         for name, tree in trees.items():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -155,16 +156,17 @@ def test_the_number_of_groups_may_be_counted_at_each_fit() -> None:
 def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
     corners = np.eye(4, D, dtype=np.float32)
     noise = 0.05 * np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
-    fixed, counted, undivided = (
+    fixed, counted, undivided, closed = (
         HashtagTree(2, cold_start=1),
         HashtagTree(lambda ids, vectors: 2, cold_start=1),
         HashtagTree(lambda ids, vectors: 1, cold_start=1),
+        HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=math.inf),
     )
-    for tree in (fixed, counted, undivided):
+    for tree in (fixed, counted, undivided, closed):
         tree.add([f"e{i}" for i in range(40)], corners[np.arange(40) % 2] + noise)
         tree.refit()
         tree.add([f"n{i}" for i in range(10)], corners[[3] * 10])
-    assert [len(tree.groups) for tree in (fixed, counted, undivided)] == [2, 3, 1]
+    assert [len(tree.groups) for tree in (fixed, counted, undivided, closed)] == [2, 3, 1, 2]
     assert counted.groups[2] == [f"n{i}" for i in range(10)]
 
 

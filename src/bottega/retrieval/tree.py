@@ -64,9 +64,10 @@ class HashtagTree:
 
     The first `cold_start` entries are one group; K-means then divides them. A new entry joins the
     nearest centre, which moves at once; a group whose last entry goes is gone. `groups` is their
-    number, or counts them at each re-fit (`LeaveOneOut`), in which case a newcomer that is far from
-    every centre founds a group of its own, if there were groups at all. A re-fit is due when the
-    tree has doubled or halved, or when newcomers lie far off. `HashtagTree(10, adapt=False)` is
+    number, or counts them at each re-fit (`LeaveOneOut`), in which case a newcomer that is `novel`
+    times as far from every centre as usual founds a group of its own, if there were groups at all
+    (`math.inf`: never). A re-fit is due when the tree has doubled or halved, or when newcomers lie
+    far off. `HashtagTree(10, adapt=False)` is
     the paper's: a fixed number, fitted once.
 
     Safe for several threads; `refit` works on a copy and may run beside everything else.
@@ -78,6 +79,7 @@ class HashtagTree:
         *,
         adapt: bool = True,
         cold_start: int = COLD_START,
+        novel: float = NOVEL,
         seed: int = 0,
     ) -> None:
         if isinstance(groups, int) and groups < 1:
@@ -87,6 +89,7 @@ class HashtagTree:
         self._wanted = groups
         self._adapt = adapt
         self._cold_start = cold_start
+        self._novel = novel
         self._seed = seed
         self._vectors: dict[str, Vectors] = {}
         self._groups: list[_Group] = []
@@ -220,7 +223,7 @@ class HashtagTree:
         nearest = int(apart.argmin())
         self._apart.append(float(apart[nearest]))
         self._newcomers += 1
-        novel = self._may_found() and apart[nearest] > NOVEL * self._spread
+        novel = self._may_found() and apart[nearest] > self._novel * self._spread
         group = self._founded(len(vector)) if novel else self._groups[nearest]
         self._join(group, id, vector)
 
