@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -55,7 +54,9 @@ def played(steps: Sequence[tuple[str, int]], tree: HashtagTree) -> dict[str, Vec
 def test_centres_are_what_a_recomputation_gives(
     steps: list[tuple[str, int]], groups: int, counted: bool
 ) -> None:
-    tree = HashtagTree((lambda ids, vectors: groups) if counted else groups, cold_start=5)
+    tree = HashtagTree(
+        (lambda ids, vectors: groups) if counted else groups, cold_start=5, novel=1.5
+    )
     held = played(steps, tree)
     members, centres = tree.groups, tree.centres
     assert len(members) == len(centres)
@@ -157,10 +158,10 @@ def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
     corners = np.eye(4, D, dtype=np.float32)
     noise = 0.05 * np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
     fixed, counted, undivided, closed = (
-        HashtagTree(2, cold_start=1),
+        HashtagTree(2, cold_start=1, novel=2.0),
+        HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=2.0),
+        HashtagTree(lambda ids, vectors: 1, cold_start=1, novel=2.0),
         HashtagTree(lambda ids, vectors: 2, cold_start=1),
-        HashtagTree(lambda ids, vectors: 1, cold_start=1),
-        HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=math.inf),
     )
     for tree in (fixed, counted, undivided, closed):
         tree.add([f"e{i}" for i in range(40)], corners[np.arange(40) % 2] + noise)
@@ -171,7 +172,7 @@ def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
 
 
 def test_strays_do_not_become_more_groups_than_a_search_can_go_through() -> None:
-    tree = HashtagTree(lambda ids, vectors: 2, cold_start=1)
+    tree = HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=2.0)
     tree.add(["a", "b", "c", "d"], np.eye(2, 200, dtype=np.float32)[[0, 0, 1, 1]])
     tree.refit()
     tree.add([f"stray{i}" for i in range(150)], 9 * np.eye(200, dtype=np.float32)[2:152])

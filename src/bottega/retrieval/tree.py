@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,8 @@ GROWTH = 2.0
 DRIFT = 1.1
 # once they are enough to tell, and enough for all re-fits together to cost little.
 NEWCOMERS, NEWCOMERS_SHARE = 32, 0.25
-# A newcomer this much farther from every centre than entries usually are founds a group, unless
-# there are so many: strays would make a search go through group after group.
-NOVEL, MOST_GROUPS = 2.0, 64
+# Strays must not make a search go through group after group.
+MOST_GROUPS = 64
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class HashtagTree:
 
     The first `cold_start` entries are one group; K-means then divides them. A new entry joins the
     nearest centre, which moves at once; a group whose last entry goes is gone. `groups` is their
-    number, or counts them at each re-fit (`LeaveOneOut`), in which case a newcomer that is `novel`
-    times as far from every centre as usual founds a group of its own, if there were groups at all
-    (`math.inf`: never). A re-fit is due when the tree has doubled or halved, or when newcomers lie
-    far off. `HashtagTree(10, adapt=False)` is
-    the paper's: a fixed number, fitted once.
+    number, or counts them at each re-fit (`LeaveOneOut`). A re-fit is due when the tree has doubled
+    or halved, or when newcomers lie far off. Where groups are counted and help, a newcomer `novel`
+    times as far from every centre as usual founds one of its own; 2.0 is worth it where the order
+    inside a group cannot tell topics apart (docs/benchmarks.md), else leave it at never.
+    `HashtagTree(10, adapt=False)` is the paper's: a fixed number, fitted once.
 
     Safe for several threads; `refit` works on a copy and may run beside everything else.
     """
@@ -79,7 +79,7 @@ class HashtagTree:
         *,
         adapt: bool = True,
         cold_start: int = COLD_START,
-        novel: float = NOVEL,
+        novel: float = math.inf,
         seed: int = 0,
     ) -> None:
         if isinstance(groups, int) and groups < 1:
