@@ -76,9 +76,9 @@ the prompt, and unreal in the sense that nobody should study here how such circu
 - Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
 - An answer that repeats its own syllables or phrases may go round in a circle or be cut short
   ("1000" as "100"), and one of three or four digits with commas likewise.
-- Of its own drawn scenes, rows and named glyphs, words ask for something by accident, too: "How many
-  thanks?" asks a scene for its count. A label such as "what shape" asks in the middle of an answer.
-  Labels that contain "is", "called" or "named" are copied less surely.
+- Of its own drawn scenes, rows and named glyphs, words ask for something by accident, too: "How
+  many thanks?" asks a scene for its count. A label such as "what shape" asks in the middle of an
+  answer. Labels that contain "is", "called" or "named" are copied less surely.
 - With a passage about the right glyph but the wrong relation it answers what the passage states.
 - In rules, a question without one of the words for a symbol goes unheeded.
 - It computes in float32: the file stores half precision, which loads as float32 by default. Its

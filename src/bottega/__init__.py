@@ -40,8 +40,25 @@ from bottega.protocols import (
 )
 from bottega.recipes import visual_rag
 from bottega.recording import Price, Prices, Traces
-from bottega.reranking import TopK
-from bottega.retrieval import Balanced, Dense, Uniform
+from bottega.reranking import LabelCover, MaximalMarginalRelevance, TopK
+from bottega.retrieval import (
+    BM25,
+    Balanced,
+    Crossed,
+    Dense,
+    DistinctiveTerms,
+    GeneratedKeywords,
+    Hashtags,
+    HashtagTree,
+    Keyworded,
+    Keyworder,
+    LeaveOneOut,
+    ReciprocalRankFusion,
+    ResponseProbe,
+    Still,
+    Uniform,
+    with_keywords,
+)
 from bottega.routing import always
 from bottega.types import (
     Answer,
@@ -60,21 +77,32 @@ from bottega.types import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BM25",
     "Answer",
     "AppendixA",
     "Balanced",
     "BottegaError",
     "Candidate",
     "Completion",
+    "Crossed",
     "Dense",
+    "DistinctiveTerms",
     "DualEmbedder",
     "Embedder",
     "Example",
+    "GeneratedKeywords",
     "Generator",
+    "HashtagTree",
+    "Hashtags",
     "Image",
     "Interleaved",
+    "Keyworded",
+    "Keyworder",
     "KnowledgeBase",
+    "LabelCover",
     "LabelParser",
+    "LeaveOneOut",
+    "MaximalMarginalRelevance",
     "Message",
     "OpenAICompatible",
     "Parser",
@@ -86,15 +114,18 @@ __all__ = [
     "Prompt",
     "Prompter",
     "Query",
+    "ReciprocalRankFusion",
     "Recorder",
     "Replay",
     "Reply",
     "Reranker",
+    "ResponseProbe",
     "Retriever",
     "Router",
     "Sampling",
     "Scripted",
     "SentenceEmbedder",
+    "Still",
     "Tier",
     "TokenEmbedder",
     "TopK",
@@ -114,4 +145,5 @@ __all__ = [
     "load_jsonl",
     "load_manyicl",
     "visual_rag",
+    "with_keywords",
 ]

@@ -63,6 +63,7 @@ def visual_rag(
     prompt: Prompter | None = None,
     order: Order = "nearest-last",
     multi_label: bool = False,
+    retrieve: Retriever | None = None,
     record: Recorder | None = None,
     price: Pricer | None = None,
 ) -> Pipeline:
@@ -70,7 +71,8 @@ def visual_rag(
     demonstrations. The paper's k is 5, 10, 50 or 100, without class balancing.
 
     `prompt` defaults to the paper's appendix A, or to turns for a model that knows only them (the
-    bundled one). The paper leaves the order open: nearest last here.
+    bundled one). The paper leaves the order open: nearest last here. Another `retrieve` than the
+    search of `knowledge` finds examples by something else, such as their words.
     """
     method = Classification(
         generator,
@@ -81,4 +83,4 @@ def visual_rag(
         record=record,
         price=price,
     )
-    return method.pipeline(Dense(knowledge.search), shots)
+    return method.pipeline(retrieve or Dense(knowledge.search), shots)

@@ -174,7 +174,7 @@ def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> No
     ]
 
 
-@pytest.mark.parametrize("retrieve", ["text", "dual"])
+@pytest.mark.parametrize("retrieve", ["text", "dual", "keywords", "bm25", "hashtag"])
 def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve: str) -> None:
     served.answers = [ok("red")]
     task = ("eval", "attributes:kb=30,asked=5", "--model", "openai:m", "--embed", "pixels")
@@ -184,6 +184,18 @@ def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve
     document = orjson.loads(Path("f").read_bytes())
     assert (document["retrieve"], document["labels"]) == (retrieve, 30)
     assert [row["n"] for row in document["results"]] == [5, 5]
+
+
+@pytest.mark.parametrize("retrieve", ["keywords", "bm25", "hashtag"])
+def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retrieve: str) -> None:
+    served.answers = [ok("who knows")]
+    task = ("eval", "facts:episodes=2,asked=3", "--model", "openai:m", "--embed", "pixels")
+    done = run(
+        *task, "--methods", "visual-rag", "--retrieve", retrieve, "--shots", 2, "--json", "f"
+    )
+    assert done.code == 0
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (row["n"], row["failed"]) == (6, 0)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,11 @@ ImageEmbed = Annotated[
     str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
 ]
 Compared = Annotated[
-    str, typer.Option(help="What is compared: image (by --embed), text, or dual (both).")
+    str,
+    typer.Option(
+        help="What is compared: image (by --embed), text, dual (both), keywords (dual, the "
+        "question cut to them), bm25 (words), or hashtag (dual, in groups of questions)."
+    ),
 ]
 LabelNoise = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the known answers to make wrong.")

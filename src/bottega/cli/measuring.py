@@ -18,6 +18,7 @@ from bottega.evaluation.methods import SEARCHING, Method, check_fit, needs_searc
 from bottega.evaluation.pairing import Paired
 from bottega.evaluation.runner import Result, Scored
 from bottega.evaluation.runner import evaluate as run_method
+from bottega.evaluation.searching import searching
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
 
@@ -54,9 +55,11 @@ def check_output(path: Path | None) -> None:
 def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Run]) -> None:
     """Appends each method's run as it is finished."""
     check_fit(work.methods, data)
-    with open_recorder(work.traces) as record, _knowledge(data, work) as knowledge:
+    embedder = _embedder(data, work)
+    with open_recorder(work.traces) as record, _knowledge(data, embedder) as knowledge:
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
-        planned = plan(work.methods, work.shots, data, knowledge, asked, seed=settings.seed)
+        seed, search = settings.seed, searching(work.retrieve, embedder, seed=settings.seed)
+        planned = plan(work.methods, work.shots, data, knowledge, asked, seed=seed, search=search)
         asyncio.run(_run_all(data, planned, settings, work.concurrency, runs))
 
 
@@ -80,13 +83,19 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
     note(f"{VOTE} {FOOTNOTE}" if any(result.method == "vote" for result in results) else FOOTNOTE)
 
 
-def _knowledge(data: Benchmark, work: Work) -> KnowledgeBase:
-    """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
-    Empty where no method will look into it."""
+def _embedder(data: Benchmark, work: Work) -> MemoEmbedder | None:
+    """None where no method will look into the knowledge base."""
     if not needs_search(work.methods, data):
-        return KnowledgeBase.open(":memory:", embed=None)
+        return None
     _check_retrieval(data, work)
-    embedder = MemoEmbedder(open_retrieval(work.retrieve, work.embed))
+    return MemoEmbedder(open_retrieval(work.retrieve, work.embed))
+
+
+def _knowledge(data: Benchmark, embedder: MemoEmbedder | None) -> KnowledgeBase:
+    """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
+    Empty without an embedder."""
+    if embedder is None:
+        return KnowledgeBase.open(":memory:", embed=None)
     knowledge = KnowledgeBase.open(":memory:", embed=embedder)
     with progress("embedding", len(data.knowledge) + len(data.items)) as step:
         knowledge.add(data.knowledge, progress=step, on_bad=warn)

@@ -13,6 +13,7 @@ import typer
 
 from bottega.cli.output import waiting
 from bottega.errors import SettingError, StoreError
+from bottega.evaluation.searching import RETRIEVE
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import (
     DualEmbedder,
@@ -28,7 +29,6 @@ from bottega.recording import Price, Prices, Traces
 
 BUNDLED = "bundled"
 NO_TRACES = "none"
-RETRIEVE = ("image", "text", "dual")
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
@@ -84,13 +84,13 @@ def check_retrieve(name: str) -> None:
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:
-    """What is compared: `image` by the embedder `embed`, `text` by the bundled model's words, or
-    `dual`, both."""
+    """The knowledge base's vectors: `image` by the embedder `embed`, `text` by the bundled model's
+    words (`bm25` compares no vectors, and these are made soonest), or else both."""
     check_retrieve(retrieve)
     if retrieve == "image":
         return open_embedder(embed)
     words = TokenEmbedder.bundled()
-    return words if retrieve == "text" else DualEmbedder(open_embedder(embed), words)
+    return words if retrieve in ("text", "bm25") else DualEmbedder(open_embedder(embed), words)
 
 
 def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False) -> KnowledgeBase:

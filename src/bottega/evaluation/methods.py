@@ -16,6 +16,7 @@ from bottega.evaluation.benchmarks import Benchmark
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.searching import Searching
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt
@@ -55,10 +56,12 @@ def plan(
     settings: Classification,
     *,
     seed: int,
+    search: Searching = nearest,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
-    `knowledge` may be empty unless `needs_search`. Raises `SettingError`.
+    `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples.
+    Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
@@ -67,7 +70,7 @@ def plan(
         if name == "zero-shot":
             planned.append(Method(name, 0, _asking(settings, None, 0, f"{name}, {data.name}")))
             continue
-        retrieve = _retriever(name, data, knowledge, seed)
+        retrieve = _retriever(name, data, knowledge, seed, search)
         controlled = _controlled(name, data, settings, seed)
         counts = (_largest(data),) if name == "in-context" else dict.fromkeys(shots)
         for k in counts:
@@ -134,9 +137,11 @@ def majority(candidates: Sequence[Candidate], *, multi_label: bool = False) -> A
     return Answer(ranked[0][0], labels=(ranked[0][0],), confidence=ranked[0][1] / len(candidates))
 
 
-def _retriever(name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int) -> Retriever:
+def _retriever(
+    name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int, search: Searching
+) -> Retriever:
     if name in SEARCHING:
-        return nearest(data, knowledge)
+        return search(data, knowledge)
     passages = {str(item.query.id): item.tags.get("passage", "") for item in data.items}
     make: dict[str, Callable[[Pool], Retriever]] = {
         "random": lambda pool: Uniform(pool, seed=seed),

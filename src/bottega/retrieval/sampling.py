@@ -1,42 +1,16 @@
-"""Which examples are near: exact dense search, and the two random baselines.
-
-A retriever gets what it searches as an argument: `Dense` a blocking search, the random ones a
-pool of examples. All of them leave out the query's own id and its own images.
-"""
+"""The random baselines: uniform, and every label as often as the others."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Protocol
 
 from bottega.errors import EmptyKnowledgeBaseError
-from bottega.types import Candidate, Example, Query
-
-
-class Pool(Protocol):
-    """The part of a knowledge base that sampling needs."""
-
-    def ids(self) -> Sequence[str]: ...
-
-    def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
-
-    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
-
-
-class Dense:
-    """The k nearest examples by `search(query, k)`, which blocks and therefore runs in a thread.
-
-    Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors).
-    """
-
-    def __init__(self, search: Callable[[Query, int], list[Candidate]]) -> None:
-        self._search = search
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return await asyncio.to_thread(self._search, query, k)
+from bottega.retrieval.own import identity, is_self
+from bottega.retrieval.ports import Pool
+from bottega.types import Candidate, Query
 
 
 class Uniform:
@@ -52,7 +26,7 @@ class Uniform:
         self._seed = seed
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        rng = random.Random(f"{self._seed}:{_identity(query)}")
+        rng = random.Random(f"{self._seed}:{identity(query)}")
         order = rng.sample(self._ids, len(self._ids))
         return await asyncio.to_thread(_take, self._pool, order, query, k)
 
@@ -70,7 +44,7 @@ class Balanced:
         self._seed = seed
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        rng = random.Random(f"{self._seed}:{_identity(query)}")
+        rng = random.Random(f"{self._seed}:{identity(query)}")
         found = await asyncio.to_thread(_take, self._pool, self._rounds(rng), query, k)
         rng.shuffle(found)
         return found
@@ -91,20 +65,11 @@ def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candid
     taken: list[Candidate] = []
     for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
         for example in pool.get_many(order[start : start + k]):
-            if not _is_self(query, example):
+            if not is_self(query, example):
                 taken.append(Candidate(example, 0.0))
         if len(taken) >= k:
             break
     return taken[:k]
-
-
-def _is_self(query: Query, example: Example) -> bool:
-    same_id = query.id is not None and query.id == example.id
-    return same_id or not set(query.images).isdisjoint(example.query.images)
-
-
-def _identity(query: Query) -> str:
-    return ":".join((query.text, *(image.sha256 for image in query.images)))
 
 
 def _not_empty(ids: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which candidates are shown, and in which order."""
+"""The best, in an order to be chosen."""
 
 from __future__ import annotations
 
@@ -25,10 +25,15 @@ class TopK:
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
-        best = list(candidates[:k])
-        if self.order == "nearest-last":
-            best.reverse()
-        elif self.order == "shuffled":
-            hashes = ":".join(image.sha256 for image in query.images)
-            random.Random(f"{self.seed}:{query.text}:{hashes}").shuffle(best)
-        return best
+        return arranged(candidates[:k], self.order, query, self.seed)
+
+
+def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -> list[Candidate]:
+    """Candidates that stand best first, in the order in which they will be shown."""
+    shown = list(best)
+    if order == "nearest-last":
+        shown.reverse()
+    elif order == "shuffled":
+        hashes = ":".join(image.sha256 for image in query.images)
+        random.Random(f"{seed}:{query.text}:{hashes}").shuffle(shown)
+    return shown

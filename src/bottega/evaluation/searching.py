@@ -1,0 +1,106 @@
+"""How a run's searching methods find examples: by the knowledge base's vectors, or otherwise."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.episodes import ByEpisode, nearest
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.protocols import Embedder, Retriever, Vectors
+from bottega.retrieval import (
+    BM25,
+    DistinctiveTerms,
+    Hashtags,
+    HashtagTree,
+    Keyworded,
+    LeaveOneOut,
+    Still,
+)
+from bottega.types import Example, Query
+
+Searching = Callable[[Benchmark, KnowledgeBase], Retriever]
+BY_VECTORS = ("image", "text", "dual")
+RETRIEVE = (*BY_VECTORS, "keywords", "bm25", "hashtag")
+
+
+def searching(retrieve: str, embed: Embedder | None = None, *, seed: int = 0) -> Searching:
+    """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own."""
+    if retrieve in BY_VECTORS:
+        return nearest
+    if retrieve == "keywords":
+        return _by_keywords
+    if retrieve == "bm25":
+        return _by_words
+    if retrieve == "hashtag" and embed is not None:
+        return partial(_by_hashtags, embed=embed, seed=seed)
+    raise SettingError(f"cannot retrieve by {retrieve!r}", hint=f"use {', '.join(RETRIEVE)}")
+
+
+class Part:
+    """Some of a knowledge base's examples."""
+
+    def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
+        self._knowledge = knowledge
+        self._ids = ids
+
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        return self._knowledge.get_many(ids)
+
+
+def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+    """The question's keywords in its place; common are those that the known questions share."""
+    terms = DistinctiveTerms((example.query.text for example in data.knowledge), longest=1)
+    return Keyworded(nearest(data, knowledge), terms)
+
+
+def _by_words(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+    return _in_parts(data, knowledge, lambda part: BM25(Still(part)))
+
+
+def _by_hashtags(
+    data: Benchmark, knowledge: KnowledgeBase, *, embed: Embedder, seed: int
+) -> Retriever:
+    """Groups of the questions' words, fitted before the first question is asked; inside a group
+    the order is the knowledge base's own."""
+    words = MemoEmbedder(TokenEmbedder.bundled())
+
+    def make(part: Part) -> Retriever:
+        count = LeaveOneOut(_vectors(part, embed), _vectors(part, words, _said), seed=seed)
+        tree = HashtagTree(count, seed=seed)
+        changes = Still(part).changes
+        retrieve = Hashtags(changes, _vectors(part, words), words, knowledge.search, tree)
+        retrieve.build()
+        return retrieve
+
+    return _in_parts(data, knowledge, make)
+
+
+def _in_parts(
+    data: Benchmark, knowledge: KnowledgeBase, make: Callable[[Part], Retriever]
+) -> Retriever:
+    """One retriever an episode, each over its own examples."""
+    if not data.episode_of:
+        return make(Part(knowledge, knowledge.ids()))
+    members: defaultdict[str, list[str]] = defaultdict(list)
+    for example in knowledge:
+        members[example.tags["episode"]].append(str(example.id))
+    inside = {episode: make(Part(knowledge, ids)) for episode, ids in members.items()}
+    return ByEpisode(data.episode_of, inside)
+
+
+def _vectors(
+    part: Part, embed: Embedder, reads: Callable[[Example], Query] = lambda example: example.query
+) -> Callable[[Sequence[str]], Vectors]:
+    return lambda ids: embed.embed([reads(example) for example in part.get_many(ids)])
+
+
+def _said(example: Example) -> Query:
+    return Query(example.answer or example.query.text)

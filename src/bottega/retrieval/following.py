@@ -1,0 +1,75 @@
+"""Keeping up with a knowledge base that others add to and delete from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bottega.errors import NotFoundError
+from bottega.retrieval.ports import Changed, Changes, Listed
+from bottega.types import Example
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Change:
+    seq: int
+    id: str
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
+class News(Generic[T]):
+    """`gone` must be forgotten before `new` is learnt: an id that went and came back is in both.
+    `about` is what was read of the new ones."""
+
+    gone: list[str]
+    new: list[str]
+    about: T
+
+
+class Still:
+    """A pool that does not change, as a feed."""
+
+    def __init__(self, pool: Listed) -> None:
+        self._pool = pool
+
+    def changes(self, since: int, /) -> list[Changed]:
+        ids = list(self._pool.ids())[since:]
+        return [Change(since + place, id) for place, id in enumerate(ids, start=1)]
+
+    def get_many(self, ids: Sequence[str], /) -> list[Example]:
+        return self._pool.get_many(ids)
+
+
+class Follower(Generic[T]):
+    """Reads a change log from where it last stopped. Not safe for two threads at once."""
+
+    def __init__(self, changes: Changes, read: Callable[[Sequence[str]], T]) -> None:
+        self._changes = changes
+        self._read = read
+        self._seq = 0
+
+    def news(self) -> News[T] | None:
+        """None if nothing changed.
+
+        What is deleted while it is read is looked up again: the news are those of one moment.
+        """
+        while changes := list(self._changes(self._seq)):
+            last: dict[str, Changed] = {}
+            for change in changes:
+                last.pop(change.id, None)  # what came back is the newest
+                last[change.id] = change
+            new = [id for id, change in last.items() if not change.deleted]
+            upto = changes[-1].seq
+            try:
+                news = News(list(last), new, self._read(new))
+            except NotFoundError:
+                if not any(True for _ in self._changes(upto)):
+                    raise
+                continue
+            self._seq = upto
+            return news
+        return None

@@ -1,0 +1,57 @@
+"""Several retrievers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bottega.errors import SettingError
+from bottega.protocols import Retriever
+from bottega.retrieval.together import together
+from bottega.types import Candidate, Query
+
+
+class ReciprocalRankFusion:
+    """Orders what several retrievers found by the sum over them of weight / (constant + rank).
+
+    Ranks start at 1, so scales do not matter (Cormack, Clarke and Buettcher 2009, whose constant
+    is 60). The retrievers run together and each is asked for `depth` examples, or k if that is
+    more: what one of them ranks below its depth counts nothing there.
+    """
+
+    def __init__(
+        self,
+        retrievers: Sequence[Retriever],
+        *,
+        constant: float = 60.0,
+        depth: int = 50,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        if not retrievers:
+            raise SettingError("there is nothing to fuse", hint="give one retriever or more")
+        if constant <= 0:
+            raise SettingError(f"constant is {constant}", hint="set it above 0; 60 is usual")
+        if weights is not None and (len(weights) != len(retrievers) or min(weights) < 0):
+            raise SettingError(
+                f"{len(weights)} weights for {len(retrievers)} retrievers",
+                hint="give each retriever one weight of 0 or more",
+            )
+        self._retrievers = tuple(retrievers)
+        self._weights = tuple(weights or (1.0,) * len(retrievers))
+        self._constant = constant
+        self._depth = depth
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        depth = max(k, self._depth)
+        rankings = await together(retrieve(query, depth) for retrieve in self._retrievers)
+        return self._fused(rankings)[:k]
+
+    def _fused(self, rankings: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+        scores: dict[str, float] = {}
+        found: dict[str, Candidate] = {}
+        for weight, ranking in zip(self._weights, rankings, strict=True):
+            for rank, candidate in enumerate(ranking, start=1):
+                id = str(candidate.example.id)
+                scores[id] = scores.get(id, 0.0) + weight / (self._constant + rank)
+                found.setdefault(id, candidate)
+        best = sorted(scores, key=lambda id: -scores[id])
+        return [Candidate(found[id].example, scores[id]) for id in best]

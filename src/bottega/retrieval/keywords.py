@@ -1,0 +1,144 @@
+"""Texts cut to keywords: CLIP reads about twenty tokens of a question (Cache-of-Thought, 4.3.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from bottega.errors import SettingError
+from bottega.protocols import Generator, Retriever
+from bottega.retrieval.together import together
+from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
+
+TAG = "keywords"
+MOST_WORDS = 6
+
+REQUEST = """\
+Extract the {count} most important keywords or key phrases from the text below. Answer with the \
+keywords alone, separated by commas, the most important first.
+
+Text:
+{text}"""
+
+SEPARATORS = re.compile(r"[,;\n\t|•、，；]+")
+THINKING = re.compile(r"\A.*</think>|<think>.*\Z", re.DOTALL)
+# "1. ", "2) ", "- ", "* " before a keyword, and "Keywords:" or "Here are the keywords:".
+BULLET = re.compile(r"^\s*(?:\d{1,2}[.)]\s+|[-*+]\s+|#+\s*)")
+HEADING = re.compile(r"^[^,:\n]*\b(?:keywords?|key phrases?|words)\b[^,:\n]*:", re.IGNORECASE)
+QUOTES = "\"'`*_[](){}<>.:!?“”‘’«» \t"
+
+
+class Keyworder(Protocol):
+    """The keywords of a text, the most important first; none for a text that says nothing.
+
+    Never raises because of the text.
+    """
+
+    async def __call__(self, text: str, /) -> tuple[str, ...]: ...
+
+
+class GeneratedKeywords:
+    """Keywords by a small language model.
+
+    Cache-of-Thought asks Llama-3-8B for 10 at temperature 0.6. Here decoding is greedy unless
+    `sampling` says otherwise, so that the same text keeps its keywords. `request` is a template
+    with the fields {count} and {text}. Raises the generator's `GenerationError`.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        count: int = 10,
+        request: str = REQUEST,
+        sampling: Sampling | None = None,
+    ) -> None:
+        _check(count)
+        self._generator = generator
+        self._count = count
+        self._request = request
+        self._sampling = sampling or Sampling(max_tokens=16 * count)
+
+    async def __call__(self, text: str, /) -> tuple[str, ...]:
+        if not text.strip():
+            return ()
+        asked = self._request.replace("{count}", str(self._count)).replace("{text}", text)
+        prompt = Prompt((Message("user", (asked,)),))
+        reply = await self._generator.generate(prompt, self._sampling)
+        return read_keywords(reply.completions[0].text, self._count)
+
+
+class Keyworded:
+    """Retrieves by the keywords of the question instead of the whole question.
+
+    They stand in the order in which the question says them, which is the order that encoders know.
+    A question without keywords is left as it is.
+    """
+
+    def __init__(self, retrieve: Retriever, keyworder: Keyworder) -> None:
+        self._retrieve = retrieve
+        self._keyworder = keyworder
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        keywords = await self._keyworder(query.text)
+        text = ", ".join(_in_order(keywords, query.text)) or query.text
+        return await self._retrieve(replace(query, text=text), k)
+
+
+async def with_keywords(examples: Iterable[Example], keyworder: Keyworder) -> list[Example]:
+    """The examples with `tags["keywords"]`: those of the rationale and answer, or of the question
+    where neither says anything. What has the tag already keeps it."""
+
+    async def tagged(example: Example) -> Example:
+        if TAG in example.tags:
+            return example
+        keywords = await keyworder(response(example)) or await keyworder(example.query.text)
+        if not keywords:
+            return example
+        return replace(example, tags={**example.tags, TAG: ", ".join(keywords)})
+
+    return await together(map(tagged, examples))
+
+
+def keywords_of(example: Example) -> tuple[str, ...]:
+    """What `with_keywords` has stored."""
+    return tuple(filter(None, map(str.strip, example.tags.get(TAG, "").split(","))))
+
+
+def response(example: Example) -> str:
+    """What a master answered, with its reasoning."""
+    return "\n".join(filter(None, (example.rationale, example.answer)))
+
+
+def read_keywords(reply: str, count: int) -> tuple[str, ...]:
+    """The first `count` different keywords of a list in any of the shapes that models give it.
+
+    Whole sentences are no keywords. Empty if there are none.
+    """
+    spoken = THINKING.sub("", reply)
+    lines = (HEADING.sub("", line) for line in spoken.splitlines())
+    parts = (BULLET.sub("", part) for part in SEPARATORS.split("\n".join(lines)))
+    return distinct((" ".join(part.strip(QUOTES).split()) for part in parts), count)
+
+
+def distinct(keywords: Iterable[str], count: int) -> tuple[str, ...]:
+    """Up to case; the first spelling stays."""
+    kept: dict[str, str] = {}
+    for keyword in keywords:
+        if keyword and len(keyword.split()) <= MOST_WORDS:
+            kept.setdefault(keyword.casefold(), keyword)
+    return tuple(kept.values())[:count]
+
+
+def _in_order(keywords: Sequence[str], text: str) -> list[str]:
+    """Those that do not stand in the text come last."""
+    said = text.casefold()
+    places = {keyword: said.find(keyword.casefold()) for keyword in keywords}
+    return sorted(keywords, key=lambda keyword: (places[keyword] < 0, places[keyword]))
+
+
+def _check(count: int) -> None:
+    if count < 1:
+        raise SettingError(f"cannot extract {count} keywords", hint="set count to 1 or more")

@@ -1,0 +1,70 @@
+"""What retrievers need of a knowledge base, each part by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Example, Query
+
+Search = Callable[[Query, int], list[Candidate]]
+# (n, d), one row for each id. Raises `NotFoundError` for an id that is gone.
+VectorsOf = Callable[[Sequence[str]], Vectors]
+
+
+class Listed(Protocol):
+    """Examples that are all there from the beginning."""
+
+    def ids(self) -> Sequence[str]: ...
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
+
+
+class Pool(Listed, Protocol):
+    """The part of a knowledge base that sampling needs."""
+
+    def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
+
+
+class Changed(Protocol):
+    """One entry of a change log: the example was stored, or is gone."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def deleted(self) -> bool: ...
+
+
+# In the order of `seq`, those after the given one only. Blocks.
+Changes = Callable[[int], Iterable[Changed]]
+
+
+class Feed(Protocol):
+    """What came and went. Both methods block and are called in threads."""
+
+    def changes(self, since: int, /) -> Iterable[Changed]:
+        """In the order of `seq`, those after `since` only."""
+        ...
+
+    def get_many(self, ids: Sequence[str], /) -> list[Example]:
+        """Raises `NotFoundError` for an id that is gone."""
+        ...
+
+
+class SearchWithin(Protocol):
+    """The `k` nearest among these ids, best first, without the query itself."""
+
+    def __call__(self, query: Query, k: int, *, within: Collection[str]) -> list[Candidate]: ...
+
+
+class Nearest(Protocol):
+    """The `k` nearest examples of each row, without those that are `excluded_for`'s queries."""
+
+    def __call__(
+        self, vectors: Vectors, k: int, *, excluded_for: Sequence[Query]
+    ) -> list[list[Candidate]]: ...

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.protocols import Vectors
+from bottega.reranking import MaximalMarginalRelevance
+from bottega.types import Candidate, Query
+from tests.builders import candidates, example
+
+QUERY = Query("q")
+
+
+def at(angles: dict[str, float]):  # type: ignore[no-untyped-def]
+    """Vectors of two numbers, by the degrees of each id."""
+
+    def vectors(ids: Sequence[str]) -> Vectors:
+        turns = np.radians([angles[id.partition("-")[0]] for id in ids])
+        return np.stack([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32)
+
+    return vectors
+
+
+def mmr(angles: dict[str, float], trade_off: float) -> MaximalMarginalRelevance:
+    return MaximalMarginalRelevance(at(angles), trade_off=trade_off, order="nearest-first")
+
+
+async def shown(angles: dict[str, float], trade_off: float, k: int) -> str:
+    chosen = await mmr(angles, trade_off)(QUERY, candidates(*angles), k)
+    return "".join(c.example.answer for c in chosen)
+
+
+async def test_a_near_copy_gives_way_to_something_else() -> None:
+    angles = {"a": 0.0, "b": 1.0, "c": 90.0}
+    assert await shown(angles, 0.5, 2) == "ac"
+    assert await shown(angles, 1.0, 2) == "ab"
+
+
+@given(k=st.integers(0, 8), turns=st.lists(st.floats(0, 360), min_size=6, max_size=6))
+async def test_trade_off_1_is_the_first_k(k: int, turns: list[float]) -> None:
+    angles = dict(zip("abcdef", turns, strict=True))
+    assert await shown(angles, 1.0, k) == "abcdef"[:k]
+
+
+@given(turns=st.lists(st.integers(0, 71), min_size=6, max_size=6, unique=True))
+async def test_trade_off_0_is_always_the_one_least_like_those_chosen(turns: list[int]) -> None:
+    angles = {label: 5.0 * turn for label, turn in zip("abcdef", turns, strict=True)}
+    chosen = await shown(angles, 0.0, 6)
+    assert chosen[0] == "a"
+    rows = dict(zip("abcdef", at(angles)(list("abcdef")), strict=True))
+    for place in range(1, 6):
+        closest = {
+            label: max(float(rows[label] @ rows[before]) for before in chosen[:place])
+            for label in set("abcdef") - set(chosen[:place])
+        }
+        assert closest[chosen[place]] == pytest.approx(min(closest.values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("scores", [(0.0, 0.0, 0.0), (900.0, 899.9, -5.0)])
+async def test_scores_of_any_scale_are_ranked(scores: tuple[float, ...]) -> None:
+    found = [Candidate(example(x, 0), s) for x, s in zip("abc", scores, strict=True)]
+    chosen = await mmr({"a": 0, "b": 0, "c": 90}, 0.5)(QUERY, found, 3)
+    assert {c.example.answer for c in chosen} == set("abc")
+    assert chosen[0].example.answer == "a"
+
+
+async def test_the_best_stands_next_to_the_query_by_default() -> None:
+    rerank = MaximalMarginalRelevance(at({"a": 0, "b": 40, "c": 80}), trade_off=1.0)
+    chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
+    assert "".join(c.example.answer for c in chosen) == "ba"
+    assert await rerank(QUERY, [], 2) == []
+
+
+def test_a_trade_off_beyond_1_is_refused() -> None:
+    with pytest.raises(SettingError):
+        MaximalMarginalRelevance(at({}), trade_off=1.1)

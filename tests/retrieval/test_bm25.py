@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.retrieval import BM25
+from bottega.types import Example, Query
+from tests.retrieval.doubles import Memory, asked
+
+WORDS = ("red", "green", "blue", "round", "square", "3", "+", "5")
+
+
+async def test_rare_words_count_more_than_common_ones() -> None:
+    memory = Memory([asked(f"the red thing {i}", "x", i) for i in range(4)])
+    memory.add([asked(f"the thing {i}", "x", i) for i in range(10, 20)])
+    memory.add([asked("the zebra", "x", 50), asked("the red zebra", "x", 51)])
+    found = await BM25(memory)(Query("The RED zebra?"), 3)
+    assert [c.example.id for c in found][:2] == ["entry-0051", "entry-0050"]
+    assert found[0].score > found[1].score > found[2].score > 0
+
+
+async def test_digits_and_single_letters_are_words() -> None:
+    memory = Memory([asked("4 + 4", "8", 1), asked("3 + 5", "8", 2), asked("x + y", "z", 3)])
+    assert (await BM25(memory)(Query("3 + 5"), 1))[0].example.id == "entry-0002"
+    assert (await BM25(memory)(Query("y"), 1))[0].example.id == "entry-0003"
+
+
+async def test_answers_and_rationales_are_searched_unless_reads_says_otherwise() -> None:
+    told = Example(Query("what?", id="told"), "vorbu", rationale="because of kanto", id="told")
+    memory = Memory([asked("what?", "other", 1), told])
+    for word in ("vorbu", "kanto"):
+        assert (await BM25(memory)(Query(word), 1))[0].example.id == "told"
+    questions_only = BM25(memory, reads=lambda example: example.query.text)
+    assert (await questions_only(Query("vorbu"), 1))[0].score == 0
+
+
+async def test_documents_without_words_are_found_last() -> None:
+    memory = Memory([asked("", "", 1), asked("?!", "", 2)])
+    assert [c.score for c in await BM25(memory)(Query("red"), 5)] == [0, 0]
+    memory.add([asked("red", "", 3)])
+    assert (await BM25(memory)(Query("red"), 5))[0].example.id == "entry-0003"
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 9), st.lists(st.sampled_from(WORDS), max_size=4)), max_size=25
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(steps=STEPS)
+async def test_a_search_after_any_changes_is_that_of_a_new_index(
+    steps: list[tuple[int, list[str]]],
+) -> None:
+    """An entry comes where there was none, and goes where there was one."""
+    memory = Memory([asked("green", "x", 99)])
+    followed = BM25(memory)
+    for shade, words in steps:
+        id = f"entry-{shade:04}"
+        if id in memory.examples:
+            memory.delete([id])
+        else:
+            memory.add([asked(" ".join(words), "x", shade)])
+        found = await followed(Query("red square 5"), 20)
+        assert {c.example.id for c in found} == set(memory.examples)
+        assert [(c.example.id, c.score) for c in found] == [
+            (c.example.id, c.score) for c in await BM25(memory)(Query("red square 5"), 20)
+        ]
+
+
+async def test_searches_beside_changes_see_whole_states() -> None:
+    memory = Memory([asked(f"red {i}", "x", i) for i in range(30)])
+    retrieve = BM25(memory)
+
+    async def change() -> None:
+        for i in range(20):
+            memory.delete([f"entry-{i:04}"])
+            await asyncio.sleep(0)
+
+    found, _ = await asyncio.gather(
+        asyncio.gather(*(retrieve(Query("red"), 10) for _ in range(20))), change()
+    )
+    assert [len(one) for one in found] == [10] * 20
+
+
+async def test_an_example_that_never_was_is_an_error() -> None:
+    memory = Memory([asked("red", "x", 1)])
+    del memory.examples["entry-0001"]  # the log does not know
+    with pytest.raises(NotFoundError):
+        await BM25(memory)(Query("red"), 1)
+
+
+async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
+    with pytest.raises(EmptyKnowledgeBaseError) as caught:
+        await BM25(Memory())(Query("red"), 1)
+    assert "bottega add" in caught.value.hint
+
+
+def test_settings_that_are_no_bm25_are_refused() -> None:
+    with pytest.raises(SettingError):
+        BM25(Memory(), b=1.5)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import GenerationError, SettingError
+from bottega.retrieval import ReciprocalRankFusion
+from bottega.types import Candidate, Query
+from tests.builders import example
+
+ORDERS = st.lists(st.permutations("abcdef"), min_size=1, max_size=4)
+
+
+class Ranked:
+    """Finds what it is told to, and keeps how many were asked for."""
+
+    def __init__(self, labels: Sequence[str], error: Exception | None = None) -> None:
+        self.labels = labels
+        self.error = error
+        self.asked: list[int] = []
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        self.asked.append(k)
+        if self.error is not None:
+            raise self.error
+        return [Candidate(example(label, 0), 100.0 - i) for i, label in enumerate(self.labels)][:k]
+
+
+async def fused(*orders: Sequence[str], k: int = 6, **settings: object) -> list[Candidate]:
+    retrieve = ReciprocalRankFusion([Ranked(order) for order in orders], **settings)  # type: ignore[arg-type]
+    return await retrieve(Query("q"), k)
+
+
+async def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
+    found = await fused("abc", "cad")
+    assert [c.example.answer for c in found] == ["a", "c", "b", "d"]
+    sums = [1 / 61 + 1 / 62, 1 / 63 + 1 / 61, 1 / 62, 1 / 63]
+    assert [c.score for c in found] == pytest.approx(sums)
+
+
+@given(orders=ORDERS)
+async def test_one_list_stays_as_it_is_and_the_order_of_lists_does_not_matter(
+    orders: list[list[str]],
+) -> None:
+    alone = [c.example.answer for c in await fused(orders[0])]
+    assert alone == orders[0]
+    scores = {c.example.answer: pytest.approx(c.score) for c in await fused(*orders)}
+    assert scores == {c.example.answer: c.score for c in await fused(*reversed(orders))}
+
+
+@given(orders=ORDERS, k=st.integers(0, 8))
+async def test_what_all_rank_first_is_first_and_k_are_found(
+    orders: list[list[str]], k: int
+) -> None:
+    agreed = [["z", *order] for order in orders]
+    found = [c.example.answer for c in await fused(*agreed, k=k)]
+    assert len(set(found)) == len(found) == min(k, 7)
+    assert not found or found[0] == "z"
+
+
+async def test_weights_and_depth() -> None:
+    heavy = await fused("ab", "ba", weights=[1.0, 2.0])
+    assert [c.example.answer for c in heavy] == ["b", "a"]
+    retriever = Ranked("abc")
+    fusion = ReciprocalRankFusion([retriever], depth=5)
+    await fusion(Query("q"), 2)
+    await fusion(Query("q"), 9)
+    assert retriever.asked == [5, 9]
+
+
+async def test_one_that_fails_is_its_own_error() -> None:
+    down = GenerationError("down")
+    with pytest.raises(GenerationError):
+        await ReciprocalRankFusion([Ranked("ab"), Ranked("", down)])(Query("q"), 2)
+
+
+@pytest.mark.parametrize(
+    ("retrievers", "settings"),
+    [(0, {}), (1, {"constant": 0}), (2, {"weights": [1.0]}), (1, {"weights": [-1.0]})],
+)
+def test_a_fusion_that_cannot_be_is_refused(retrievers: int, settings: dict[str, object]) -> None:
+    with pytest.raises(SettingError):
+        ReciprocalRankFusion([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]

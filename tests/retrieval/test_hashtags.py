@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from threading import Event
+
+import numpy as np
+import pytest
+
+from bottega.errors import EmptyKnowledgeBaseError
+from bottega.protocols import Vectors
+from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
+from bottega.types import Query
+from tests.builders import picture
+from tests.retrieval.doubles import Memory, about, asked
+
+
+def hashtags(memory: Memory, tree: HashtagTree) -> Hashtags:
+    return Hashtags(memory.changes, memory.vectors, memory.embed, memory.search, tree)
+
+
+async def test_only_the_querys_group_is_shown_as_long_as_it_is_large_enough() -> None:
+    memory = Memory(about("colour", 6) + about("shape", 6, start=20))
+    retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
+    retrieve.build()
+    found = await retrieve(Query("colour number 99"), 6)
+    assert {candidate.example.answer for candidate in found} == {"colour"}
+    assert [c.example.answer for c in await retrieve(Query("colour"), 8)].count("shape") == 2
+
+
+async def test_a_group_that_is_only_the_query_itself_is_filled_up() -> None:
+    memory = Memory([asked("zebra", "zebra", 900), *about("shape shape shape", 6)])
+    retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
+    retrieve.build()
+    assert ["entry-0900"] in retrieve.tree.groups
+    assert len(await retrieve(Query("zebra", (picture(900),)), 3)) == 3
+
+
+async def test_an_empty_cache_is_an_error_and_the_first_entry_is_found() -> None:
+    memory = Memory()
+    retrieve = hashtags(memory, HashtagTree(2))
+    with pytest.raises(EmptyKnowledgeBaseError):
+        await retrieve(Query("colour"), 2)
+    memory.add(about("colour", 1))
+    assert len(await retrieve(Query("colour"), 2)) == 1
+
+
+async def test_a_due_refit_runs_behind_the_queries_and_loses_nothing() -> None:
+    counting, go_on = Event(), Event()
+
+    def slow(ids: Sequence[str], vectors: Vectors) -> int:
+        counting.set()
+        assert go_on.wait(30)
+        return 2
+
+    memory = Memory(about("colour", 20))
+    retrieve = hashtags(memory, HashtagTree(slow, cold_start=10))
+    assert len(await retrieve(Query("colour"), 30)) == 20
+    assert await asyncio.to_thread(counting.wait, 30)
+    memory.add(about("shape", 5, start=50))
+    memory.delete(["entry-0000"])
+    assert len(await retrieve(Query("shape"), 30)) == 24  # while the groups are being counted
+    go_on.set()
+    await retrieve.settled()
+    assert len(retrieve.tree.refits) == 1
+    assert len(retrieve.tree) == 24
+    assert {c.example.id for c in await retrieve(Query("shape"), 30)} == set(memory.examples)
+    await retrieve.settled()
+
+
+async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
+    memory = Memory(about("colour", 20))
+    vectors, asked_for = memory.vectors, 0
+
+    def unlucky(ids: Sequence[str]) -> Vectors:
+        nonlocal asked_for
+        asked_for += 1
+        if asked_for == 1:
+            return vectors([*ids, "gone"])
+        return vectors(ids)
+
+    tree = HashtagTree(LeaveOneOut(unlucky, vectors), cold_start=10)
+    retrieve = hashtags(memory, tree)
+    await retrieve(Query("colour"), 3)
+    await retrieve.settled()
+    assert not tree.refits
+    await retrieve(Query("colour"), 3)
+    await retrieve.settled()
+    assert len(tree.refits) == 1
+
+
+def test_leave_one_out_counts_the_topics_that_images_cannot_tell_apart() -> None:
+    rng = np.random.default_rng(0)
+    topic = np.repeat(np.arange(4), 100)[rng.permutation(400)]
+    value = rng.integers(0, 5, 400)
+    tags = np.eye(4, dtype=np.float32)[topic] + 0.1 * _noise(rng, 4)
+    look = np.eye(5, dtype=np.float32)[value] + 0.1 * _noise(rng, 5)
+    say = np.eye(20, dtype=np.float32)[5 * topic + value]
+    ids = [str(i) for i in range(400)]
+    count = LeaveOneOut(_rows(look), _rows(say), k=8)
+    assert count(ids, tags) == 4
+    # Where what is looked for is in the order already, nothing is gained by groups.
+    whole = np.concatenate([tags, look], axis=1)
+    assert LeaveOneOut(_rows(whole), _rows(say), k=8)(ids, _noise(rng, 4)) == 1
+
+
+def test_leave_one_out_of_very_few_entries_is_one_group() -> None:
+    one = np.ones((1, 3), np.float32)
+    assert LeaveOneOut(lambda ids: one, lambda ids: one)(["a"], one) == 1
+
+
+def _noise(rng: np.random.Generator, dimension: int) -> Vectors:
+    return rng.standard_normal((400, dimension)).astype(np.float32)
+
+
+def _rows(vectors: Vectors):  # type: ignore[no-untyped-def]
+    return lambda ids: vectors[[int(id) for id in ids]]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import GenerationError, SettingError
+from bottega.generation import Scripted
+from bottega.prompting import Interleaved
+from bottega.retrieval import (
+    Dense,
+    DistinctiveTerms,
+    GeneratedKeywords,
+    Keyworded,
+    ResponseProbe,
+    keywords_of,
+    with_keywords,
+)
+from bottega.retrieval.keywords import MOST_WORDS, read_keywords
+from bottega.types import Candidate, Example, Query
+from tests.builders import picture
+
+
+@pytest.mark.parametrize(
+    ("reply", "keywords"),
+    [
+        ("red disc, size, counting", ("red disc", "size", "counting")),
+        ("Keywords: red, blue", ("red", "blue")),
+        ("Here are the 10 most important keywords:\n1. red\n2. blue\n", ("red", "blue")),
+        ("- red\n- blue\n* green", ("red", "blue", "green")),
+        ('"red"; `blue` | **green**.', ("red", "blue", "green")),
+        ("<think>well, colours</think>red, blue", ("red", "blue")),
+        ("<think>well, colours", ()),
+        ("Red, red, RED", ("Red",)),
+        ("2024, 3 apples", ("2024", "3 apples")),
+        ("I am sorry but I cannot find any keyword in there at all", ()),
+        ("猫，犬、鳥", ("猫", "犬", "鳥")),
+        ("", ()),
+        (",,;\n\n", ()),
+    ],
+)
+def test_lists_of_any_shape_are_read(reply: str, keywords: tuple[str, ...]) -> None:
+    assert read_keywords(reply, 10) == keywords
+
+
+@given(reply=st.text(), count=st.integers(1, 12))
+def test_any_reply_gives_few_short_different_keywords(reply: str, count: int) -> None:
+    keywords = read_keywords(reply, count)
+    assert len(keywords) <= count
+    assert len({keyword.casefold() for keyword in keywords}) == len(keywords)
+    assert all(k and "," not in k and len(k.split()) <= MOST_WORDS for k in keywords)
+
+
+async def test_a_model_is_asked_for_the_keywords_of_a_text_as_it_is() -> None:
+    model = Scripted(["red, disc, round"])
+    text = "Braces {count} {text} stay."
+    assert await GeneratedKeywords(model, count=2)(text) == ("red", "disc")
+    [part] = model.calls[0].prompt.messages[0].parts
+    assert str(part).endswith(text)
+    assert "the 2 most important" in str(part)
+    assert model.calls[0].prompt.messages[0].role == "user"
+    assert await GeneratedKeywords(model)(" ") == ()
+    assert len(model.calls) == 1
+
+
+async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
+    corpus = ["the disc is red", "the disc is blue", "the disc is round"]
+    terms = DistinctiveTerms(corpus, count=3, longest=1)
+    assert await terms("The zebra, the red disc") == ("zebra", "red", "disc")
+    assert terms.of("") == terms.of("the of and") == ()
+    assert set(DistinctiveTerms(longest=1).of("How many are there above?")) == {
+        "how",
+        "many",
+        "above",
+    }
+    assert DistinctiveTerms().of("red disc red disc red")[0] == "red"
+    with pytest.raises(SettingError):
+        DistinctiveTerms(count=0)
+
+
+@given(text=st.text())
+def test_terms_of_any_text_do_not_fail(text: str) -> None:
+    assert all(DistinctiveTerms(count=4).of(text))
+
+
+async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
+    def answer(prompt: object) -> str:
+        text = str(prompt).partition("Text:")[2]
+        return next((f"{word}, more" for word in ("vorbu", "why", "question") if word in text), "")
+
+    plain = Example(Query("a question"), "vorbu", tags={"topic": "colour"})
+    reasoned = Example(Query("a question"), "7", rationale="why so")
+    passage = Example(Query("a question"), "")
+    silent = Example(Query("?"), "5")
+    known = Example(Query("q"), "vorbu", tags={"keywords": "old"})
+    model = Scripted(answer)
+    done = await with_keywords([plain, reasoned, passage, silent, known], GeneratedKeywords(model))
+    assert [keywords_of(example) for example in done] == [
+        ("vorbu", "more"),
+        ("why", "more"),
+        ("question", "more"),
+        (),
+        ("old",),
+    ]
+    assert done[0].tags == {"topic": "colour", "keywords": "vorbu, more"}
+    assert done[3:] == [silent, known]
+
+
+async def test_a_model_that_fails_is_one_error_not_a_group() -> None:
+    failing = GeneratedKeywords(Scripted([GenerationError("down"), "a"]))
+    with pytest.raises(GenerationError):
+        await with_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
+
+
+class Asked:
+    """Keeps the queries that reach the search."""
+
+    def __init__(self) -> None:
+        self.queries: list[Query] = []
+
+    def __call__(self, query: Query, k: int) -> list[Candidate]:
+        self.queries.append(query)
+        return []
+
+
+async def test_the_question_is_cut_to_its_keywords() -> None:
+    search, whole = Asked(), Query("What is the colour of the disc?", (picture(1),), id="q")
+    # "disc" is the rarest; the question's order stays.
+    terms = DistinctiveTerms(["What is the colour?", "What is the shape?"], longest=1)
+    retrieve = Keyworded(Dense(search), terms)
+    await retrieve(whole, 3)
+    await retrieve(Query("is it"), 3)
+    cut, kept = search.queries
+    assert (cut.text, cut.images, cut.id) == ("what, colour, disc", whole.images, "q")
+    assert kept.text == "is it"
+
+
+@pytest.mark.parametrize(
+    ("keep", "answer", "text"),
+    [(True, "vorbu", "What? vorbu"), (False, "vorbu", "vorbu"), (False, "the", "What?")],
+)
+async def test_a_probe_searches_by_what_the_apprentice_says(
+    keep: bool, answer: str, text: str
+) -> None:
+    search, model = Asked(), Scripted([answer])
+    prompt = Interleaved(show_choices=False)
+    probe = ResponseProbe(Dense(search), model, prompt, DistinctiveTerms(), keep_question=keep)
+    query = Query("What?", (picture(1),), id="q")
+    await probe(query, 3)
+    assert [(q.text, q.images, q.id) for q in search.queries] == [(text, query.images, "q")]
+    assert model.calls[0].prompt == prompt(query, ())

@@ -1,0 +1,178 @@
+"""What every retriever promises, whatever it searches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase
+from bottega.prompting import Interleaved
+from bottega.protocols import Retriever
+from bottega.retrieval import (
+    BM25,
+    Balanced,
+    Crossed,
+    Dense,
+    DistinctiveTerms,
+    Hashtags,
+    HashtagTree,
+    Keyworded,
+    LeaveOneOut,
+    ReciprocalRankFusion,
+    ResponseProbe,
+    Still,
+    Uniform,
+)
+from bottega.types import Prompt, Query
+from tests.builders import picture
+from tests.knowledge.doubles import SeededEmbedder
+from tests.retrieval.doubles import Memory, Words, about, asked
+
+Make = Callable[[Memory], Retriever]
+TOPICS = ("colour", "shape", "sum")
+
+
+def asked_back(prompt: Prompt) -> str:
+    """An apprentice that repeats the question."""
+    return str(prompt.messages[-1].parts[-1])
+
+
+def hashtags(memory: Memory, tree: HashtagTree) -> Hashtags:
+    return Hashtags(memory.changes, memory.vectors, memory.embed, memory.search, tree)
+
+
+def fitted(memory: Memory, tree: HashtagTree) -> Hashtags:
+    retrieve = hashtags(memory, tree)
+    if memory.examples:
+        retrieve.build()
+    return retrieve
+
+
+RETRIEVERS: dict[str, Make] = {
+    "dense": lambda m: Dense(m.search),
+    "crossed": lambda m: Crossed(m.embed, m.nearest),
+    "uniform": lambda m: Uniform(m, seed=0),
+    "balanced": lambda m: Balanced(m, seed=0),
+    "keywords": lambda m: Keyworded(Dense(m.search), DistinctiveTerms()),
+    "probe": lambda m: ResponseProbe(
+        Dense(m.search), Scripted(asked_back), Interleaved(show_choices=False), DistinctiveTerms()
+    ),
+    "bm25": BM25,
+    "fusion": lambda m: ReciprocalRankFusion([Dense(m.search), BM25(m)], depth=1),
+    "hashtags, cold": lambda m: hashtags(m, HashtagTree(3)),
+    "hashtags, fixed": lambda m: fitted(m, HashtagTree(3, adapt=False)),
+    "hashtags, many": lambda m: fitted(m, HashtagTree(1000)),
+    "hashtags, adaptive": lambda m: fitted(m, HashtagTree(LeaveOneOut(m.vectors, m.vectors))),
+}
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory([e for i, topic in enumerate(TOPICS) for e in about(topic, 7, start=10 * i)])
+
+
+@pytest.fixture(params=RETRIEVERS)
+def make(request: pytest.FixtureRequest) -> Make:
+    return RETRIEVERS[request.param]
+
+
+@pytest.mark.parametrize("k", [1, 5, 21, 40])
+async def test_k_different_examples_or_all_there_are_best_first(
+    make: Make, memory: Memory, k: int
+) -> None:
+    found = await make(memory)(Query("which colour", (picture(999),)), k)
+    assert len({candidate.example.id for candidate in found}) == len(found) == min(k, 21)
+    scores = [candidate.score for candidate in found]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("k", [3, 40])
+async def test_the_query_itself_is_never_found(make: Make, memory: Memory, k: int) -> None:
+    retrieve = make(memory)
+    same_id = Query("colour number 3", (picture(999),), id="entry-0003")
+    same_image = Query("colour number 3", (picture(3),))
+    for query in (same_id, same_image):
+        found = [candidate.example.id for candidate in await retrieve(query, k)]
+        assert "entry-0003" not in found
+        assert len(found) == min(k, 20)
+
+
+async def test_the_same_query_finds_the_same_examples(make: Make, memory: Memory) -> None:
+    retrieve, query = make(memory), Query("which shape", (picture(999),))
+    assert await retrieve(query, 6) == await retrieve(query, 6)
+
+
+async def test_many_queries_at_once_find_what_each_finds_alone(make: Make, memory: Memory) -> None:
+    queries = [Query(f"{topic} number {i}") for topic in TOPICS for i in range(4)]
+    retrieve = make(memory)
+    together = await asyncio.gather(*(retrieve(query, 5) for query in queries))
+    assert together == [await retrieve(query, 5) for query in queries]
+
+
+async def test_a_text_of_any_kind_is_a_query(make: Make, memory: Memory) -> None:
+    for text in ("?", "\N{SNOWMAN} und 猫", "a" * 5000, "{text} %s \\x00"):
+        assert len(await make(memory)(Query(text, (picture(999),)), 4)) == 4
+
+
+@pytest.mark.parametrize("name", ["dense", "crossed", "bm25", "fusion", "hashtags, fixed"])
+async def test_what_comes_is_found_and_what_goes_is_not(name: str, memory: Memory) -> None:
+    retrieve, query = RETRIEVERS[name](memory), Query("rare zebra")
+    assert len(await retrieve(query, 40)) == 21
+    memory.add([asked("rare zebra sighted", "zebra", 500)])
+    assert (await retrieve(query, 1))[0].example.id == "entry-0500"
+    memory.delete(["entry-0500", "entry-0001"])
+    left = {candidate.example.id for candidate in await retrieve(query, 40)}
+    assert left == set(memory.examples)
+    memory.add([asked("rare zebra again", "zebra", 500)])
+    assert (await retrieve(query, 1))[0].example.query.text == "rare zebra again"
+
+
+@pytest.mark.parametrize("name", ["dense", "uniform", "balanced", "bm25", "hashtags"])
+async def test_the_same_with_a_knowledge_base(name: str) -> None:
+    embed = SeededEmbedder()
+    with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
+        knowledge.add(about("colour", 9) + about("shape", 9, start=20))
+        own = knowledge.get_many(knowledge.ids())[4]
+        make: dict[str, Callable[[], Retriever]] = {
+            "dense": lambda: Dense(knowledge.search),
+            "uniform": lambda: Uniform(knowledge, seed=0),
+            "balanced": lambda: Balanced(knowledge, seed=0),
+            "bm25": lambda: BM25(Still(knowledge)),
+            "hashtags": lambda: Hashtags(
+                Still(knowledge).changes,
+                lambda ids: embed.embed([e.query for e in knowledge.get_many(ids)]),
+                embed,
+                knowledge.search,
+                HashtagTree(4, cold_start=1),
+            ),
+        }
+        retrieve = make[name]()
+        for k in (2, 40):
+            found = [c.example.id for c in await retrieve(own.query, k)]
+            assert own.id not in found
+            assert len(set(found)) == len(found) == min(k, 17)
+
+
+@pytest.mark.skipif(not hasattr(KnowledgeBase, "changes"), reason="no change log by id yet")
+async def test_a_knowledge_base_that_says_what_changed_is_followed() -> None:
+    embed = Words()
+    with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
+        kb: Any = knowledge
+        kb.add(about("colour", 20) + about("shape", 20, start=50))
+        tree = HashtagTree(LeaveOneOut(kb.vectors, kb.vectors), cold_start=10)
+        hashtags = Hashtags(kb.changes, kb.vectors, embed, kb.search, tree)
+        crossed, query = Crossed(embed, kb.nearest), Query("rare zebra")
+        for retrieve in (hashtags, BM25(kb), crossed):
+            assert len(await retrieve(query, 99)) == len(kb.ids())
+        await hashtags.settled()
+        kb.delete(kb.ids()[:3])
+        kb.add([asked("rare zebra sighted", "zebra", 99)])
+        for retrieve in (hashtags, BM25(kb), crossed):
+            found = await retrieve(query, 99)
+            assert found[0].example.answer == "zebra"
+            assert sorted(str(c.example.id) for c in found) == sorted(kb.ids())
+        await hashtags.settled()
