@@ -184,3 +184,22 @@ def write_flmr(
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(weights, folder / "model.safetensors")
+
+
+def save_colbert(folder: Path, seed: int = 0) -> Path:
+    """One layer of BERT and 128 dimensions a token, in sentence-transformers' layout."""
+    from sentence_transformers import MultiVectorEncoder
+
+    torch.manual_seed(seed)
+    bert = BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=TEXT_TOKENS,
+    )
+    BertModel(bert).save_pretrained(folder / "bert")
+    letters().save_pretrained(folder / "bert")
+    MultiVectorEncoder(str(folder / "bert")).save_pretrained(str(folder / "colbert"))
+    return folder / "colbert"

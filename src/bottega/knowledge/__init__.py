@@ -9,6 +9,7 @@ from bottega.knowledge.embedders import (
     SentenceEmbedder,
     TokenEmbedder,
     TowerEmbedder,
+    TowerTokenEmbedder,
 )
 from bottega.knowledge.late import Effort, LateIndex
 from bottega.knowledge.loading import (
@@ -33,6 +34,7 @@ __all__ = [
     "Stats",
     "TokenEmbedder",
     "TowerEmbedder",
+    "TowerTokenEmbedder",
     "has_splits",
     "load_digits",
     "load_hugging_face",

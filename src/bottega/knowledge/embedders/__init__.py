@@ -7,6 +7,7 @@ from bottega.knowledge.embedders.pixel import PixelEmbedder
 from bottega.knowledge.embedders.sentence import SentenceEmbedder
 from bottega.knowledge.embedders.tokens import TokenEmbedder
 from bottega.knowledge.embedders.tower import TowerEmbedder
+from bottega.knowledge.embedders.tower_tokens import TowerTokenEmbedder
 
 __all__ = [
     "DualEmbedder",
@@ -16,4 +17,5 @@ __all__ = [
     "SentenceEmbedder",
     "TokenEmbedder",
     "TowerEmbedder",
+    "TowerTokenEmbedder",
 ]
