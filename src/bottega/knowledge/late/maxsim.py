@@ -60,8 +60,8 @@ def scores(
     their products with the query, (rows, query_tokens)."""
     found = np.empty(len(offsets) - 1, np.float32)
     for block in blocks(offsets, documents, query_tokens, itemsize):
-        products = multiply(tokens[block.rows.reshape(-1)])
-        found[block.documents] = _sums(products, block.rows.shape)
+        products = multiply(taken(tokens, block.rows.reshape(-1)))
+        found[block.documents] = sums_of_maxima(products.reshape(*block.rows.shape, -1))
     return found[documents]
 
 
@@ -77,13 +77,43 @@ def exact_scores(
         offsets,
         chosen,
         # CPUs multiply half precision a hundred times more slowly than they convert it.
-        lambda rows: rows.astype(np.float32) @ columns,
+        lambda rows: as_float32(rows) @ columns,
         query_tokens=len(query),
         itemsize=4,
     )
 
 
-def _sums(products: Rows, shape: tuple[int, ...]) -> Rows:
-    maxima = products.reshape(*shape, -1).max(axis=1)
-    sums: Rows = maxima.sum(axis=-1, dtype=np.int32 if maxima.dtype == np.uint8 else np.float32)
+def taken(table: Rows, places: NDArray[np.intp]) -> Rows:
+    """table[places], ten times faster; the places must be there."""
+    found = np.empty((*places.shape, *table.shape[1:]), table.dtype)
+    np.take(table, places, axis=0, out=found, mode="clip")
+    return found
+
+
+def as_float32(rows: Rows) -> Vectors:
+    """Torch converts float16 with the CPU's own instruction, numpy bit by bit."""
+    if rows.dtype != np.float16:
+        return rows.astype(np.float32)
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return rows.astype(np.float32)
+    found: Vectors = torch.from_numpy(rows).float().numpy()
+    return found
+
+
+def sums_of_maxima(products: Rows) -> Rows:
+    """(documents, document tokens, query tokens) to (documents,). Overwrites the products.
+
+    Halves are compared with each other: long rows, where numpy's own maximum goes token by token.
+    """
+    while (count := products.shape[1]) > 1:
+        half = count // 2
+        kept = products[:, :half]
+        np.maximum(kept, products[:, half : 2 * half], out=kept)
+        if count % 2:
+            np.maximum(kept[:, :1], products[:, -1:], out=kept[:, :1])
+        products = kept
+    dtype = np.int32 if products.dtype == np.uint8 else np.float32
+    sums: Rows = products[:, 0].sum(axis=-1, dtype=dtype)
     return sums
