@@ -52,14 +52,20 @@ def main() -> None:
         data = draw(count, options.questions, noise, seed=0)
         # Its index takes minutes, and the harder data would say the same.
         peer = Plaid(options.plaid_python, data) if name == "words" else None
-        lines += compared(name, data, options.rounds, peer)
+        lines += shown(compared(name, data, options.rounds, peer))
     from late_pipeline import pipeline_overhead  # type: ignore[import-not-found]
 
-    lines += [line("pipeline / raw forward and scan", pipeline_overhead(), BARS["overhead"], False)]
-    for entry in lines:
-        print(f"{entry['name']:58} {entry['value']:>9} {entry['bar']:>8} {entry['verdict']}")
+    overhead = line("pipeline / raw forward and scan", pipeline_overhead(), BARS["overhead"], False)
+    lines += shown([overhead])
     if options.json:
         options.json.write_text(json.dumps({"documents": count, "lines": lines}, indent=1))
+
+
+def shown(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for entry in lines:
+        text = f"{entry['name']:58} {entry['value']:>9} {entry['bar']:>8} {entry['verdict']}"
+        print(text, flush=True)
+    return lines
 
 
 def draw(count: int, questions: int, noise: float, seed: int) -> dict[str, NDArray[np.float32]]:
