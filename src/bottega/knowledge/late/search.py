@@ -19,13 +19,13 @@ class Effort:
     int8 scan (1: all, which needs no clusters in the data), `rescored` how many of those are scored
     exactly. Up to `small` documents are not ruled out by centroids."""
 
-    shortlist: float = 0.25
+    shortlist: float = 0.3
     rescored: int = 64
     small: int = 256
 
     def __post_init__(self) -> None:
         if not 0 < self.shortlist <= 1:
-            raise SettingError(f"shortlist is {self.shortlist}", hint="use a share such as 0.25")
+            raise SettingError(f"shortlist is {self.shortlist}", hint="use a share such as 0.3")
         if self.rescored < 1:
             raise SettingError(f"rescored is {self.rescored}", hint="use 64")
 
