@@ -102,3 +102,21 @@ class Embedder(Protocol):
     def dimension(self) -> int: ...
 
     def embed(self, queries: Sequence[Query]) -> Vectors: ...
+
+
+class MultiVectorEmbedder(Protocol):
+    """Queries to one (tokens, dimension) float32 matrix of unit rows each, for late interaction.
+
+    A question and what is searched may be encoded differently. A query of which nothing can be
+    read raises `EmbeddingError`. The fingerprint is that of `Embedder`, and so is the blocking.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]: ...
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]: ...

@@ -3,11 +3,15 @@
 from bottega.knowledge.base import Added, KnowledgeBase, Stats
 from bottega.knowledge.embedders import (
     DualEmbedder,
+    FlmrEmbedder,
+    MultiVectorEncoderEmbedder,
     PixelEmbedder,
     SentenceEmbedder,
     TokenEmbedder,
     TowerEmbedder,
+    TowerTokenEmbedder,
 )
+from bottega.knowledge.late import Effort, LateIndex
 from bottega.knowledge.loading import (
     has_splits,
     load_digits,
@@ -20,12 +24,17 @@ from bottega.knowledge.loading import (
 __all__ = [
     "Added",
     "DualEmbedder",
+    "Effort",
+    "FlmrEmbedder",
     "KnowledgeBase",
+    "LateIndex",
+    "MultiVectorEncoderEmbedder",
     "PixelEmbedder",
     "SentenceEmbedder",
     "Stats",
     "TokenEmbedder",
     "TowerEmbedder",
+    "TowerTokenEmbedder",
     "has_splits",
     "load_digits",
     "load_hugging_face",

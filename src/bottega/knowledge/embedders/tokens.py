@@ -55,14 +55,15 @@ class TokenEmbedder:
                     "a query has no text, and this embedder reads only text",
                     hint="ask a question, or use an image embedder",
                 )
-            vector[:-1] = self._sum(query.text)
+            vector[:-1] = self.token_rows(query.text).sum(axis=0)
             vector[-1] = not vector.any()
         return unit(vectors)
 
-    def _sum(self, text: str) -> Vectors:
+    def token_rows(self, text: str) -> Vectors:
+        """(tokens, dimension - 1) what `embed` sums: which token it is, then what it means."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        total: Vectors = self._rows[ids].sum(axis=0)
-        return total
+        rows: Vectors = self._rows[ids]
+        return rows
 
     def _digest(self) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(self._rows).tobytes())

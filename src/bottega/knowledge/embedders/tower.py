@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 
 from bottega.bundled import LIKENESS, bundled_folder
 from bottega.errors import EmbeddingError
+from bottega.image import Image
 from bottega.knowledge.embedders.images import unit_images
 from bottega.knowledge.embedders.loading import loading_model
 from bottega.protocols import Vectors
@@ -71,6 +72,17 @@ class TowerEmbedder:
             at_least=self._side,
             batch_size=self._batch_size,
         )
+
+    def cells(self, image: Image) -> Vectors:
+        """(cells, channels) of the tower's last map that is not one single cell."""
+        import torch
+
+        pixels = self._images([image.decode(self._side)], return_tensors="pt")["pixel_values"]
+        with torch.inference_mode():
+            seen = self._model.vision_tower(pixels, output_hidden_states=True)
+        maps = [states.flatten(2)[0].T for states in seen.hidden_states]
+        rows: Vectors = next(cells for cells in reversed(maps) if len(cells) > 1).numpy()
+        return rows
 
     def _encode(self, pictures: list[Pillow.Image]) -> Vectors:
         import torch

@@ -1,0 +1,252 @@
+"""MaxSim against torch's einsum and fast-plaid: python benchmarks/late_interaction.py [--quick]
+
+One thread, CPU seconds, the best of several rounds in which all methods take turns. Documents have
+150 tokens of 128 dimensions, drawn around shared words with noise of 0.5 or 1.0 of a word's length;
+questions are 40 or 300 tokens of one document, with noise. fast-plaid needs an environment of its
+own (`pip install fast-plaid` pins another torch): name its Python with --plaid-python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bottega.knowledge.late import Effort, TokenArray, TokenIndex
+from bottega.protocols import Vectors
+
+TOKENS, DIMENSION, K = 150, 128, 20
+LENGTHS = {"short": 40, "long": 300}
+NOISES = {"words": 0.5, "loose": 1.0}
+WORDS, TOPICS, TOPIC_WORDS = 4000, 100, 200
+EINSUM_BLOCKS = (16, 64, 256)
+PEER = Path(__file__).parent / "peers" / "fast_plaid_rounds.py"
+BARS = {"einsum": 3.3, "recall": 0.99, "fast-plaid": 4.0, "overhead": 1.10}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="2,000 documents, not 17,000")
+    parser.add_argument("--documents", type=int)
+    parser.add_argument("--questions", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--plaid-python", help="the Python of an environment with fast-plaid")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    count = options.documents or (2_000 if options.quick else 17_000)
+    lines = []
+    for name, noise in NOISES.items():
+        data = draw(count, options.questions, noise, seed=0)
+        # Its index takes minutes, and the harder data would say the same.
+        peer = Plaid(options.plaid_python, data) if name == "words" else None
+        lines += shown(compared(name, data, options.rounds, peer))
+    from late_pipeline import pipeline_overhead  # type: ignore[import-not-found]
+
+    overhead = line("pipeline / raw forward and scan", pipeline_overhead(), BARS["overhead"], False)
+    lines += shown([overhead])
+    if options.json:
+        options.json.write_text(json.dumps({"documents": count, "lines": lines}, indent=1))
+
+
+def shown(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for entry in lines:
+        text = f"{entry['name']:58} {entry['value']:>9} {entry['bar']:>8} {entry['verdict']}"
+        print(text, flush=True)
+    return lines
+
+
+def draw(count: int, questions: int, noise: float, seed: int) -> dict[str, NDArray[np.float32]]:
+    """`documents` (count, tokens, dimension), `short` and `long` (questions, tokens, dimension)."""
+    rng = np.random.default_rng(seed)
+    words, topics = rows(rng, WORDS), rows(rng, TOPICS)
+    of_topic = np.stack([rng.choice(WORDS, TOPIC_WORDS, replace=False) for _ in range(TOPICS)])
+    documents = np.empty((count, TOKENS, DIMENSION), np.float32)
+    for document in documents:
+        topic = rng.integers(TOPICS)
+        common = np.minimum(rng.zipf(1.3, TOKENS), WORDS) - 1
+        chosen = np.where(rng.random(TOKENS) < 0.5, rng.choice(of_topic[topic], TOKENS), common)
+        context = 0.4 * topics[topic] + 0.3 * rows(rng, 1)
+        document[:] = scaled(words[chosen] + context + noise * rows(rng, TOKENS))
+    asked = {
+        name: np.stack([question(rng, documents, length) for _ in range(questions)])
+        for name, length in LENGTHS.items()
+    }
+    return {"documents": documents, **asked}
+
+
+def question(rng: np.random.Generator, documents: Vectors, length: int) -> Vectors:
+    document = documents[rng.integers(len(documents))]
+    chosen = rng.choice(len(document), length, replace=length > len(document))
+    return scaled(document[chosen] + 0.7 * rows(rng, length))
+
+
+def rows(rng: np.random.Generator, count: int) -> Vectors:
+    return scaled(rng.normal(size=(count, DIMENSION)).astype(np.float32))
+
+
+def scaled(array: Any) -> Vectors:
+    found: Vectors = (array / np.linalg.norm(array, axis=-1, keepdims=True)).astype(np.float32)
+    return found
+
+
+def einsum_scores(documents: torch.Tensor, block: int, query: Vectors) -> Vectors:
+    asked = torch.from_numpy(query)
+    found = [
+        torch.einsum("qd,btd->bqt", asked, documents[start : start + block]).amax(-1).sum(-1)
+        for start in range(0, len(documents), block)
+    ]
+    scores: Vectors = torch.cat(found).numpy()
+    return scores
+
+
+def compared(
+    name: str, data: dict[str, NDArray[np.float32]], rounds: int, peer: Plaid | None
+) -> list[dict[str, Any]]:
+    documents = data["documents"]
+    index = TokenIndex(TokenArray(None, name, DIMENSION))
+    everything = TokenIndex(TokenArray(None, name, DIMENSION), effort=Effort(shortlist=1))
+    start = time.process_time()
+    for held in (index, everything):
+        held.append([str(n) for n in range(len(documents))], list(documents))
+        held.search(documents[0][:8], 1)  # learns its centroids
+    print(f"# {name}: {len(documents)} documents stored twice in {cpu(start):.0f} CPU s")
+    tensor = torch.from_numpy(documents)
+    found: list[dict[str, Any]] = []
+    for length, tokens in LENGTHS.items():
+        methods: dict[str, Callable[[Vectors], Any]] = {
+            **{f"einsum {b}": partial(einsum_scores, tensor, b) for b in EINSUM_BLOCKS},
+            "bottega": lambda q: [int(id) for id, _ in index.search(q, K)],
+            "int8": lambda q: [int(id) for id, _ in everything.search(q, K)],
+        }
+        best, results, plaid = take_turns(methods, data[length], rounds, peer, length)
+        exact = [np.argsort(-scores)[:K].tolist() for scores in results["einsum 16"]]
+        einsum = min(best[f"einsum {block}"] for block in EINSUM_BLOCKS)
+        label = f"{name}, {tokens} tokens: "
+        for method, bar in (("bottega", BARS["einsum"]), ("int8", None)):
+            ratio, share = einsum / best[method], recall(results[method], exact)
+            found.append(line(f"{label}{method}, einsum / it", ratio, bar))
+            found.append(line(f"{label}{method}, recall@{K}", share, BARS["recall"]))
+        found += plaid_lines(label, plaid, exact, best["bottega"], results["bottega"], peer)
+    return found
+
+
+def take_turns(
+    methods: dict[str, Callable[[Vectors], Any]],
+    questions: Vectors,
+    rounds: int,
+    peer: Plaid | None,
+    length: str,
+) -> tuple[dict[str, float], dict[str, list[Any]], list[dict[str, Any]]]:
+    """CPU seconds a question, the best of the rounds, and what was found."""
+    best: dict[str, float] = dict.fromkeys(methods, float("inf"))
+    results: dict[str, list[Any]] = {}
+    plaid: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        for name, ask in methods.items():
+            start = time.process_time()
+            results[name] = [ask(query) for query in questions]
+            best[name] = min(best[name], cpu(start) / len(questions))
+        if peer is not None and peer.reason is None:
+            new = peer.round(length)
+            plaid = [min(p, q, key=lambda r: r["seconds"]) for p, q in zip(plaid or new, new)]  # noqa: B905
+    return best, results, plaid
+
+
+def plaid_lines(
+    label: str,
+    plaid: list[dict[str, Any]],
+    exact: list[list[int]],
+    ours: float,
+    found: list[list[int]],
+    peer: Plaid | None,
+) -> list[dict[str, Any]]:
+    if peer is None:
+        return []
+    if not plaid:
+        return [skipped(f"{label}fast-plaid", str(peer.reason))]
+    fastest = min(plaid, key=lambda held: held["seconds"])
+    best = max(recall(held["ids"], exact) for held in plaid)
+    return [
+        line(f"{label}fast-plaid's fastest / bottega", fastest["seconds"] / ours, 4.0),
+        line(f"{label}fast-plaid's fastest, recall@{K}", recall(fastest["ids"], exact), None),
+        line(f"{label}bottega's recall over fast-plaid's best", recall(found, exact) / best, 1.0),
+    ]
+
+
+class Plaid:
+    """fast-plaid in another process, which waits for its turn. `reason` says why there is none."""
+
+    def __init__(self, python: str | None, data: dict[str, NDArray[np.float32]]) -> None:
+        self.reason: str | None = None
+        if python is None:
+            self.reason = "not installed here; give --plaid-python"
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "tokens.npz"
+            np.savez(path, **data)  # type: ignore[arg-type]
+            self._process = subprocess.Popen(
+                [python, str(PEER), str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            built = self._answer()
+        if built is None:
+            self.reason = "it failed; see its error above"
+        else:
+            print(f"# fast-plaid's index: {built['build']:.0f} CPU s")
+
+    def round(self, length: str) -> list[dict[str, Any]]:
+        """Its seconds and ids with each of its settings."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{length}\n")
+        self._process.stdin.flush()
+        found: list[dict[str, Any]] = self._answer()
+        return found
+
+    def _answer(self) -> Any:
+        """Its next line of JSON; None if it has ended."""
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            if text.startswith(("{", "[")):
+                return json.loads(text)
+        return None
+
+
+def recall(found: list[list[int]], exact: list[list[int]]) -> float:
+    pairs = zip(found, exact, strict=True)
+    return float(np.mean([len(set(some) & set(best)) / len(best) for some, best in pairs]))
+
+
+def line(name: str, value: float, bar: float | None, at_least: bool = True) -> dict[str, Any]:
+    if bar is None:
+        return {"name": name, "value": f"{value:.3f}", "bar": "", "verdict": ""}
+    held = value >= bar if at_least else value <= bar
+    sign = ">=" if at_least else "<="
+    verdict = "held" if held else "MISSED"
+    return {"name": name, "value": f"{value:.3f}", "bar": f"{sign} {bar:g}", "verdict": verdict}
+
+
+def skipped(name: str, reason: str) -> dict[str, Any]:
+    return {"name": name, "value": "skipped", "bar": "", "verdict": reason}
+
+
+def cpu(start: float) -> float:
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What the late-interaction retriever adds to its model's forward pass and its scan."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image as Pillow
+from safetensors.torch import save_file
+
+from bottega.image import Image
+from bottega.knowledge import FlmrEmbedder, KnowledgeBase, LateIndex, TokenEmbedder
+from bottega.knowledge.embedders.flmr_model import ORIGINAL, FlmrModel, FlmrShape
+from bottega.knowledge.late import TokenArray, TokenIndex
+from bottega.knowledge.vectors import unit
+from bottega.protocols import Vectors
+from bottega.retrieval import Dense
+from bottega.types import Example, Query
+
+EXAMPLES, TOKENS, REPEATS = 1_000, 40, 5
+# PreFLMR ViT-L in its true widths, with 6 of 24 and 3 of 12 layers: a shorter forward pass, so that
+# the overhead shows more than it would.
+TEXT = {"vocab_size": 64, "num_hidden_layers": 3}
+VISION = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+}
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]", ".", ":")
+WORDS = ("using", "the", "provided", "image", "obtain", "documents", "that", "what", "is", "this")
+
+
+class Prepared:
+    """Questions by PreFLMR, documents as given: the stored side is not what is measured."""
+
+    def __init__(self, questions: FlmrEmbedder) -> None:
+        self._questions = questions
+        self.fingerprint = "prepared"
+        self.dimension = questions.dimension
+        self.embed_queries = questions.embed_queries
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return [drawn(int(query.text.split()[-1])) for query in queries]
+
+
+def drawn(seed: int) -> Vectors:
+    rows = np.random.default_rng(seed).normal(size=(TOKENS, 128))
+    return unit(rows.astype(np.float32))
+
+
+def pipeline_overhead() -> float:
+    """CPU time from a question to its candidates over that of forward pass and scan alone."""
+    with tempfile.TemporaryDirectory() as name:
+        embed = FlmrEmbedder(saved(Path(name)), threads=1)
+        with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as knowledge:
+            knowledge.add(Example(Query(f"what is {n}"), str(n)) for n in range(EXAMPLES))
+            with LateIndex(knowledge, Prepared(embed)) as index:
+                index.follow()
+                return against_raw(embed, index, raw_index(knowledge))
+
+
+def raw_index(knowledge: KnowledgeBase) -> TokenIndex:
+    index = TokenIndex(TokenArray(None, "raw", 128))
+    index.append(knowledge.ids(), [drawn(n) for n in range(EXAMPLES)])
+    return index
+
+
+def against_raw(embed: FlmrEmbedder, index: LateIndex, raw: TokenIndex) -> float:
+    pixels = np.random.default_rng(0).integers(0, 255, (240, 320, 3), dtype=np.uint8)
+    encoded = Image.from_pillow(Pillow.fromarray(pixels)).data
+    retrieve = Dense(index.search)
+    model = embed._model
+    ids, ones = torch.ones(1, 32, dtype=torch.int64), torch.ones(1, 32, dtype=torch.int64)
+    values = torch.zeros(1, 3, 224, 224)
+
+    def whole() -> None:
+        # A new image each time: a decoded one would be remembered.
+        query = Query("what is this", (Image.from_bytes(encoded),))
+        asyncio.run(retrieve(query, 20))
+
+    def alone() -> None:
+        with torch.inference_mode():
+            words, states = model.query_words(ids, ones)
+            images = model.query_images(values, states)
+        raw.search(torch.cat([words, images], dim=1)[0].numpy(), 20)
+
+    taken = {step: [timed(step)] for step in (whole, alone)}
+    for _ in range(REPEATS):
+        for step, seconds in taken.items():
+            seconds.append(timed(step))
+    return min(taken[whole]) / min(taken[alone])
+
+
+def timed(step: Callable[[], None]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def saved(folder: Path) -> Path:
+    """Random weights in the original's names."""
+    torch.manual_seed(0)
+    model = FlmrModel(FlmrShape(TEXT, VISION))
+    weights = {}
+    for name, weight in model.state_dict().items():
+        part, _, rest = name.partition(".")
+        weights[f"{ORIGINAL[part][0]}.{rest}"] = weight.clone()
+    save_file(weights, folder / "model.safetensors")
+    config = {"text_config": TEXT, "vision_config": VISION, "mask_instruction_token": ":"}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("query_tokenizer", "context_tokenizer"):
+        (folder / name).mkdir()
+        (folder / name / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]))
+    return folder

@@ -1,0 +1,193 @@
+"""PreFLMR: question and image as token vectors, for late interaction."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.errors import EmbeddingError
+from bottega.knowledge.embedders.loading import loading_model, weights_digest
+from bottega.knowledge.vectors import unit
+from bottega.protocols import Vectors
+from bottega.types import Query
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bottega.knowledge.embedders.flmr_model import FlmrModel
+
+INSTRUCTION = "Using the provided image, obtain documents that address the subsequent question:"
+QUERY_MARK, DOCUMENT_MARK = "[unused0]", "[unused1]"
+# The marks are written over this token.
+PLACE = ". "
+Mask = NDArray[np.bool_]
+
+
+class FlmrEmbedder:
+    """A PreFLMR checkpoint: a folder with its original names and tokenizers, or a hub id.
+
+    A question is 32 text tokens, of which [MASK] fills the rest; each image adds 32 vectors of the
+    whole and one of each of 256 patches, which have looked at the question. Those of `instruction`,
+    up to its colon, are left out: as zero vectors, which the original keeps, they count nothing.
+    A document is its text without punctuation. `document_images` puts 32 vectors of each of its
+    images before it, as RCTS does (sec. 3.2); the released checkpoints were trained on text alone.
+    `threads` sets torch's thread count, which holds for the whole process; None leaves it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        document_images: bool = False,
+        instruction: str = INSTRUCTION,
+        batch_size: int = 8,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        with loading_model(str(model)):
+            import torch
+            from transformers import BertTokenizer, CLIPImageProcessorPil
+
+            from bottega.knowledge.embedders.flmr_model import load_flmr
+
+            if threads is not None:
+                torch.set_num_threads(threads)
+            folder = _folder(model)
+            self._model: FlmrModel = load_flmr(folder).to(device)
+            shape = self._model.shape
+            self._query_tokens = BertTokenizer.from_pretrained(str(folder / "query_tokenizer"))
+            self._document_tokens = BertTokenizer.from_pretrained(str(folder / "context_tokenizer"))
+            side = shape.vision["image_size"]
+            self._images = CLIPImageProcessorPil(
+                size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+            )
+        self._side = side
+        self._device = device
+        self._instruction = instruction
+        self._document_images = document_images
+        self._batch_size = batch_size
+        # Fast tokenizers refuse to be shared by two threads at once.
+        self._lock = Lock()
+        images = "images" if document_images else "text"
+        self.fingerprint = f"flmr@{weights_digest(folder)} {images} {instruction!r}"
+
+    @property
+    def dimension(self) -> int:
+        return self._model.shape.dimension
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self._batched(queries, self._queries)
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self._batched(queries, self._documents)
+
+    def _batched(self, queries: Sequence[Query], encode: Any) -> list[Vectors]:
+        import torch
+
+        found: list[Vectors] = []
+        for start in range(0, len(queries), self._batch_size):
+            try:
+                with torch.inference_mode():
+                    found += encode(queries[start : start + self._batch_size])
+            except RuntimeError as error:  # out of memory
+                raise EmbeddingError(
+                    f"the embedder failed: {error}", hint="try a smaller batch_size"
+                ) from error
+        return found
+
+    def _queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        texts = [f"{PLACE}{self._instruction} {query.text}".rstrip() for query in queries]
+        shape = self._model.shape
+        with self._lock:
+            ids, attention = _tokens(
+                self._query_tokens, texts, QUERY_MARK, shape.query_tokens, "max_length"
+            )
+            ids[ids == self._query_tokens.pad_token_id] = self._query_tokens.mask_token_id
+            kept = self._after_instruction(ids)
+        words, states = self._model.query_words(*self._on_device(ids, attention))
+        owners = [row for row, query in enumerate(queries) for _ in query.images]
+        seen = None
+        if owners:
+            seen = self._model.query_images(self._pixels(queries), states[owners])
+        return _joined(words, kept, seen, owners, images_first=False)
+
+    def _documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        texts = [PLACE + query.text for query in queries]
+        shape = self._model.shape
+        with self._lock:
+            ids, attention = _tokens(
+                self._document_tokens, texts, DOCUMENT_MARK, shape.document_tokens, "longest"
+            )
+            kept = self._not_punctuation(ids) & (attention == 1)
+        words = self._model.document_words(*self._on_device(ids, attention))
+        owners = [row for row, query in enumerate(queries) for _ in query.images]
+        seen = None
+        if owners and self._document_images:
+            seen = self._model.document_images(self._pixels(queries))
+        return _joined(words, kept, seen, owners if seen is not None else [], images_first=True)
+
+    def _after_instruction(self, ids: NDArray[np.int64]) -> Mask:
+        """Start and mark, and what follows the first token that ends an instruction."""
+        end = self._model.shape.instruction_end
+        if end is None:
+            return np.ones_like(ids, bool)
+        found = ids == self._query_tokens.convert_tokens_to_ids(end)
+        ends = np.maximum(found.argmax(axis=1), 1)
+        places = np.arange(ids.shape[1])
+        kept: Mask = (places > ends[:, None]) | (places < 2)
+        return kept
+
+    def _not_punctuation(self, ids: NDArray[np.int64]) -> Mask:
+        if not self._model.shape.mask_punctuation:
+            return np.ones_like(ids, bool)
+        signs = self._document_tokens.convert_tokens_to_ids(list(string.punctuation))
+        # A vocabulary that lacks a sign calls it unknown, as it does unknown words.
+        unknown = self._document_tokens.unk_token_id
+        kept: Mask = np.isin(ids, [sign for sign in signs if sign != unknown], invert=True)
+        return kept
+
+    def _pixels(self, queries: Sequence[Query]) -> Tensor:
+        pictures = [image.decode(self._side) for query in queries for image in query.images]
+        pixels: Tensor = self._images(pictures, return_tensors="pt")["pixel_values"]
+        return pixels.to(self._device)
+
+    def _on_device(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        import torch
+
+        return [torch.from_numpy(array).to(self._device) for array in arrays]
+
+
+def _tokens(
+    tokenizer: Any, texts: list[str], mark: str, longest: int, padding: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(n, tokens) ids with the mark after the start, and which of them are attended to."""
+    found = tokenizer(
+        texts, padding=padding, truncation=True, max_length=longest, return_tensors="np"
+    )
+    ids = np.array(found["input_ids"], np.int64)
+    ids[:, 1] = tokenizer.convert_tokens_to_ids(mark)
+    return ids, np.array(found["attention_mask"], np.int64)
+
+
+def _joined(
+    words: Tensor, kept: Mask, seen: Tensor | None, owners: list[int], *, images_first: bool
+) -> list[Vectors]:
+    """One matrix of unit rows a query; `owners` says whose each image is."""
+    parts = [[rows[mask]] for rows, mask in zip(words.cpu().numpy(), kept, strict=True)]
+    for owner, rows in zip(owners, () if seen is None else seen.cpu().numpy(), strict=True):
+        parts[owner].insert(len(parts[owner]) - 1 if images_first else len(parts[owner]), rows)
+    return [unit(np.concatenate(rows)) for rows in parts]
+
+
+def _folder(model: str | Path) -> Path:
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(model)))

@@ -1,0 +1,9 @@
+"""Late interaction: documents as many vectors each, compared token by token."""
+
+from bottega.knowledge.late.index import Followed, LateIndex
+from bottega.knowledge.late.maxsim import exact_scores
+from bottega.knowledge.late.search import Effort
+from bottega.knowledge.late.searching import TokenIndex
+from bottega.knowledge.late.tokens import TokenArray
+
+__all__ = ["Effort", "Followed", "LateIndex", "TokenArray", "TokenIndex", "exact_scores"]

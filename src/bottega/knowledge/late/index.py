@@ -1,0 +1,144 @@
+"""Late interaction over a knowledge base."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Protocol, Self
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
+from bottega.knowledge.late.search import Effort
+from bottega.knowledge.late.searching import TokenIndex
+from bottega.knowledge.late.tokens import TokenArray
+from bottega.protocols import MultiVectorEmbedder, Vectors
+from bottega.types import Candidate, Example, Query
+
+ATTEMPTS = 3
+
+
+class Followed(Protocol):
+    """The part of a knowledge base that an index follows. What an id stands for never changes."""
+
+    def ids(self) -> Sequence[str]: ...
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
+
+
+class LateIndex:
+    """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
+    embedder gives image and text tokens.
+
+    Every search first embeds what was added to the knowledge base and drops what was deleted, by
+    comparing ids. `folder` keeps the tokens between runs; None keeps them as long as the index
+    lives. Every method blocks. A retriever is `Dense(index.search)`.
+    """
+
+    def __init__(
+        self,
+        knowledge: Followed,
+        embed: MultiVectorEmbedder,
+        folder: str | Path | None = None,
+        *,
+        effort: Effort | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> None:
+        self._knowledge = knowledge
+        self._embed = embed
+        self._batch_size = batch_size
+        array = TokenArray(folder, embed.fingerprint, embed.dimension)
+        self._tokens = TokenIndex(array, effort=effort, seed=seed)
+        self._following = Lock()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def follow(self) -> int:
+        """Brings the index up to date; how many examples were embedded or dropped for it.
+
+        Batches that were embedded before an error remain.
+        """
+        with self._following:
+            wanted = dict.fromkeys(self._knowledge.ids())
+            held = dict.fromkeys(self._tokens.ids())
+            gone = held.keys() - wanted.keys()
+            if gone:
+                self._tokens.delete(gone)
+            new = [id for id in wanted if id not in held]
+            for start in range(0, len(new), self._batch_size):
+                self._add(new[start : start + self._batch_size])
+            return len(gone) + len(new)
+
+    def search(
+        self,
+        query: Query,
+        k: int,
+        *,
+        include_self: bool = False,
+        within: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Candidate]:
+        """The `k` examples of the highest MaxSim, best first; fewer only if there are fewer.
+
+        Never the query's own id or image unless `include_self`. `within` restricts the search to
+        these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
+        """
+        [tokens] = self._embed.embed_queries([query])
+        for _ in range(ATTEMPTS):
+            self.follow()
+            if len(self) == 0:
+                raise EmptyKnowledgeBaseError(
+                    "the knowledge base holds no examples", hint="add some first: bottega add"
+                )
+            with suppress(NotFoundError):  # deleted since: follow and look again
+                return self._found(query, tokens, k, include_self, within, exact)
+        return self._found(query, tokens, k, include_self, within, exact)
+
+    def _found(
+        self,
+        query: Query,
+        tokens: Vectors,
+        k: int,
+        include_self: bool,
+        within: Collection[str] | None,
+        exact: bool,
+    ) -> list[Candidate]:
+        wanted = k
+        while True:
+            hits = self._tokens.search(tokens, wanted, within=within, exact=exact)
+            examples = self._knowledge.get_many([id for id, _ in hits])
+            found = [
+                Candidate(example, score)
+                for example, (_, score) in zip(examples, hits, strict=True)
+                if include_self or not _is_self(query, example)
+            ]
+            if len(found) >= k or len(hits) < wanted:
+                return found[:k]
+            wanted *= 2
+
+    def close(self) -> None:
+        self._tokens.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add(self, ids: Sequence[str]) -> None:
+        examples = self._knowledge.get_many(ids)
+        tokens = self._embed.embed_documents([example.query for example in examples])
+        self._tokens.append(ids, tokens)
+
+
+def _is_self(query: Query, example: Example) -> bool:
+    same_id = query.id is not None and query.id == example.id
+    return same_id or not set(query.images).isdisjoint(example.query.images)

@@ -1,0 +1,106 @@
+"""A token array that can be searched: it keeps what the fast search needs in step with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from threading import Lock
+
+import numpy as np
+
+from bottega.errors import SettingError
+from bottega.knowledge.late.codes import Coded, CodeScan
+from bottega.knowledge.late.maxsim import exact_scores
+from bottega.knowledge.late.search import Effort, TokenCopies, nearest
+from bottega.knowledge.late.tokens import TokenArray
+from bottega.protocols import Vectors
+
+# Below this many documents centroids cost more than they save.
+WORTH_CODING = 1024
+MOST_WASTED = 0.25
+
+
+class TokenIndex:
+    """MaxSim over a `TokenArray`. Safe for several threads; a change waits for no search.
+
+    Centroids are learnt, with `seed`, when the array has 1,024 documents, and again when it has
+    outgrown them; that takes seconds to a minute and happens in the search that first needs them.
+    """
+
+    def __init__(self, array: TokenArray, *, effort: Effort | None = None, seed: int = 0) -> None:
+        self._array = array
+        self._effort = effort or Effort()
+        self._seed = seed
+        self._lock = Lock()
+        self._coded: Coded | None = None
+        self._copies: TokenCopies | None = None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def ids(self) -> list[str]:
+        return self._array.ids()
+
+    def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        with self._lock:
+            self._array.append(ids, documents)
+            self._copies = None
+
+    def delete(self, ids: Collection[str]) -> int:
+        """How many there were. Once a quarter of the array is deleted it is written anew."""
+        with self._lock:
+            count = self._array.delete(ids)
+            if self._array.wasted > MOST_WASTED:
+                self._array.compact()
+                self._coded = self._copies = None
+            return count
+
+    def search(
+        self, query: Vectors, k: int, *, within: Collection[str] | None = None, exact: bool = False
+    ) -> list[tuple[str, float]]:
+        """The `k` best ids with their MaxSim, best first; of `within` alone if that is given.
+
+        `query` is (tokens, dimension). `exact` scores every document in float32.
+        """
+        if k < 1:
+            raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
+        with self._lock:
+            copies = self._current()
+            documents = self._array.positions(within)
+            ids = self._array.ids_by_position()
+        if len(documents) == 0 or len(query) == 0:
+            return []
+        if exact:
+            scores = exact_scores(query, copies.half, copies.offsets, documents)
+            order = np.argsort(-scores, kind="stable")[:k]
+            found, scores = documents[order], scores[order]
+        else:
+            found, scores = nearest(query, copies, documents, k, self._effort)
+        pairs = zip(found.tolist(), scores.tolist(), strict=True)
+        return [(ids[position], score) for position, score in pairs]
+
+    def close(self) -> None:
+        self._array.close()
+
+    def _current(self) -> TokenCopies:
+        if self._copies is None:
+            array, coded = self._array, self._codes()
+            scan = None
+            if coded is not None:
+                scan = CodeScan(coded.centroids, coded.codes, array.offsets)
+            self._copies = TokenCopies(array.offsets, array.half, array.eighth, array.scale, scan)
+        return self._copies
+
+    def _codes(self) -> Coded | None:
+        """For every token of the array; None while there are too few documents."""
+        array, tokens = self._array, len(self._array.half)
+        if len(array.offsets) - 1 < WORTH_CODING or self._effort.shortlist == 1:
+            return None
+        held = self._coded or Coded.load(array.codes_path, array.dimension)
+        if held is None or held.outgrown(tokens) or len(held.codes) > tokens:
+            current = Coded.of(array.half, self._seed)
+        else:
+            current = held if len(held.codes) == tokens else held.extended(array.half)
+        if current is not held:
+            current.save(array.codes_path)
+        self._coded = current
+        return current

@@ -1,0 +1,239 @@
+"""Token matrices of many documents as one flat array on disk, derived and therefore expendable."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from bottega.errors import EmbeddingError, StoreBusyError, StoreError
+from bottega.knowledge.late import files
+from bottega.knowledge.late.int8 import Bytes, fitting_scale, quantized
+from bottega.knowledge.late.maxsim import Positions, Rows
+from bottega.protocols import Vectors
+
+VERSION = 1
+HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
+
+
+@dataclass
+class _Manifest:
+    """What of the files counts. Bytes beyond it are of an append that was interrupted."""
+
+    fingerprint: str
+    dimension: int
+    version: int = VERSION
+    generation: int = 0
+    scale: float = 0.0  # of the int8 copy
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file
+    crcs: dict[str, int] = field(default_factory=dict)
+    deleted: list[int] = field(default_factory=list)  # positions
+
+
+class TokenArray:
+    """Documents as flat (tokens, dimension) rows in float16 and int8, memory-mapped, and offsets.
+
+    A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
+    must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
+    and nothing is lost, because the array is derived. Without a folder a temporary one is used.
+    Documents are known by their ids and by their positions; a position is kept until `compact`.
+    """
+
+    def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
+        self._folder = Path(mkdtemp(prefix="bottega-late-") if folder is None else folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = files.lock(self._folder)
+        if lock is None:
+            raise StoreBusyError(
+                f"{self._folder} is in use by another process",
+                hint="wait for it, or give each process its own folder",
+            )
+        # Also where nobody closes the array.
+        self._release = finalize(self, _release, lock, self._folder if folder is None else None)
+        self._manifest = self._believed(fingerprint, dimension) or _Manifest(fingerprint, dimension)
+        self._ids: list[str] = []
+        self._positions: dict[str, int] = {}
+        self._read()
+        self._remove_leftovers()
+
+    @property
+    def codes_path(self) -> Path:
+        """Where whoever searches this generation may keep what it derives from the tokens."""
+        return self._path(CODES)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._manifest.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self._manifest.dimension
+
+    @property
+    def generation(self) -> int:
+        """Rises with each `compact`: positions of another generation mean nothing."""
+        return self._manifest.generation
+
+    @property
+    def scale(self) -> float:
+        return self._manifest.scale
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def ids(self) -> list[str]:
+        return list(self._positions)
+
+    def ids_by_position(self) -> Sequence[str]:
+        """Also of deleted documents. What was returned is never changed, only replaced."""
+        return self._ids
+
+    def positions(self, ids: Collection[str] | None = None) -> Positions:
+        """Of those that are there, ascending; of all documents without `ids`."""
+        chosen = self._positions if ids is None else self._positions.keys() & set(ids)
+        found = [self._positions[id] for id in chosen]
+        return np.sort(np.array(found, np.int64))
+
+    def document(self, id: str) -> Vectors:
+        """(tokens, dimension) float32, as stored in float16."""
+        place = self._positions[id]
+        rows: Vectors = self.half[self.offsets[place] : self.offsets[place + 1]].astype(np.float32)
+        return rows
+
+    def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        """All of them or none. A document whose id is there already takes its place."""
+        latest = dict(zip(ids, documents, strict=True))
+        if not latest:
+            return
+        for id, rows in latest.items():
+            self._check(id, rows)
+        self._write(
+            list(latest),
+            np.concatenate(list(latest.values())).astype(np.float32, copy=False),
+            [len(rows) for rows in latest.values()],
+        )
+
+    def delete(self, ids: Collection[str]) -> int:
+        """How many of them there were. Their rows stay on disk until `compact`."""
+        gone = self.positions(ids)
+        if len(gone):
+            self._commit(deleted=sorted({*self._manifest.deleted, *gone.tolist()}))
+        return len(gone)
+
+    def compact(self) -> None:
+        """Writes what is left into new files, with a new scale for int8. Positions change."""
+        kept = [(id, self.document(id)) for id in self._positions]
+        old = self._manifest
+        self._manifest = _Manifest(old.fingerprint, old.dimension, generation=old.generation + 1)
+        self._ids, self._positions = [], {}
+        if kept:
+            self.append([id for id, _ in kept], [rows for _, rows in kept])
+        else:
+            self._commit()
+        self._remove_leftovers()
+
+    @property
+    def wasted(self) -> float:
+        """The share of the documents on disk that are deleted."""
+        return len(self._manifest.deleted) / max(len(self._ids), 1)
+
+    def close(self) -> None:
+        """Gives the folder free; a temporary one is removed."""
+        self._release()
+
+    def _check(self, id: str, rows: Vectors) -> None:
+        if rows.ndim != 2 or rows.shape[1] != self.dimension or len(rows) == 0:
+            raise EmbeddingError(
+                f"the tokens of {id!r} are {rows.shape}, not (1 or more, {self.dimension})",
+                hint="give the embedder that the array was made for",
+            )
+        if not np.isfinite(rows).all():
+            raise EmbeddingError(
+                f"the tokens of {id!r} are not all finite", hint="check the embedder"
+            )
+
+    def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
+        scale = self._manifest.scale or fitting_scale(rows)
+        starts = len(self.half) if self._ids else 0
+        parts = {
+            HALF: rows.astype(np.float16).tobytes(),
+            EIGHTH: quantized(rows, scale).tobytes(),
+            OFFSETS: (np.cumsum(lengths, dtype=np.int64) + starts).tobytes(),
+            IDS: "".join(json.dumps(id) + "\n" for id in ids).encode(),
+        }
+        sizes, crcs = dict(self._manifest.sizes), dict(self._manifest.crcs)
+        for name, content in parts.items():
+            at = sizes.get(name, 0)
+            path = self._path(name)
+            crcs[name] = files.append(path, content, at=at, crc=crcs.get(name, 0))
+            sizes[name] = at + len(content)
+        replaced = self.positions(ids).tolist()
+        deleted = sorted({*self._manifest.deleted, *replaced})
+        self._commit(scale=scale, sizes=sizes, crcs=crcs, deleted=deleted)
+
+    def _commit(self, **changes: Any) -> None:
+        """The one step after which an append or a deletion has happened."""
+        content = asdict(self._manifest) | changes
+        try:
+            files.write_manifest(self._folder, content)
+        except OSError as error:
+            raise StoreError(
+                f"{self._folder} cannot be written: {error.strerror}", hint="check space and rights"
+            ) from error
+        self._manifest = _Manifest(**content)
+        self._read()
+
+    def _believed(self, fingerprint: str, dimension: int) -> _Manifest | None:
+        content = files.read_manifest(self._folder)
+        if content is None or content.get("version") != VERSION:
+            return None
+        held = _Manifest(**content)
+        if (held.fingerprint, held.dimension) != (fingerprint, dimension):
+            return None
+        whole = all(
+            files.checksum(self._folder / f"{name}.{held.generation}", size) == held.crcs[name]
+            for name, size in held.sizes.items()
+        )
+        return held if whole else None
+
+    def _read(self) -> None:
+        sizes, dimension = self._manifest.sizes, self.dimension
+        count = sizes.get(OFFSETS, 0) // 8
+        tokens = sizes.get(HALF, 0) // (2 * dimension)
+        shape = (tokens, dimension)
+        self.half: Rows = files.mapped(self._path(HALF), np.float16, shape)
+        self.eighth: Bytes = files.mapped(self._path(EIGHTH), np.uint8, shape)
+        ends = files.mapped(self._path(OFFSETS), np.int64, (count,))
+        self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
+        self._ids = list(self._read_ids()) if count else []
+        deleted = set(self._manifest.deleted)
+        self._positions = {id: place for place, id in enumerate(self._ids) if place not in deleted}
+
+    def _read_ids(self) -> Iterator[str]:
+        with self._path(IDS).open("rb") as file:
+            text = file.read(self._manifest.sizes[IDS]).decode()
+        return (json.loads(line) for line in text.splitlines())
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.{self._manifest.generation}"
+
+    def _remove_leftovers(self) -> None:
+        """Files of other generations, and of appends that never came to a manifest."""
+        for name in (HALF, EIGHTH, OFFSETS, IDS, CODES):
+            for path in self._folder.glob(f"{name}.*"):
+                if path != self._path(name) or not self._manifest.sizes:
+                    path.unlink()
+
+
+def _release(lock: int, temporary: Path | None) -> None:
+    os.close(lock)
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.knowledge.late import LateIndex
+from bottega.knowledge.vectors import unit
+from bottega.protocols import Vectors
+from bottega.retrieval import Dense
+from bottega.types import Example, Query
+from tests.builders import picture
+
+WORDS = ("red", "green", "blue", "round", "square", "small", "large")
+
+
+class Letters:
+    """A token a word, the same for the same word; counts what it embeds as documents."""
+
+    fingerprint = "letters"
+    dimension = 16
+
+    def __init__(self) -> None:
+        self.embedded = 0
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return [np.concatenate([_word(word) for word in q.text.split()]) for q in queries]
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        self.embedded += len(queries)
+        return self.embed_queries(queries)
+
+
+def _word(word: str) -> Vectors:
+    drawn = np.random.default_rng(sum(map(ord, word))).normal(size=(1, 16))
+    return unit(drawn.astype(np.float32))
+
+
+def example(text: str, shade: int) -> Example:
+    return Example(Query(text, (picture(shade),)), text)
+
+
+def known() -> list[Example]:
+    return [
+        example(f"{one} {other}", 100 * i + j)
+        for i, one in enumerate(WORDS)
+        for j, other in enumerate(WORDS)
+    ]
+
+
+@pytest.fixture
+def knowledge() -> KnowledgeBase:
+    held = KnowledgeBase.open(":memory:", embed=PixelEmbedder())
+    held.add(known())
+    return held
+
+
+def answers(index: LateIndex, text: str, k: int) -> list[str]:
+    return [candidate.example.answer for candidate in index.search(Query(text), k)]
+
+
+def test_every_token_finds_its_best(knowledge: KnowledgeBase) -> None:
+    with LateIndex(knowledge, Letters()) as index:
+        assert set(answers(index, "red round", 2)) == {"red round", "round red"}
+        [best] = index.search(Query("red round"), 1)
+        assert best.score == pytest.approx(2, abs=1e-3)
+
+
+async def test_dense_makes_it_a_retriever(knowledge: KnowledgeBase) -> None:
+    with LateIndex(knowledge, Letters()) as index:
+        found = await Dense(index.search)(Query("blue small"), 2)
+    assert {c.example.answer for c in found} == {"blue small", "small blue"}
+
+
+def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
+    embed = Letters()
+    with LateIndex(knowledge, embed, batch_size=8) as index:
+        assert index.follow() == len(knowledge) == embed.embedded
+        assert index.follow() == 0
+        knowledge.add([example("purple star", 9000)])
+        assert answers(index, "purple star", 1) == ["purple star"]
+        [id] = [c.example.id for c in index.search(Query("purple star"), 1)]
+        assert id is not None
+        knowledge.delete([id])
+        assert "purple star" not in answers(index, "purple star", 5)
+        assert embed.embedded == len(knowledge) + 1
+
+
+def test_tokens_are_kept_in_the_folder(tmp_path: Path, knowledge: KnowledgeBase) -> None:
+    with LateIndex(knowledge, Letters(), tmp_path) as index:
+        index.follow()
+    embed = Letters()
+    with LateIndex(knowledge, embed, tmp_path) as index:
+        assert set(answers(index, "red round", 2)) == {"red round", "round red"}
+    assert embed.embedded == 0
+
+
+def test_never_the_query_itself(knowledge: KnowledgeBase) -> None:
+    with LateIndex(knowledge, Letters()) as index:
+        own = Query("red red", (picture(0),))
+        assert "red red" not in [c.example.answer for c in index.search(own, 3)]
+        assert index.search(own, 1, include_self=True)[0].example.answer == "red red"
+        assert len(index.search(own, 1000)) == len(knowledge) - 1
+
+
+def test_within_restricts_the_search(knowledge: KnowledgeBase) -> None:
+    ids = knowledge.ids()[:5]
+    with LateIndex(knowledge, Letters()) as index:
+        found = index.search(Query("large large"), 10, within=ids)
+        assert {c.example.id for c in found} == set(ids)
+
+
+def test_an_empty_knowledge_base_is_an_error() -> None:
+    with (
+        KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as empty,
+        LateIndex(empty, Letters()) as index,
+        pytest.raises(EmptyKnowledgeBaseError),
+    ):
+        index.search(Query("red"), 1)
+
+
+class Forgetful:
+    """Loses an example between the search and the fetch, once."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._knowledge = knowledge
+        self.lose: str | None = None
+
+    def ids(self) -> list[str]:
+        return self._knowledge.ids()
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        if self.lose is not None and self.lose in ids:
+            self._knowledge.delete([self.lose])
+            self.lose = None
+            raise NotFoundError("gone")
+        return self._knowledge.get_many(ids)
+
+
+def test_what_is_deleted_during_a_search_is_not_found(knowledge: KnowledgeBase) -> None:
+    forgetful = Forgetful(knowledge)
+    with LateIndex(forgetful, Letters()) as index:
+        index.follow()
+        forgetful.lose = index.search(Query("red round"), 1)[0].example.id
+        found = index.search(Query("red round"), 1)
+    assert {c.example.answer for c in found} <= {"red round", "round red"}
+    assert len(knowledge) == len(known()) - 1
