@@ -15,6 +15,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
+from bottega.knowledge.ports import Embedded
 from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
@@ -31,7 +32,7 @@ def path(tmp_path: Path) -> str:
 def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[str]:
     named = [with_id(example, identity(example)) for example in examples]
     vectors = np.stack([vector_of(example.query) for example in examples])
-    rows.put(named, vectors, fingerprint)
+    rows.put(named, {"default": Embedded(fingerprint, vectors)})
     return [str(example.id) for example in named]
 
 
@@ -284,5 +285,5 @@ def test_many_may_create_one_file_at_once(path: str) -> None:
     assert not failures
     rows = SqliteRows(path)
     assert rows.footprint().examples == len(threads)
-    assert rows.footprint().dimension == DIMENSION
+    assert rows.views()["default"].dimension == DIMENSION
     rows.close()

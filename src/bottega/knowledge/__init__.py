@@ -8,6 +8,14 @@ from bottega.knowledge.embedders import (
     TokenEmbedder,
     TowerEmbedder,
 )
+from bottega.knowledge.eviction import (
+    Eviction,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastSaving,
+    Random,
+)
+from bottega.knowledge.filters import And, Eq, Filter, In, Range
 from bottega.knowledge.loading import (
     has_splits,
     load_digits,
@@ -16,16 +24,30 @@ from bottega.knowledge.loading import (
     load_jsonl,
     load_manyicl,
 )
+from bottega.knowledge.ports import Changed
+from bottega.knowledge.views import View
 
 __all__ = [
     "Added",
+    "And",
+    "Changed",
     "DualEmbedder",
+    "Eq",
+    "Eviction",
+    "Filter",
+    "In",
     "KnowledgeBase",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "LeastSaving",
     "PixelEmbedder",
+    "Random",
+    "Range",
     "SentenceEmbedder",
     "Stats",
     "TokenEmbedder",
     "TowerEmbedder",
+    "View",
     "has_splits",
     "load_digits",
     "load_hugging_face",

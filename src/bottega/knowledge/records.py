@@ -17,6 +17,17 @@ from bottega.types import Example, Query
 ID_LENGTH = 16
 
 Value = str | int | float | bytes | None
+COLUMNS = (
+    "id",
+    "question",
+    "answer",
+    "choices",
+    "labels",
+    "rationale",
+    "tags",
+    "source",
+    "created",
+)
 
 
 def identity(example: Example) -> str:
@@ -33,7 +44,7 @@ def with_id(example: Example, id: str) -> Example:
 
 
 def to_row(example: Example) -> tuple[Value, ...]:
-    """In the order of the columns after `key`."""
+    """In the order of `COLUMNS`."""
     query = example.query
     return (
         example.id,
