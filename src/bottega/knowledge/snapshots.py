@@ -91,7 +91,7 @@ def load(path: Path) -> Snapshot | None:
                 if magic != MAGIC or zlib.crc32(body) != checksum:
                     raise ValueError("its checksum is wrong")
             head = Head(**orjson.loads(data[end - head_size : end]))
-            graph = cast(faiss.IndexHNSWFlat, faiss.downcast_index(faiss.read_index(str(path))))
+            graph = cast(faiss.IndexHNSWFlat, faiss.read_index(str(path)))
             start = end - head_size - 8 * graph.ntotal
             keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
     except FileNotFoundError:
