@@ -26,9 +26,9 @@ class Eviction(Protocol):
 
 
 class Random:
-    """Everybody is as likely to go as everybody else."""
+    """Everybody is as likely to go as everybody else, but for the one that just came."""
 
-    protect = 0
+    protect = 1
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
