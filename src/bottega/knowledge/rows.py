@@ -25,6 +25,16 @@ from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
 FIRST_VIEW = 1
+# CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
+CHOSEN_EXAMPLES = (
+    "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
+    " ON examples.key = chosen.value"
+)
+CHOSEN_IMAGES = (
+    "SELECT shown.key, data, media_type, sha256, width, height, source"
+    " FROM json_each(?) AS chosen CROSS JOIN example_images AS shown ON shown.key = chosen.value"
+    " CROSS JOIN images USING (sha256) ORDER BY shown.key, place"
+)
 
 
 class SqliteRows(Database):
@@ -76,14 +86,10 @@ class SqliteRows(Database):
         return {str(example.id): example for example in found.values()}
 
     def by_keys(self, keys: Collection[int]) -> dict[int, Example]:
-        chosen = f"({', '.join(map(str, map(int, keys)))})"
+        chosen = listed(keys)
         with self.snapshot():
-            rows = self.read(f"SELECT * FROM examples WHERE key IN {chosen}")
-            pictures = self.read(
-                "SELECT key, data, media_type, sha256, width, height, source"
-                " FROM example_images JOIN images USING (sha256)"
-                f" WHERE key IN {chosen} ORDER BY key, place"
-            )
+            rows = self.read(CHOSEN_EXAMPLES, chosen)
+            pictures = self.read(CHOSEN_IMAGES, chosen)
         images: defaultdict[int, list[Image]] = defaultdict(list)
         for key, *fields in pictures:
             images[key].append(Image(*fields))

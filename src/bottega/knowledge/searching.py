@@ -14,6 +14,7 @@ from bottega.knowledge.filters import Filter
 from bottega.knowledge.following import Follower
 from bottega.knowledge.index import FaissIndex, Metric
 from bottega.knowledge.ports import Hit, RowStore, StoredView
+from bottega.knowledge.recent import Recent
 from bottega.knowledge.slots import Keys
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Vectors
@@ -39,6 +40,7 @@ class Searcher:
         self._hnsw_above = hnsw_above
         self._followers: dict[str, Follower] = {}
         self._filters: OrderedDict[Filter, Resolved] = OrderedDict()
+        self._recent = Recent()
         self._lock = Lock()
 
     def view(self, by: str | None) -> tuple[StoredView, View]:
@@ -106,6 +108,7 @@ class Searcher:
             for follower in self._followers.values():
                 follower.close()
             self._followers.clear()
+            self._recent.clear()
 
     def settle(self) -> None:
         """Waits for indexes that are being built."""
@@ -140,9 +143,13 @@ class Searcher:
     def _candidates(self, hits: list[list[Hit]]) -> list[list[Candidate]] | None:
         """None if another process has deleted one of them since the search."""
         wanted = {hit.key for found in hits for hit in found}
-        examples = self._rows.by_keys(wanted)
-        if len(examples) < len(wanted):
-            return None
+        examples = self._recent.among(wanted)
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched)
+            examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
