@@ -1,6 +1,6 @@
 """Examples at rest: where they are stored, how they are found, how they are loaded."""
 
-from bottega.knowledge.base import Added, KnowledgeBase, Stats
+from bottega.knowledge.base import Added, KnowledgeBase
 from bottega.knowledge.embedders import (
     DualEmbedder,
     PixelEmbedder,
@@ -16,6 +16,7 @@ from bottega.knowledge.eviction import (
     Random,
 )
 from bottega.knowledge.filters import And, Eq, Filter, In, Range
+from bottega.knowledge.listing import Stats
 from bottega.knowledge.loading import (
     has_splits,
     load_digits,
@@ -25,6 +26,7 @@ from bottega.knowledge.loading import (
     load_manyicl,
 )
 from bottega.knowledge.ports import Changed
+from bottega.knowledge.verifying import Problem, Verified
 from bottega.knowledge.views import View
 
 __all__ = [
@@ -41,12 +43,14 @@ __all__ = [
     "LeastRecentlyUsed",
     "LeastSaving",
     "PixelEmbedder",
+    "Problem",
     "Random",
     "Range",
     "SentenceEmbedder",
     "Stats",
     "TokenEmbedder",
     "TowerEmbedder",
+    "Verified",
     "View",
     "has_splits",
     "load_digits",

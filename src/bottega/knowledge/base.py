@@ -9,24 +9,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bottega.errors import NotFoundError, SettingError
+from bottega.errors import SettingError
 from bottega.image import path_text
 from bottega.knowledge.adding import store_batch
 from bottega.knowledge.bad import OnBad, or_raise
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
-from bottega.knowledge.filters import And, Eq, Filter
+from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import Capacity, Changed, RowStore
+from bottega.knowledge.listing import Listing
+from bottega.knowledge.ports import Capacity, Changed
+from bottega.knowledge.records import identity
+from bottega.knowledge.reindexing import reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.searching import Searcher
+from bottega.knowledge.transferring import export, read_export, restore
 from bottega.knowledge.using import UseBuffer
+from bottega.knowledge.verifying import Verified, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Candidate, Example, Query
 
-SHORTEST_PREFIX = 4
 PAGE = 4096
-EXAMPLES_AT_ONCE = 64
 HNSW_ABOVE = 50_000
 
 
@@ -36,27 +39,11 @@ class Added:
     duplicates: int = 0
     bad: int = 0
 
-
-@dataclass(frozen=True)
-class Stats:
-    """`bytes` is the size of the file, everything else is of this namespace. `views` are names and
-    fingerprints; embedder and dimension are the first view's, None while there is none."""
-
-    path: str
-    namespace: str
-    examples: int
-    images: int
-    labels: int
-    pinned: int
-    bytes: int
-    embedder: str | None
-    dimension: int | None
-    views: Mapping[str, str]
-    metric: Metric
-    format_version: int
+    def __add__(self, more: Added) -> Added:
+        return Added(self.new + more.new, self.duplicates + more.duplicates, self.bad + more.bad)
 
 
-class KnowledgeBase:
+class KnowledgeBase(Listing):
     """Examples in one file, searched by the vectors of their embedders.
 
     Any number of threads and processes may use the file at once: a search sees whatever any of
@@ -66,7 +53,7 @@ class KnowledgeBase:
 
     def __init__(
         self,
-        rows: RowStore,
+        rows: SqliteRows,
         embed: Embedder | Mapping[str, View] | None,
         *,
         path: str,
@@ -74,10 +61,9 @@ class KnowledgeBase:
         capacity: Capacity | None = None,
         hnsw_above: int = HNSW_ABOVE,
     ) -> None:
-        self._rows = rows
+        super().__init__(rows, path, metric)
+        self._file = rows
         self._views = Views(embed)
-        self._path = path
-        self._metric: Metric = metric
         self._capacity = capacity
         self._searcher = Searcher(rows, self._views, metric, hnsw_above)
         self._uses = UseBuffer(rows)
@@ -150,8 +136,7 @@ class KnowledgeBase:
             if self._capacity is not None:
                 self._uses.flush()  # who may go depends on them
             new, bad = store_batch(taken, self._rows, views, or_raise(on_bad), self._capacity)
-            duplicates = len(taken) - new - bad
-            total = Added(total.new + new, total.duplicates + duplicates, total.bad + bad)
+            total += Added(new, len(taken) - new - bad, bad)
             if progress is not None:
                 progress(len(taken))
         return total
@@ -223,32 +208,9 @@ class KnowledgeBase:
         self._check_embeds()
         return self._searcher.vectors(ids, by)
 
-    def get(self, id: str) -> Example:
-        """By its id or by an unambiguous beginning of at least four characters."""
-        return self.get_many([id])[0]
-
-    def get_many(self, ids: Sequence[str]) -> list[Example]:
-        found = self._rows.get(ids)
-        return [found.get(id) or self._by_prefix(id) for id in ids]
-
     def delete(self, ids: Iterable[str]) -> int:
         """All of them, or none if one is unknown or ambiguous."""
         return self._rows.delete(self._resolved(ids))
-
-    def ids(
-        self,
-        *,
-        label: str | None = None,
-        source: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        where: Filter | None = None,
-    ) -> list[str]:
-        """In the order of insertion; of those that satisfy every filter."""
-        parts: list[Filter] = [] if where is None else [where]
-        parts += [Eq("label", label)] if label is not None else []
-        parts += [Eq("source", source)] if source is not None else []
-        parts += [Eq(f"tags.{name}", value) for name, value in (tags or {}).items()]
-        return self._rows.ids_where(And(tuple(parts)))
 
     def changes(self, since: int = 0) -> Iterator[Changed]:
         """What was stored or deleted after change number `since`, for structures derived outside:
@@ -269,42 +231,56 @@ class KnowledgeBase:
     def unpin(self, ids: Collection[str]) -> int:
         return self._rows.pin(self._resolved(ids), False)
 
-    def labels(self) -> list[str]:
-        """Distinct labels in the order in which they were first seen."""
-        return list(self._rows.labels())
+    def reindex(
+        self,
+        name: str,
+        view: View | Embedder,
+        *,
+        batch_size: int = 64,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Gives every example of the file, in all namespaces, the vectors of another embedder, or
+        of a view that was not there; how many were embedded. Old vectors are searched until all
+        new ones are there; stopped halfway, it goes on where it was.
+        """
+        view = view if isinstance(view, View) else View(view)
+        done = reindex(self._file, name, view, batch_size=batch_size, progress=progress)
+        self._views.replaced(name, view)
+        self._searcher.forget()
+        return done
 
-    def ids_by_label(self) -> dict[str, list[str]]:
-        return self._rows.labels()
+    def verify(self, *, repair: bool = False) -> Verified:
+        """Compares images with their hashes, and vectors, change log and index files with the
+        rows, in all namespaces. `repair` makes derived parts again (vectors with this handle's
+        embedders)."""
+        self._searcher.forget()  # its files, too, are looked at
+        views = self._views.over(self._rows.views()) if self._views else {}
+        return verify(self._file, views, repair=repair)
 
-    def is_multi_label(self) -> bool:
-        """Whether any example has several labels, or none."""
-        return self._rows.is_multi_label()
+    def export_to(self, folder: str | Path, progress: Callable[[int], None] | None = None) -> int:
+        """Writes this namespace as examples.jsonl and images/ into a new folder."""
+        self._uses.flush()
+        return export(self._file, Path(folder), progress)
 
-    def note(self, name: str) -> str | None:
-        return self._rows.note(name)
-
-    def set_note(self, name: str, value: str) -> None:
-        """Keeps a text of the caller's in the file, such as how to build the embedder again."""
-        self._rows.set_note(name, value)
-
-    def stats(self) -> Stats:
-        size = self._rows.footprint()
-        views = self._rows.views()
-        first = next(iter(views.values()), None)
-        return Stats(
-            path=self._path,
-            namespace=self._rows.namespace,
-            examples=size.examples,
-            images=size.images,
-            labels=len(self._rows.labels()),
-            pinned=size.pinned,
-            bytes=size.bytes,
-            embedder=None if first is None else first.fingerprint,
-            dimension=None if first is None else first.dimension,
-            views={name: view.fingerprint for name, view in views.items()},
-            metric=self._metric,
-            format_version=size.format_version,
-        )
+    def import_from(
+        self,
+        folder: str | Path,
+        *,
+        batch_size: int = 64,
+        on_bad: OnBad | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Added:
+        """Adds what `export_to` wrote, with age, pins and counters; vectors are made anew."""
+        total = Added()
+        pending = read_export(Path(folder), or_raise(on_bad))
+        while taken := list(islice(pending, batch_size)):
+            named = {identity(each.example): each for each in taken}
+            there = self._rows.keys(named)
+            added = self.add((each.example for each in taken), on_bad=on_bad, progress=progress)
+            new = {id: each.standing for id, each in named.items() if id not in there}
+            restore(self._file, new)
+            total += added
+        return total
 
     def settle(self) -> None:
         """Waits for indexes that are being built in the background."""
@@ -317,16 +293,6 @@ class KnowledgeBase:
             self._searcher.forget()
         finally:
             self._rows.close()
-
-    def __len__(self) -> int:
-        return self._rows.count()
-
-    def __iter__(self) -> Iterator[Example]:
-        """In the order of insertion; what is deleted meanwhile is left out."""
-        pending = iter(self._rows.ids_where())
-        while ids := list(islice(pending, EXAMPLES_AT_ONCE)):
-            found = self._rows.get(ids)
-            yield from (found[id] for id in ids if id in found)
 
     def __enter__(self) -> Self:
         return self
@@ -345,37 +311,6 @@ class KnowledgeBase:
                 f"{self._path} was opened without an embedder",
                 hint="KnowledgeBase.open(path, embed=...) to search or to add",
             )
-
-    def _resolved(self, ids: Iterable[str]) -> set[str]:
-        ids = [ids] if isinstance(ids, str) else list(ids)
-        known = self._rows.keys(ids)
-        return {id if id in known else self._resolve(id) for id in ids}
-
-    def _by_prefix(self, prefix: str) -> Example:
-        id = self._resolve(prefix)
-        example = self._rows.get([id]).get(id)
-        if example is None:  # deleted by another process since
-            raise _unknown(prefix)
-        return example
-
-    def _resolve(self, id: str) -> str:
-        if len(id) < SHORTEST_PREFIX:
-            raise SettingError(
-                f"{id!r} is too short for an id", hint=f"give {SHORTEST_PREFIX} characters or more"
-            )
-        matches = self._rows.ids_with_prefix(id, limit=2)
-        if not matches:
-            raise _unknown(id)
-        if len(matches) > 1:
-            raise SettingError(
-                f"several ids begin with {id!r}, such as {' and '.join(matches)}",
-                hint="give more characters",
-            )
-        return matches[0]
-
-
-def _unknown(id: str) -> NotFoundError:
-    return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")
 
 
 def _check_k(k: int) -> None:

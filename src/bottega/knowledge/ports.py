@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
@@ -34,8 +34,7 @@ class Changed:
     deleted: bool
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     key: int
     score: float
 

@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -28,6 +28,17 @@ COLUMNS = (
     "source",
     "created",
 )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a store knows of an example beyond its content; times are unix seconds."""
+
+    created: float
+    uses: int = 0
+    last_used: float | None = None
+    saved_usd: float = 0.0
+    pinned: bool = False
 
 
 def identity(example: Example) -> str:

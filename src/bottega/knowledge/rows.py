@@ -20,7 +20,7 @@ from bottega.knowledge.ports import (
     StoredView,
     Use,
 )
-from bottega.knowledge.records import from_row
+from bottega.knowledge.records import Standing, from_row
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
@@ -262,6 +262,15 @@ class SqliteRows(Database):
                 (pinned, self.namespace, listed(ids)),
             )
             return cursor.rowcount
+
+    def standings(self, keys: Collection[int]) -> dict[int, Standing]:
+        found = self.read(
+            "SELECT examples.key, created, coalesce(count, 0), last, coalesce(saved_usd, 0),"
+            " coalesce(pinned, 0) FROM json_each(?) AS chosen CROSS JOIN examples"
+            " ON examples.key = chosen.value LEFT JOIN uses ON uses.key = examples.key",
+            listed(keys),
+        )
+        return {row[0]: Standing(row[1], row[2], row[3], row[4], bool(row[5])) for row in found}
 
     def footprint(self) -> Footprint:
         (row,) = self.read(
