@@ -70,10 +70,15 @@ class Follower:
                 self._save(index)
             self._index = self._ready = None
 
+    @property
+    def is_building(self) -> bool:
+        return self._worker is not None and self._worker.is_alive()
+
     def settle(self) -> None:
         """Waits until nothing is being built."""
-        while (worker := self._worker) is not None and worker.is_alive():
-            worker.join()
+        while self.is_building:
+            if self._worker is not None:
+                self._worker.join()
             self.current()
 
     @property
@@ -99,7 +104,7 @@ class Follower:
         # In one moment, or another process's commit in between would look like damage.
         with self._rows.snapshot():
             self._catch_up(index)
-            whole = index.digest() == self._rows.keys_digest(self._view.number)
+            whole = index.digest() == self._rows.keys_digest()
         if not whole:
             log.warning("%s does not match its rows and will be made again", self._path)
             return None
@@ -133,7 +138,7 @@ class Follower:
             index.apply(self._rows.changes_since(index.watermark, PAGE, self._view.number))
 
     def _maintain(self, index: FaissIndex) -> None:
-        if self._gave_up or (self._worker is not None and self._worker.is_alive()):
+        if self._gave_up or self.is_building:
             return
         if isinstance(index, HnswIndex):
             stale = index.dead_share > DEAD_SHARE

@@ -154,8 +154,8 @@ class RowStore(Protocol):
 
     def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]: ...
 
-    def keys_digest(self, view: int) -> tuple[int, int]:
-        """Number and sum of the keys that have this vector: what an index must hold."""
+    def keys_digest(self) -> tuple[int, int]:
+        """Number and sum of the keys: what an index must hold."""
         ...
 
     def last_seq(self) -> int: ...

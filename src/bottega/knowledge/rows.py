@@ -207,12 +207,10 @@ class SqliteRows(Database):
         with self.understood():
             return [(key, np.frombuffer(blob, np.float32)) for key, blob in found]
 
-    def keys_digest(self, view: int) -> tuple[int, int]:
+    def keys_digest(self) -> tuple[int, int]:
         (row,) = self.read(
-            "SELECT count(*), coalesce(sum(examples.key), 0)"
-            " FROM examples JOIN vectors USING (key) WHERE namespace = ? AND view = ?",
+            "SELECT count(*), coalesce(sum(key), 0) FROM examples WHERE namespace = ?",
             self.namespace,
-            view,
         )
         return row[0], row[1]
 
