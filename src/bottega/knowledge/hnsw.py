@@ -6,7 +6,7 @@ from typing import cast
 
 import faiss
 
-from bottega.knowledge.index import FaissIndex, Metric, scan, selector
+from bottega.knowledge.index import LISTED_SHARE, FaissIndex, Metric, listed, scan, selector
 from bottega.knowledge.slots import Keys, Slots
 from bottega.protocols import Vectors
 
@@ -14,8 +14,6 @@ LINKS = 16
 EFFORT_BUILDING = 100
 EFFORT_SEARCHING = 128
 MOST_EFFORT = 2048
-# A graph walk that may keep one row in ten finds too few of them (decision 7).
-SCANNED_SHARE = 0.1
 
 
 class HnswIndex(FaissIndex):
@@ -57,11 +55,11 @@ class HnswIndex(FaissIndex):
         return cast(Vectors, self._rows.reconstruct(slot))
 
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
-        few = len(self) <= self._exact_up_to
-        if chosen is not None and (few or len(chosen) < SCANNED_SHARE * len(self._slots.keys)):
-            return scan(self._rows, queries, k, self._slots.bits(chosen))
-        if few:
-            return scan(self._rows, queries, k, self._slots.living())
+        if chosen is not None and len(chosen) < LISTED_SHARE * len(self._slots.keys):
+            return listed(self._rows, queries, k, chosen)
+        if len(self) <= self._exact_up_to:
+            living = self._slots.living() if chosen is None else self._slots.bits(chosen)
+            return scan(self._rows, queries, k, living)
         return self._walk(queries, k, chosen)
 
     def _walk(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:

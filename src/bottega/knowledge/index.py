@@ -16,6 +16,7 @@ from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]
+LISTED_SHARE = 0.1
 
 
 class FaissIndex(ABC):
@@ -72,6 +73,8 @@ class FaissIndex(ABC):
             if wanted == 0:
                 return [[] for _ in vectors]
             chosen = None if allowed is None else self._slots.of(allowed)
+            if chosen is not None and not len(chosen):
+                return [[] for _ in vectors]
             scores, slots = self._nearest(queries, wanted, chosen)
             keys = self._slots.to_keys(slots)
         if self._metric == "l2":
@@ -143,7 +146,24 @@ class FlatIndex(FaissIndex):
         if chosen is None:
             found: tuple[Vectors, Keys] = self._faiss.search(queries, k)
             return found
+        if len(chosen) < LISTED_SHARE * len(self._slots.keys):
+            return listed(self._faiss, queries, k, chosen)
         return scan(self._faiss, queries, k, self._slots.bits(chosen))
+
+
+def listed(flat: faiss.IndexFlat, queries: Vectors, k: int, slots: Keys) -> tuple[Vectors, Keys]:
+    """Compares with the rows in these slots. Of few rows it is several times as quick as `scan`,
+    which asks every row for its bit."""
+    distances = np.empty((len(queries), len(slots)), np.float32)
+    for query, row in zip(queries, distances, strict=True):
+        pointers = faiss.swig_ptr(row), faiss.swig_ptr(slots)
+        # faiss's type stubs leave it out.
+        flat.compute_distance_subset(  # type: ignore[attr-defined]
+            1, faiss.swig_ptr(query), len(slots), *pointers
+        )
+    sign = -1 if flat.metric_type == faiss.METRIC_INNER_PRODUCT else 1
+    best = np.argsort(sign * distances, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(distances, best, axis=1), slots[best]
 
 
 def scan(flat: faiss.IndexFlat, queries: Vectors, k: int, bits: Bits) -> tuple[Vectors, Keys]:
