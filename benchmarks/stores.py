@@ -24,6 +24,8 @@ import faiss
 import numpy as np
 from PIL import Image as Pillow
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
 from benchmarks.store_peers import Peer, peers
 from bottega import Eq, Example, Image, KnowledgeBase, Query
 from bottega.knowledge.hnsw import EFFORT_SEARCHING
@@ -281,6 +283,7 @@ def inserting(folder: Path, size: Size) -> Iterator[Ratio]:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
+            cwd=Path(__file__).resolve().parent.parent,
         ) as reader,
     ):
         kb.add([Example(Query("1999"), "first")])

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.following import Follower
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
@@ -13,7 +16,7 @@ from bottega.knowledge.ports import Change, Embedded
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
-from tests.knowledge.doubles import asked
+from tests.knowledge.doubles import SeededEmbedder, asked
 
 WIDTH, ROWS = 16, 3000
 
@@ -256,3 +259,37 @@ def test_closing_does_not_wait_for_a_whole_graph(shelf: Shelf) -> None:
     follower.current()
     follower.close()
     shelf.rows.close()
+
+
+READER = """
+import os, sys
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder
+embedder = SeededEmbedder()
+embedder.embed([Query("x")])  # imports what the other user may not read
+os.chmod(sys.argv[1], 0o444)
+os.chmod(os.path.dirname(sys.argv[1]), 0o555)
+if os.getuid() == 0:
+    os.setuid(65534)
+kb = KnowledgeBase.open(sys.argv[1], embedder, hnsw_above=20)
+for _ in range(2):
+    assert len(kb.search(Query("x"), 99)) == 50
+    kb.settle()
+kb.close()
+print("read")
+"""
+
+
+def test_a_read_only_folder_is_searched_all_the_same(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    with KnowledgeBase.open(shelf / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(50)])
+    command = [sys.executable, "-c", READER, str(shelf / "kb.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shelf.chmod(0o755)
+    assert done.stdout == "read\n", done.stderr
+    assert not list(shelf.glob("*.index*"))
