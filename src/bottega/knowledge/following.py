@@ -51,12 +51,13 @@ class Follower:
             if self._index is None:
                 self._check_view()
                 self._index = self._loaded() or self._filled(FlatIndex(*self._shape))
+                self._maintain(self._index)
             if self._ready is not None:
                 self._index, self._ready = self._ready, None
             if self._index.watermark < last:
                 self._check_view()
                 self._catch_up(self._index)
-            self._maintain(self._index)
+                self._maintain(self._index)
             return self._index
 
     def close(self) -> None:

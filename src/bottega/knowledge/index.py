@@ -186,5 +186,5 @@ def _rows(flat: faiss.IndexFlat) -> Vectors:
 
 
 def _hits(keys: Keys, scores: Vectors, barred: Collection[int]) -> list[Hit]:
-    pairs = zip(keys.tolist(), scores.tolist(), strict=True)
-    return [Hit(key, score) for key, score in pairs if key != NOWHERE and key not in barred]
+    found = map(Hit, keys.tolist(), scores.tolist())
+    return [hit for hit in found if hit.key != NOWHERE and hit.key not in barred]
