@@ -168,6 +168,6 @@ def lancedb_store(folder: Path, vectors: Vectors) -> Store:
         asked = table.search(vector).metric("cosine").ef(128).refine_factor(2).limit(k)
         if one_in is not None:
             asked = asked.where(f"in{one_in} = {WANTED}", prefilter=True)
-        return [int(row["id"]) for row in asked.select(["id"]).to_list()]
+        return [int(row["id"]) for row in asked.select(["id", "_distance"]).to_list()]
 
     return Store(search, lambda: None, lambda v: table.add(table_of(v[None], next(number))))
