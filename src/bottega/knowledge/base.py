@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -288,11 +289,11 @@ class KnowledgeBase(Listing):
 
     def close(self) -> None:
         """Writes the use counters, and keeps large indexes in files beside the database."""
-        try:
-            self._uses.flush()
-            self._searcher.forget()
-        finally:
-            self._rows.close()
+        with closing(self._rows):
+            try:
+                self._uses.flush()
+            finally:
+                self._searcher.forget()
 
     def __enter__(self) -> Self:
         return self
