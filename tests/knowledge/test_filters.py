@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.knowledge import And, Eq, Filter, In, KnowledgeBase, Range
+from bottega.knowledge import And, Eq, Filter, In, KnowledgeBase, Range, searching
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
@@ -63,6 +63,16 @@ def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
     kb.add([asked("d", tags={"hue": "red"}), asked("e")])
     kb.delete(kb.ids()[:1])
     assert {c.example.query.text for c in kb.search(Query("q"), 9, where=red)} == {"b", "d"}
+
+
+def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "GONE_KEPT", 10)
+    red = Eq("tags.hue", "red")
+    with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
+        for i in range(20):
+            kb.add([asked(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
+            assert len(kb.search(Query("q"), 9, where=red)) == 5
+        assert len(kb._searcher._filters[red].keys) <= 10 + 2 * 5 + 5
 
 
 def test_where_and_within_must_both_hold(kb: KnowledgeBase) -> None:

@@ -21,6 +21,7 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
 FILTERS_KEPT = 64
+GONE_KEPT = 1000
 
 
 @dataclass
@@ -84,7 +85,8 @@ class Searcher:
             own = None
             if excluded_for is not None:
                 own = [self._rows.own_keys(query) for query in excluded_for]
-            hits = index.search(vectors, k, allowed=self._allowed(where, within), excluded=own)
+            allowed = self._allowed(where, within, most=len(index))
+            hits = index.search(vectors, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits)
             if candidates is not None:
                 return candidates
@@ -117,14 +119,16 @@ class Searcher:
         for follower in followers:
             follower.settle()
 
-    def _allowed(self, where: Filter | None, within: Collection[str] | None) -> Keys | None:
-        keys = None if where is None else self._resolved(where)
+    def _allowed(
+        self, where: Filter | None, within: Collection[str] | None, most: int
+    ) -> Keys | None:
+        keys = None if where is None else self._resolved(where, most)
         if within is not None:
             chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
             keys = chosen if keys is None else np.intersect1d(chosen, keys)
         return keys
 
-    def _resolved(self, where: Filter) -> Keys:
+    def _resolved(self, where: Filter, most: int) -> Keys:
         """Rows never change, so only those that are new are asked about; what was deleted the
         index leaves out."""
         with self._lock:
@@ -134,6 +138,8 @@ class Searcher:
                 self._filters.popitem(last=False)
             seq = self._rows.last_seq()
             if kept.seq != seq:
+                if len(kept.keys) > GONE_KEPT + 2 * most:  # most of them were deleted since
+                    kept.last, kept.keys = 0, np.empty(0, np.int64)
                 last = self._rows.last_key()
                 new = self._rows.keys_where(where, kept.last)
                 kept.keys = np.union1d(kept.keys, np.array(new, np.int64))
