@@ -226,7 +226,7 @@ def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
         assert kb.search(Query("x"), 3) == found
     assert before.path == str(path)
     assert (before.examples, before.images, before.labels) == (3, 3, 3)
-    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 1)
+    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 2)
     assert before.bytes == path.stat().st_size
 
 
@@ -318,7 +318,7 @@ def test_a_busy_file_can_be_written_later(tmp_path: Path) -> None:
         def while_writing() -> Iterator[Example]:
             yield shown(2)
 
-        with holder._rows._transaction():  # type: ignore[attr-defined]
+        with holder._rows.transaction():  # type: ignore[attr-defined]
             with pytest.raises(StoreBusyError):
                 other.add(while_writing())
             assert len(other.search(Query("x"), 5)) == 1

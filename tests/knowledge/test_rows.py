@@ -15,6 +15,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
+from bottega.knowledge.ports import Embedded
 from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
@@ -31,7 +32,7 @@ def path(tmp_path: Path) -> str:
 def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[str]:
     named = [with_id(example, identity(example)) for example in examples]
     vectors = np.stack([vector_of(example.query) for example in examples])
-    rows.put(named, vectors, fingerprint)
+    rows.put(named, {"default": Embedded(fingerprint, vectors)})
     return [str(example.id) for example in named]
 
 
@@ -284,5 +285,23 @@ def test_many_may_create_one_file_at_once(path: str) -> None:
     assert not failures
     rows = SqliteRows(path)
     assert rows.footprint().examples == len(threads)
-    assert rows.footprint().dimension == DIMENSION
+    assert rows.views()["default"].dimension == DIMENSION
     rows.close()
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.97])
+def test_a_truncated_file_is_an_error_of_ours(path: str, share: float) -> None:
+    rows = SqliteRows(path)
+    put(rows, *(asked(str(i) * 50) for i in range(300)))
+    rows.close()
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(StoreError) as raised:
+        broken = SqliteRows(path)
+        try:
+            broken.by_keys(broken.keys(broken.ids_where()).values())
+            broken.changes_since(0, 10_000)
+            broken.vectors_after(0, 10_000, 1)
+        finally:
+            broken.close()
+    assert raised.value.hint

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bottega import __version__
-from bottega.cli import answering, demonstrating, evaluating, knowledge, looking
+from bottega.cli import answering, demonstrating, evaluating, keeping, knowledge, looking
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,6 +46,12 @@ for command in (
     answering.classify,
     looking.log,
     looking.models,
+    keeping.export,
+    keeping.verify,
+    keeping.reindex,
+    keeping.pin,
+    keeping.unpin,
 ):
     app.command()(command)
+app.command("import")(keeping.import_)
 app.command("eval")(evaluating.evaluate)

@@ -1,6 +1,6 @@
 """Examples at rest: where they are stored, how they are found, how they are loaded."""
 
-from bottega.knowledge.base import Added, KnowledgeBase, Stats
+from bottega.knowledge.base import Added, KnowledgeBase
 from bottega.knowledge.embedders import (
     DualEmbedder,
     FlmrEmbedder,
@@ -11,7 +11,16 @@ from bottega.knowledge.embedders import (
     TowerEmbedder,
     TowerTokenEmbedder,
 )
+from bottega.knowledge.eviction import (
+    Eviction,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastSaving,
+    Random,
+)
+from bottega.knowledge.filters import And, Eq, Filter, In, Range
 from bottega.knowledge.late import Effort, LateIndex
+from bottega.knowledge.listing import Stats
 from bottega.knowledge.loading import (
     has_splits,
     load_digits,
@@ -20,21 +29,38 @@ from bottega.knowledge.loading import (
     load_jsonl,
     load_manyicl,
 )
+from bottega.knowledge.ports import Changed
+from bottega.knowledge.verifying import Problem, Verified
+from bottega.knowledge.views import View
 
 __all__ = [
     "Added",
+    "And",
+    "Changed",
     "DualEmbedder",
     "Effort",
+    "Eq",
+    "Eviction",
+    "Filter",
     "FlmrEmbedder",
+    "In",
     "KnowledgeBase",
     "LateIndex",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "LeastSaving",
     "MultiVectorEncoderEmbedder",
     "PixelEmbedder",
+    "Problem",
+    "Random",
+    "Range",
     "SentenceEmbedder",
     "Stats",
     "TokenEmbedder",
     "TowerEmbedder",
     "TowerTokenEmbedder",
+    "Verified",
+    "View",
     "has_splits",
     "load_digits",
     "load_hugging_face",

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from bottega.errors import EmbeddingError, ImageError
 from bottega.image import CHECKED_SIDE
 from bottega.knowledge.bad import OnBad
-from bottega.knowledge.ports import RowStore
+from bottega.knowledge.ports import Capacity, Embedded, RowStore
 from bottega.knowledge.records import identity, with_id
-from bottega.protocols import Embedder, Vectors
+from bottega.knowledge.views import View
 from bottega.types import Example
 
 
 def store_batch(
-    examples: Sequence[Example], rows: RowStore, embed: Embedder, on_bad: OnBad
+    examples: Sequence[Example],
+    rows: RowStore,
+    views: Mapping[str, View],
+    on_bad: OnBad,
+    capacity: Capacity | None = None,
 ) -> tuple[int, int]:
     """How many were new, and how many bad; the rest is stored already."""
     fresh = _unknown(examples, rows)
     decoded = [example for example in fresh if _decodes(example, on_bad)]
-    sound, vectors = _embedded(decoded, embed, on_bad)
-    new = rows.put(sound, vectors, embed.fingerprint) if sound else 0
+    sound, embedded = _embedded(decoded, views, on_bad)
+    new = rows.put(sound, embedded, capacity) if sound else 0
     return new, len(fresh) - len(sound)
 
 
@@ -46,19 +48,19 @@ def _decodes(example: Example, on_bad: OnBad) -> bool:
 
 
 def _embedded(
-    examples: list[Example], embed: Embedder, on_bad: OnBad
-) -> tuple[list[Example], Vectors]:
+    examples: list[Example], views: Mapping[str, View], on_bad: OnBad
+) -> tuple[list[Example], dict[str, Embedded]]:
     """All at once; if that fails one by one, so that only the culprits are left out."""
     try:
-        return examples, _vectors(examples, embed)
+        return examples, _vectors(examples, views)
     except EmbeddingError:
-        sound = [example for example in examples if _embeds(example, embed, on_bad)]
-        return sound, _vectors(sound, embed)
+        sound = [example for example in examples if _embeds(example, views, on_bad)]
+        return sound, _vectors(sound, views)
 
 
-def _embeds(example: Example, embed: Embedder, on_bad: OnBad) -> bool:
+def _embeds(example: Example, views: Mapping[str, View], on_bad: OnBad) -> bool:
     try:
-        _vectors([example], embed)
+        _vectors([example], views)
     except EmbeddingError as error:
         name = example.source or repr(example.query.text)
         on_bad(EmbeddingError(f"{name}: {error}", hint=error.hint))
@@ -66,18 +68,8 @@ def _embeds(example: Example, embed: Embedder, on_bad: OnBad) -> bool:
     return True
 
 
-def _vectors(examples: Sequence[Example], embed: Embedder) -> Vectors:
-    if not examples:
-        return np.empty((0, embed.dimension), np.float32)
-    vectors = embed.embed([example.query for example in examples])
-    if vectors.shape != (len(examples), embed.dimension):
-        raise EmbeddingError(
-            f"{embed.fingerprint} returned {vectors.shape} for {len(examples)} examples",
-            hint=f"an embedder returns one row of {embed.dimension} numbers for each",
-        )
-    if not np.isfinite(vectors).all():
-        raise EmbeddingError(
-            f"{embed.fingerprint} returned numbers that are not finite",
-            hint="check its weights; half precision may overflow",
-        )
-    return vectors
+def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, Embedded]:
+    return {
+        name: Embedded(view.embed.fingerprint, view.vectors(examples))
+        for name, view in views.items()
+    }

@@ -1,33 +1,32 @@
-"""Exact nearest neighbours in memory, over faiss."""
+"""Nearest neighbours in memory, over faiss: every row compared."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
-from typing import Literal
+from typing import Literal, cast
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from bottega.knowledge.ports import Change, Hit
+from bottega.knowledge.slots import NOWHERE, Bits, Keys, Slots
 from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]
-Keys = NDArray[np.int64]
-NO_HIT = -1
+LISTED_SHARE = 0.1
 
 
-class FlatIndex:
-    """Compares a query with every row. The score is the cosine, or minus the L2 distance."""
+class FaissIndex(ABC):
+    """What exact and approximate indexes share: keys, exclusions, scores. The score is the cosine,
+    or minus the L2 distance."""
 
-    def __init__(self, dimension: int, metric: Metric) -> None:
-        flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
-        self._faiss = faiss.IndexIDMap2(flat(dimension))
+    def __init__(self, metric: Metric, slots: Slots, watermark: int) -> None:
         self._metric = metric
-        self._present: set[int] = set()
-        self._watermark = 0
+        self._slots = slots
+        self._watermark = watermark
         self._lock = Lock()
 
     @property
@@ -35,66 +34,157 @@ class FlatIndex:
         return self._watermark
 
     def __len__(self) -> int:
-        return len(self._present)
+        return len(self._slots)
 
     def apply(self, changes: Sequence[Change]) -> None:
         if not changes:
             return
         latest = {change.key: change.vector for change in changes}
-        kept = {key: vector for key, vector in latest.items() if vector is not None}
-        rows = self._scaled(np.stack(list(kept.values()))) if kept else None
         with self._lock:
-            self._remove(self._present & latest.keys())
-            if rows is not None:
-                self._faiss.add_with_ids(rows, _keys(kept))
-                self._present |= kept.keys()
+            known = self._slots.keys[self._slots.of(list(latest))].tolist()
+            same = {key for key in known if self._holds(key, latest[key])}
+            self._remove(self._slots.of([key for key in known if key not in same]))
+            kept = {k: v for k, v in latest.items() if v is not None and k not in same}
+            if kept:
+                self._append(np.fromiter(kept, np.int64, len(kept)), np.stack(list(kept.values())))
             self._watermark = max(self._watermark, changes[-1].seq)
+
+    def fill(self, pages: Iterable[Sequence[tuple[int, Vectors]]], watermark: int) -> None:
+        """With the rows of an empty index, as they were at change `watermark` or later."""
+        for page in pages:
+            with self._lock:
+                self._append(np.array([key for key, _ in page]), np.stack([v for _, v in page]))
+        self._watermark = watermark
 
     def search(
         self,
         vectors: Vectors,
         k: int,
         *,
-        allowed: Collection[int] | None = None,
+        allowed: Collection[int] | Keys | None = None,
         excluded: Sequence[Collection[int]] | None = None,
     ) -> list[list[Hit]]:
         barred = excluded or [()] * len(vectors)
         # As many more as may be dropped again: what is left is exact.
         wanted = k + max(map(len, barred), default=0)
         queries = self._scaled(vectors)
-        options = None if allowed is None else _only(allowed)
         with self._lock:
             wanted = min(wanted, len(self))
             if wanted == 0:
                 return [[] for _ in vectors]
-            scores, keys = self._faiss.search(queries, wanted, params=options)
+            chosen = None if allowed is None else self._slots.of(allowed)
+            if chosen is not None and not len(chosen):
+                return [[] for _ in vectors]
+            scores, slots = self._nearest(queries, wanted, chosen)
+            keys = self._slots.to_keys(slots)
         if self._metric == "l2":
             scores = -np.sqrt(np.maximum(scores, 0.0))
         return [_hits(*found)[:k] for found in zip(keys, scores, barred, strict=True)]
 
+    def digest(self) -> tuple[int, int]:
+        """Number and sum of the keys."""
+        with self._lock:
+            return len(self._slots), int(self._slots.living_keys().sum())
+
+    @abstractmethod
+    def _add(self, rows: Vectors) -> None: ...
+
+    @abstractmethod
+    def _remove(self, slots: Keys) -> None: ...
+
+    @abstractmethod
+    def _stored(self, slot: int) -> Vectors: ...
+
+    @abstractmethod
+    def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]: ...
+
+    def _append(self, keys: Keys, vectors: Vectors) -> None:
+        self._add(self._scaled(vectors))
+        self._slots.append(keys)
+
+    def _holds(self, key: int, vector: Vectors | None) -> bool:
+        """Changes are told twice where an index was built while they happened."""
+        (slot,) = self._slots.of([key]).tolist()
+        return vector is not None and np.array_equal(
+            self._stored(slot), self._scaled(vector[None])[0]
+        )
+
     def _scaled(self, vectors: Vectors) -> Vectors:
         return unit(vectors) if self._metric == "cosine" else np.ascontiguousarray(vectors)
 
-    def _remove(self, keys: set[int]) -> None:
-        if keys:
-            self._faiss.remove_ids(faiss.IDSelectorBatch(_keys(keys)))
-            self._present -= keys
+
+class FlatIndex(FaissIndex):
+    """Compares a query with every row."""
+
+    def __init__(self, dimension: int, metric: Metric) -> None:
+        super().__init__(metric, Slots(), 0)
+        flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
+        self._faiss = flat(dimension)
+
+    def _add(self, rows: Vectors) -> None:
+        self._faiss.add(rows)
+
+    def _remove(self, slots: Keys) -> None:
+        """The last rows fill the gaps: faiss would move everything behind the first one."""
+        if not len(slots):
+            return
+        rows = _rows(self._faiss)
+        self._slots.kill(slots)
+        left, source = len(self._slots), len(rows) - 1
+        for target in np.sort(slots[slots < left]).tolist():
+            while not self._slots.is_alive(source):
+                source -= 1
+            rows[target] = rows[source]
+            self._slots.move(source, target)
+        self._faiss.remove_ids(faiss.IDSelectorRange(left, len(rows)))
+        self._slots.cut()
+
+    def _stored(self, slot: int) -> Vectors:
+        return cast(Vectors, _rows(self._faiss)[slot])
+
+    def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
+        if chosen is None:
+            found: tuple[Vectors, Keys] = self._faiss.search(queries, k)
+            return found
+        if len(chosen) < LISTED_SHARE * len(self._slots.keys):
+            return listed(self._faiss, queries, k, chosen)
+        return scan(self._faiss, queries, k, self._slots.bits(chosen))
 
 
-def _keys(keys: Collection[int]) -> Keys:
-    return np.fromiter(keys, np.int64, len(keys))
+def listed(flat: faiss.IndexFlat, queries: Vectors, k: int, slots: Keys) -> tuple[Vectors, Keys]:
+    """Compares with the rows in these slots. Of few rows it is several times as quick as `scan`,
+    which asks every row for its bit."""
+    distances = np.empty((len(queries), len(slots)), np.float32)
+    for query, row in zip(queries, distances, strict=True):
+        pointers = faiss.swig_ptr(row), faiss.swig_ptr(slots)
+        # faiss's type stubs leave it out.
+        flat.compute_distance_subset(  # type: ignore[attr-defined]
+            1, faiss.swig_ptr(query), len(slots), *pointers
+        )
+    sign = -1 if flat.metric_type == faiss.METRIC_INNER_PRODUCT else 1
+    best = np.argsort(sign * distances, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(distances, best, axis=1), slots[best]
 
 
-def _only(allowed: Collection[int]) -> faiss.SearchParameters:
+def scan(flat: faiss.IndexFlat, queries: Vectors, k: int, bits: Bits) -> tuple[Vectors, Keys]:
+    """Compares with the rows whose bit is set, and with nothing else."""
+    options = faiss.SearchParameters(sel=selector(bits))  # type: ignore[call-arg]
+    found: tuple[Vectors, Keys] = flat.search(queries, k, params=options)
+    return found
+
+
+def selector(bits: Bits) -> faiss.IDSelectorBitmap:
     """A bitmap: several times faster here than faiss's hash set."""
-    keys = _keys(allowed)
-    bits = np.zeros(int(keys.max(initial=0)) + 1, bool)
-    bits[keys] = True
     # faiss's type stubs know the C++ signatures, not those of its Python wrappers.
-    bitmap = faiss.IDSelectorBitmap(np.packbits(bits, bitorder="little"))  # type: ignore[call-arg, arg-type]
-    return faiss.SearchParameters(sel=bitmap)  # type: ignore[call-arg]
+    return faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
+
+
+def _rows(flat: faiss.IndexFlat) -> Vectors:
+    """A view of faiss's own memory, good until something is added or removed."""
+    numbers = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d)
+    return cast(Vectors, numbers.reshape(flat.ntotal, flat.d))
 
 
 def _hits(keys: Keys, scores: Vectors, barred: Collection[int]) -> list[Hit]:
-    pairs = zip(keys.tolist(), scores.tolist(), strict=True)
-    return [Hit(key, score) for key, score in pairs if key != NO_HIT and key not in barred]
+    found = map(Hit, keys.tolist(), scores.tolist())
+    return [hit for hit in found if hit.key != NOWHERE and hit.key not in barred]

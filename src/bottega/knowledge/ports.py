@@ -1,11 +1,14 @@
-"""The two ports inside this room: rows are the truth, an index is derived from their changes."""
+"""The ports inside this room: rows are the truth, an index is derived from their changes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from bottega.knowledge.eviction import Eviction
+from bottega.knowledge.filters import Filter
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
@@ -23,30 +26,82 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Hit:
+class Changed:
+    """An example that was stored, or is gone by now (`deleted`)."""
+
+    seq: int
+    id: str
+    deleted: bool
+
+
+class Hit(NamedTuple):
     key: int
     score: float
 
 
 @dataclass(frozen=True)
+class Embedded:
+    """One vector for each example of a batch, and what made them."""
+
+    fingerprint: str
+    vectors: Vectors
+
+
+@dataclass(frozen=True)
+class StoredView:
+    """A named vector that every row has. `number` changes when another embedder takes over."""
+
+    number: int
+    name: str
+    fingerprint: str
+    dimension: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """How often an example was shown, when last (unix seconds), and what that saved."""
+
+    count: int
+    last: float
+    saved_usd: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """At most so many rows in a namespace, and who leaves when there are more."""
+
+    rows: int
+    evict: Eviction
+
+
+@dataclass(frozen=True)
 class Footprint:
-    """`embedder` and `dimension` are None until the first row is stored."""
+    """Examples, images and pinned ones of the namespace; `bytes` of the whole file."""
 
     examples: int
     images: int
+    pinned: int
     bytes: int
-    embedder: str | None
-    dimension: int | None
     format_version: int
 
 
 class RowStore(Protocol):
-    """Examples at rest. What `put` or `delete` has returned from survives a crash.
+    """Examples at rest, one namespace of them. What `put` or `delete` has returned from survives
+    a crash.
 
     Safe to call from several threads; other processes may write to the same store meanwhile.
     """
 
-    def put(self, examples: Sequence[Example], vectors: Vectors, fingerprint: str) -> int:
+    path: str
+    name: str  # of the store, for messages
+    namespace: str
+
+    def put(
+        self,
+        examples: Sequence[Example],
+        views: Mapping[str, Embedded],
+        capacity: Capacity | None = None,
+    ) -> int:
         """Stores those whose id is new and returns how many were. All of them, or none.
 
         Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
@@ -67,15 +122,19 @@ class RowStore(Protocol):
 
     def ids_with_prefix(self, prefix: str, limit: int) -> list[str]: ...
 
-    def ids_where(
-        self,
-        *,
-        label: str | None = None,
-        source: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> list[str]:
+    def ids_where(self, where: Filter | None = None) -> list[str]:
         """In the order of insertion, as everything that lists rows."""
         ...
+
+    def keys_where(self, where: Filter, after: int = 0) -> list[int]:
+        """Ascending, from the first one above `after`."""
+        ...
+
+    def last_key(self) -> int:
+        """The highest key of any namespace."""
+        ...
+
+    def count(self) -> int: ...
 
     def labels(self) -> dict[str, list[str]]:
         """The ids of each label, labels in the order in which they were first seen."""
@@ -87,9 +146,33 @@ class RowStore(Protocol):
 
     def set_note(self, name: str, value: str) -> None: ...
 
+    def views(self) -> dict[str, StoredView]:
+        """By name, in the order in which they came to the store."""
+        ...
+
+    def vectors(self, keys: Collection[int], view: int) -> dict[int, Vectors]: ...
+
+    def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]: ...
+
+    def keys_digest(self) -> tuple[int, int]:
+        """Number and sum of the keys: what an index must hold."""
+        ...
+
     def last_seq(self) -> int: ...
 
-    def changes_since(self, seq: int, limit: int) -> list[Change]: ...
+    def change_at(self, seq: int) -> str:
+        """What a change was, as a text that tells it from what other files have at its place."""
+        ...
+
+    def changes_since(self, seq: int, limit: int, view: int) -> list[Change]: ...
+
+    def named_changes_since(self, seq: int, limit: int) -> list[Changed]: ...
+
+    def add_uses(self, uses: Mapping[str, Use]) -> None: ...
+
+    def pin(self, ids: Collection[str], pinned: bool) -> int: ...
+
+    def snapshot(self) -> AbstractContextManager[None]: ...
 
     def footprint(self) -> Footprint: ...
 

@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -17,6 +17,28 @@ from bottega.types import Example, Query
 ID_LENGTH = 16
 
 Value = str | int | float | bytes | None
+COLUMNS = (
+    "id",
+    "question",
+    "answer",
+    "choices",
+    "labels",
+    "rationale",
+    "tags",
+    "source",
+    "created",
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a store knows of an example beyond its content; times are unix seconds."""
+
+    created: float
+    uses: int = 0
+    last_used: float | None = None
+    saved_usd: float = 0.0
+    pinned: bool = False
 
 
 def identity(example: Example) -> str:
@@ -33,7 +55,7 @@ def with_id(example: Example, id: str) -> Example:
 
 
 def to_row(example: Example) -> tuple[Value, ...]:
-    """In the order of the columns after `key`."""
+    """In the order of `COLUMNS`."""
     query = example.query
     return (
         example.id,

@@ -45,5 +45,63 @@ KNOWLEDGE_BASE = FileKind(
             key INTEGER NOT NULL
         );
         """,
+        # Namespaces, several named vectors an example, and what eviction goes by. SQLite cannot
+        # drop a UNIQUE, so `examples` is copied; its counter goes along, as keys are never reused.
+        """
+        CREATE TABLE spaced (
+            key INTEGER PRIMARY KEY AUTOINCREMENT,
+            id TEXT NOT NULL,
+            question TEXT NOT NULL,
+            answer TEXT NOT NULL,
+            choices TEXT NOT NULL,
+            labels TEXT,
+            rationale TEXT,
+            tags TEXT NOT NULL,
+            source TEXT,
+            created REAL NOT NULL,
+            namespace TEXT NOT NULL,
+            UNIQUE (namespace, id)
+        );
+        INSERT INTO spaced SELECT *, '' FROM examples ORDER BY key;
+        DELETE FROM sqlite_sequence WHERE name = 'spaced';
+        INSERT INTO sqlite_sequence
+            SELECT 'spaced', seq FROM sqlite_sequence WHERE name = 'examples';
+        DROP TABLE examples;
+        ALTER TABLE spaced RENAME TO examples;
+        CREATE INDEX examples_by_namespace ON examples (namespace);
+        CREATE TABLE views (
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL,
+            fingerprint TEXT NOT NULL,
+            dimension INTEGER NOT NULL,
+            complete INTEGER NOT NULL,
+            UNIQUE (name, fingerprint)
+        );
+        INSERT INTO views
+            SELECT 1, 'default', kept.value, CAST(width.value AS INTEGER), 1
+            FROM meta AS kept, meta AS width
+            WHERE kept.name = 'embedder' AND width.name = 'dimension';
+        DELETE FROM meta WHERE name IN ('embedder', 'dimension');
+        CREATE TABLE viewed (
+            key INTEGER NOT NULL,
+            view INTEGER NOT NULL,
+            vector BLOB NOT NULL,
+            PRIMARY KEY (key, view)
+        );
+        INSERT INTO viewed SELECT key, 1, vector FROM vectors ORDER BY key;
+        DROP TABLE vectors;
+        ALTER TABLE viewed RENAME TO vectors;
+        ALTER TABLE changes ADD COLUMN id TEXT;
+        ALTER TABLE changes ADD COLUMN namespace TEXT NOT NULL DEFAULT '';
+        UPDATE changes
+            SET id = (SELECT id FROM examples WHERE examples.key = changes.key);
+        CREATE TABLE uses (
+            key INTEGER PRIMARY KEY,
+            count INTEGER NOT NULL DEFAULT 0,
+            last REAL,
+            saved_usd REAL NOT NULL DEFAULT 0,
+            pinned INTEGER NOT NULL DEFAULT 0
+        );
+        """,
     ),
 )

@@ -1,0 +1,23 @@
+"""The other process of benchmarks/stores.py: says when a search of its own finds a row."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.stores import Given, clustered
+from bottega import KnowledgeBase
+
+
+def main() -> None:
+    vectors = clustered(2000)
+    with KnowledgeBase.open(sys.argv[1], Given(vectors)) as kb:
+        for line in sys.stdin:
+            number = int(line)
+            found = ""
+            while found != str(number):
+                found = kb.nearest(vectors[number][None], 1)[0][0].example.query.text
+            print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""One index that keeps up with the rows: loaded, caught up, and rebuilt behind the searches."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event, Lock, Thread
+
+import faiss
+
+from bottega.errors import BottegaError, EmbedderMismatchError
+from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
+from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
+from bottega.knowledge.ports import RowStore, StoredView
+from bottega.knowledge.snapshots import Head, Snapshot, load, save, snapshot_path
+from bottega.protocols import Vectors
+
+log = logging.getLogger(__name__)
+
+PAGE = 4096
+BUILT_AT_ONCE = 256
+# Rows that a new index may still lack when it takes over: milliseconds of work.
+SMALL_LAG = 64
+DEAD_SHARE = 0.2
+SAVED_EVERY = 5000
+
+
+class Follower:
+    """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
+    built in the background, and searches stay exact until it is there."""
+
+    def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
+        self._rows = rows
+        self._view = view
+        self._metric: Metric = metric
+        self._hnsw_above = hnsw_above
+        self._path = snapshot_path(rows.path, view.name, rows.namespace)
+        self._index: FaissIndex | None = None
+        self._ready: FaissIndex | None = None
+        self._saved_at = 0
+        self._lock = Lock()
+        self._worker: Thread | None = None
+        self._stopping = Event()
+        self._gave_up = False
+
+    def current(self) -> FaissIndex:
+        """The index with every change that any process has committed."""
+        with self._lock:
+            last = self._rows.last_seq()
+            if self._index is None:
+                self._check_view()
+                self._index = self._loaded() or self._filled(FlatIndex(*self._shape))
+                self._maintain(self._index)
+            if self._ready is not None:
+                self._index, self._ready = self._ready, None
+            if self._index.watermark < last:
+                self._check_view()
+                self._catch_up(self._index)
+                self._maintain(self._index)
+            return self._index
+
+    def close(self) -> None:
+        """Waits for what runs in the background, and keeps the graph for the next start."""
+        self._stopping.set()
+        if self._worker is not None:
+            self._worker.join()
+        with self._lock:
+            index = self._ready or self._index
+            if isinstance(index, HnswIndex) and index.watermark > self._saved_at:
+                self._save(index)
+            self._index = self._ready = None
+
+    @property
+    def is_building(self) -> bool:
+        return self._worker is not None and self._worker.is_alive()
+
+    def settle(self) -> None:
+        """Waits until nothing is being built."""
+        while self.is_building:
+            if self._worker is not None:
+                self._worker.join()
+            self.current()
+
+    @property
+    def _shape(self) -> tuple[int, Metric]:
+        return self._view.dimension, self._metric
+
+    def _check_view(self) -> None:
+        stored = self._rows.views().get(self._view.name)
+        if stored is not None and stored.number != self._view.number:
+            raise EmbedderMismatchError(stored.fingerprint, self._view.fingerprint)
+
+    def _loaded(self) -> HnswIndex | None:
+        found = load(self._path) if self._path else None
+        if found is None or not self._fits(found.head):
+            return None
+        index = restored(
+            found.graph,
+            found.keys,
+            self._metric,
+            exact_up_to=self._hnsw_above,
+            watermark=found.head.seq,
+        )
+        # In one moment, or another process's commit in between would look like damage.
+        with self._rows.snapshot():
+            self._catch_up(index)
+            whole = index.digest() == self._rows.keys_digest()
+        if not whole:
+            log.warning("%s does not match its rows and will be made again", self._path)
+            return None
+        self._saved_at = found.head.seq
+        return index
+
+    def _fits(self, head: Head) -> bool:
+        return head == self._head(head.seq) and head.seq <= self._rows.last_seq()
+
+    def _head(self, seq: int) -> Head:
+        view = self._view
+        change = self._rows.change_at(seq)
+        space = self._rows.namespace
+        return Head(view.number, view.fingerprint, view.dimension, self._metric, space, seq, change)
+
+    def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
+        index.fill(self._pages(page), self._rows.last_seq())
+        return index
+
+    def _pages(self, size: int) -> Iterator[Sequence[tuple[int, Vectors]]]:
+        key = 0
+        while not self._stopping.is_set():
+            page = self._rows.vectors_after(key, size, self._view.number)
+            if not page:
+                return
+            yield page
+            key = page[-1][0]
+
+    def _catch_up(self, index: FaissIndex, within: int = 0) -> None:
+        while index.watermark + within < self._rows.last_seq():
+            index.apply(self._rows.changes_since(index.watermark, PAGE, self._view.number))
+
+    def _maintain(self, index: FaissIndex) -> None:
+        if self._gave_up or self.is_building:
+            return
+        if isinstance(index, HnswIndex):
+            stale = index.dead_share > DEAD_SHARE
+            unsaved = index.watermark - self._saved_at > max(SAVED_EVERY, len(index) // 10)
+            work = self._rebuild if stale else self._save_current if unsaved else None
+        else:
+            work = self._rebuild if len(index) > self._hnsw_above else None
+        if work is not None:
+            self._worker = Thread(target=self._quietly, args=(work, index), daemon=True)
+            self._worker.start()
+
+    def _quietly(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
+        """What is there goes on serving if this fails."""
+        try:
+            # Of this thread only: searches keep the others.
+            faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+            work(index)
+        except (BottegaError, RuntimeError, MemoryError) as error:
+            self._gave_up = True
+            if not self._stopping.is_set():
+                log.warning("the index of %s was not rebuilt: %s", self._rows.path, error)
+
+    def _rebuild(self, old: FaissIndex) -> None:
+        new: FaissIndex = FlatIndex(*self._shape)
+        if len(old) > self._hnsw_above:
+            graph = empty_graph(*self._shape)
+            new = HnswIndex(graph, self._metric, exact_up_to=self._hnsw_above)
+        self._filled(new, BUILT_AT_ONCE)
+        self._catch_up(new, SMALL_LAG)
+        if self._stopping.is_set():
+            return
+        if isinstance(new, HnswIndex):
+            self._save(new)
+        self._ready = new
+
+    def _save_current(self, index: FaissIndex) -> None:
+        if isinstance(index, HnswIndex):
+            self._save(index)
+
+    def _save(self, index: HnswIndex) -> None:
+        if self._path is not None:
+            graph, keys, seq = index.copied()
+            save(self._path, Snapshot(self._head(seq), graph, keys))
+            self._saved_at = seq

@@ -1,0 +1,92 @@
+"""Approximate nearest neighbours for large knowledge bases: faiss's HNSW graph."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import faiss
+
+from bottega.knowledge.index import LISTED_SHARE, FaissIndex, Metric, listed, scan, selector
+from bottega.knowledge.slots import Keys, Slots
+from bottega.protocols import Vectors
+
+LINKS = 16
+EFFORT_BUILDING = 100
+EFFORT_SEARCHING = 128
+MOST_EFFORT = 2048
+
+
+class HnswIndex(FaissIndex):
+    """Exact all the same while it holds `exact_up_to` rows or fewer, and for a search that is
+    restricted to few of its rows. Deleted rows stay in the graph as waypoints until it is rebuilt.
+    """
+
+    def __init__(
+        self,
+        graph: faiss.IndexHNSWFlat,
+        metric: Metric,
+        *,
+        exact_up_to: int = 0,
+        slots: Slots | None = None,
+        watermark: int = 0,
+    ) -> None:
+        super().__init__(metric, slots or Slots(), watermark)
+        self._graph = graph
+        self._rows = cast(faiss.IndexFlat, faiss.downcast_index(graph.storage))
+        self._exact_up_to = exact_up_to
+
+    @property
+    def dead_share(self) -> float:
+        return self._slots.dead / max(1, len(self._slots.keys))
+
+    def copied(self) -> tuple[faiss.IndexHNSWFlat, Keys, int]:
+        """The graph, the keys by slot (`NOWHERE` where dead) and the watermark, of one moment."""
+        with self._lock:
+            graph = cast(faiss.IndexHNSWFlat, faiss.clone_index(self._graph))
+            return graph, self._slots.marked_keys(), self._watermark
+
+    def _add(self, rows: Vectors) -> None:
+        self._graph.add(rows)
+
+    def _remove(self, slots: Keys) -> None:
+        self._slots.kill(slots)
+
+    def _stored(self, slot: int) -> Vectors:
+        return cast(Vectors, self._rows.reconstruct(slot))
+
+    def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
+        if chosen is not None and len(chosen) < LISTED_SHARE * len(self._slots.keys):
+            return listed(self._rows, queries, k, chosen)
+        if len(self) <= self._exact_up_to:
+            living = self._slots.living() if chosen is None else self._slots.bits(chosen)
+            return scan(self._rows, queries, k, living)
+        return self._walk(queries, k, chosen)
+
+    def _walk(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
+        kept = len(self) if chosen is None else len(chosen)
+        effort = max(EFFORT_SEARCHING, 2 * k) * len(self._slots.keys) / max(1, kept)
+        # faiss's type stubs leave it out.
+        options = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]
+            efSearch=int(min(effort, MOST_EFFORT + 2 * k))
+        )
+        if chosen is not None:
+            options.sel = selector(self._slots.bits(chosen))
+        elif self._slots.dead:
+            options.sel = selector(self._slots.living())
+        found: tuple[Vectors, Keys] = self._graph.search(queries, k, params=options)
+        return found
+
+
+def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:
+    kind = faiss.METRIC_INNER_PRODUCT if metric == "cosine" else faiss.METRIC_L2
+    graph = faiss.IndexHNSWFlat(dimension, LINKS, kind)
+    graph.hnsw.efConstruction = EFFORT_BUILDING
+    return graph
+
+
+def restored(
+    graph: faiss.IndexHNSWFlat, keys: Keys, metric: Metric, *, exact_up_to: int, watermark: int
+) -> HnswIndex:
+    """From what `copied` gave."""
+    slots = Slots.marked(keys)
+    return HnswIndex(graph, metric, exact_up_to=exact_up_to, slots=slots, watermark=watermark)

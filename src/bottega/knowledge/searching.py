@@ -1,0 +1,164 @@
+"""Searches of one handle: the indexes of its views, and filters resolved to keys."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.knowledge.filters import Filter
+from bottega.knowledge.following import Follower
+from bottega.knowledge.index import FaissIndex, Metric
+from bottega.knowledge.ports import Hit, RowStore, StoredView
+from bottega.knowledge.recent import Recent
+from bottega.knowledge.slots import Keys
+from bottega.knowledge.views import View, Views
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Query
+
+FILTERS_KEPT = 64
+GONE_KEPT = 1000
+
+
+@dataclass
+class Resolved:
+    """The keys that a filter chose among the rows up to change `seq` and key `last`."""
+
+    seq: int = -1
+    last: int = 0
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Searcher:
+    def __init__(self, rows: RowStore, views: Views, metric: Metric, hnsw_above: int) -> None:
+        self._rows = rows
+        self._views = views
+        self._metric: Metric = metric
+        self._hnsw_above = hnsw_above
+        self._followers: dict[str, Follower] = {}
+        self._filters: OrderedDict[Filter, Resolved] = OrderedDict()
+        self._recent = Recent()
+        self._lock = Lock()
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        """The stored view of that name and how to embed for it; the first one by default."""
+        stored = self._rows.views()
+        given = self._views.over(stored)
+        name = next(iter(given)) if by is None else by
+        if name not in given:
+            raise SettingError(
+                f"there is no view {name!r}", hint=f"by one of {', '.join(given)}, as opened"
+            )
+        if name not in stored:
+            raise _empty(self._rows)
+        return stored[name], given[name]
+
+    def follow(self, by: str | None) -> FaissIndex:
+        """The index with every change that any process has committed."""
+        with self._lock:
+            follower = self._followers.get(by or "")
+            if follower is None:
+                view, _ = self.view(by)
+                follower = Follower(self._rows, view, self._metric, self._hnsw_above)
+                self._followers[by or ""] = follower
+        index = follower.current()
+        if not len(index):
+            raise _empty(self._rows)
+        return index
+
+    def nearest(
+        self,
+        vectors: Vectors,
+        k: int,
+        *,
+        by: str | None,
+        where: Filter | None,
+        within: Collection[str] | None,
+        excluded_for: Sequence[Query] | None,
+    ) -> list[list[Candidate]]:
+        while True:
+            index = self.follow(by)
+            own = None
+            if excluded_for is not None:
+                own = [self._rows.own_keys(query) for query in excluded_for]
+            allowed = self._allowed(where, within, most=len(index))
+            hits = index.search(vectors, k, allowed=allowed, excluded=own)
+            candidates = self._candidates(hits)
+            if candidates is not None:
+                return candidates
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        view, _ = self.view(by)
+        with self._rows.snapshot():
+            keys = self._rows.keys(ids)
+            found = self._rows.vectors(keys.values(), view.number)
+        missing = [id for id in ids if keys.get(id) not in found]
+        if missing:
+            raise NotFoundError(
+                f"there is no vector of {missing[0]!r}", hint="bottega verify finds missing ones"
+            )
+        rows = [found[keys[id]] for id in ids]
+        return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
+
+    def forget(self) -> None:
+        """Closes every index; the next search begins anew."""
+        with self._lock:
+            for follower in self._followers.values():
+                follower.close()
+            self._followers.clear()
+            self._recent.clear()
+
+    def settle(self) -> None:
+        """Waits for indexes that are being built."""
+        with self._lock:
+            followers = list(self._followers.values())
+        for follower in followers:
+            follower.settle()
+
+    def _allowed(
+        self, where: Filter | None, within: Collection[str] | None, most: int
+    ) -> Keys | None:
+        keys = None if where is None else self._resolved(where, most)
+        if within is not None:
+            chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
+            keys = chosen if keys is None else np.intersect1d(chosen, keys)
+        return keys
+
+    def _resolved(self, where: Filter, most: int) -> Keys:
+        """Rows never change, so only those that are new are asked about; what was deleted the
+        index leaves out."""
+        with self._lock:
+            kept = self._filters.setdefault(where, Resolved())
+            self._filters.move_to_end(where)
+            if len(self._filters) > FILTERS_KEPT:
+                self._filters.popitem(last=False)
+            seq = self._rows.last_seq()
+            if kept.seq != seq:
+                if len(kept.keys) > GONE_KEPT + 2 * most:  # most of them were deleted since
+                    kept.last, kept.keys = 0, np.empty(0, np.int64)
+                last = self._rows.last_key()
+                new = self._rows.keys_where(where, kept.last)
+                kept.keys = np.union1d(kept.keys, np.array(new, np.int64))
+                kept.seq, kept.last = seq, last
+            return kept.keys
+
+    def _candidates(self, hits: list[list[Hit]]) -> list[list[Candidate]] | None:
+        """None if another process has deleted one of them since the search."""
+        wanted = {hit.key for found in hits for hit in found}
+        examples = self._recent.among(wanted)
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
+
+
+def _empty(rows: RowStore) -> EmptyKnowledgeBaseError:
+    where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
+    return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")

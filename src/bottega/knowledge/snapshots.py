@@ -1,0 +1,112 @@
+"""Search graphs kept beside the database, so that opening a large one is quick.
+
+A file is what faiss writes, then the keys, a JSON head and a foot with a checksum. It is derived
+and never believed without proof: whatever does not fit is as good as not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import struct
+import threading
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import faiss
+import numpy as np
+import orjson
+
+from bottega.knowledge.connection import MEMORY
+from bottega.knowledge.slots import Keys
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"BttgHNSW"
+BLOCK = 1 << 16
+FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the foot, magic
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the graph was made from; `change` is what change `seq` was (`RowStore.change_at`)."""
+
+    view: int
+    fingerprint: str
+    dimension: int
+    metric: str
+    namespace: str
+    seq: int
+    change: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    head: Head
+    graph: faiss.IndexHNSWFlat
+    keys: Keys
+
+
+def snapshot_path(database: str, view: str, namespace: str) -> Path | None:
+    """`K.db.VIEW.index`, with a hash of the namespace in it if there is one."""
+    if database == MEMORY:
+        return None
+    space = f".{hashlib.sha256(namespace.encode()).hexdigest()[:12]}" if namespace else ""
+    return Path(f"{database}.{view}{space}.index")
+
+
+def save(path: Path, found: Snapshot) -> bool:
+    """Whether it could be written: a full disk or a read-only folder costs time, nothing else."""
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        faiss.write_index(found.graph, str(part))
+        head = orjson.dumps(asdict(found.head))
+        with part.open("r+b") as file:
+            file.seek(0, os.SEEK_END)
+            file.write(found.keys.astype("<i8").tobytes() + head)
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written:
+                checksum = checksum_of(written)
+            file.write(FOOT.pack(len(head), checksum, MAGIC))
+        part.replace(path)
+    except (OSError, RuntimeError) as error:  # faiss raises RuntimeError where it cannot write
+        log.warning("%s was not written, the next start will take longer: %s", path, error)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def checksum_of(data: mmap.mmap | memoryview) -> int:
+    """A CRC of the sums of blocks: ten times as quick as one of all bytes, and no bit, block or
+    end of a file can change without it."""
+    words = np.frombuffer(data, np.uint8)
+    whole = len(words) // BLOCK * BLOCK
+    sums = words[:whole].view(np.uint64).reshape(-1, BLOCK // 8).sum(axis=1, dtype=np.uint64)
+    return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
+
+
+def load(path: Path) -> Snapshot | None:
+    """None if there is none or it is damaged."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            end = len(data) - FOOT.size
+            head_size, checksum, magic = FOOT.unpack_from(data, max(end, 0))
+            with memoryview(data) as whole, whole[:end] as body:
+                if magic != MAGIC or checksum_of(body) != checksum:
+                    raise ValueError("its checksum is wrong")
+            head = Head(**orjson.loads(data[end - head_size : end]))
+            graph = cast(faiss.IndexHNSWFlat, faiss.read_index(str(path)))
+            start = end - head_size - 8 * graph.ntotal
+            keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
+        log.warning("%s is left out and will be made again: %s", path, error)
+        return None
+    return Snapshot(head, graph, keys)

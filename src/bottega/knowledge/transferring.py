@@ -1,0 +1,162 @@
+"""A knowledge base as a folder that people and other programs can read: examples.jsonl and
+images/. `load_jsonl` reads it too, apart from pins, counters and examples without an answer."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bottega.errors import BottegaError, ImageError, LoadError, StoreError
+from bottega.image import Image, path_text
+from bottega.knowledge.loading.labelled import open_within
+from bottega.knowledge.records import Standing
+from bottega.knowledge.rows import SqliteRows
+from bottega.types import Example, Query
+
+EXAMPLES, IMAGES = "examples.jsonl", "images"
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Imported:
+    example: Example
+    standing: Standing
+
+
+def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | None) -> int:
+    """How many examples were written. The list comes last: a folder with one is whole."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
+    part, count = folder / f"{EXAMPLES}.part", 0
+    try:
+        (folder / IMAGES).mkdir(parents=True)
+        with part.open("wb") as file:
+            for example, standing in _everything(rows):
+                file.write(orjson.dumps(_line(example, standing, folder)) + b"\n")
+                count += 1
+                if progress is not None:
+                    progress(1)
+        part.replace(folder / EXAMPLES)
+    except OSError as error:
+        raise StoreError(
+            f"{path_text(folder)} cannot be written: {error.strerror}",
+            hint="check its permissions and the space left",
+        ) from error
+    return count
+
+
+def _everything(rows: SqliteRows) -> Iterator[tuple[Example, Standing]]:
+    ids = rows.ids_where()
+    for start in range(0, len(ids), AT_ONCE):
+        keys = list(rows.keys(ids[start : start + AT_ONCE]).values())
+        standings = rows.standings(keys)
+        for key, example in sorted(rows.by_keys(keys).items()):
+            if key in standings:
+                yield example, standings[key]
+
+
+def _line(example: Example, standing: Standing, folder: Path) -> dict[str, object]:
+    query = example.query
+    return {
+        "id": example.id,
+        "images": [_kept(image, folder) for image in query.images],
+        "image_sources": [image.source for image in query.images],
+        "question": query.text,
+        "answer": example.answer,
+        "labels": example.labels,
+        "choices": query.choices,
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+        "standing": standing,
+    }
+
+
+def _kept(image: Image, folder: Path) -> str:
+    name = f"{IMAGES}/{image.sha256}{mimetypes.guess_extension(image.media_type) or '.bin'}"
+    path = folder / name
+    if not path.exists():
+        path.write_bytes(image.data)
+    return name
+
+
+def read_export(folder: Path, on_bad: Callable[[BottegaError], None]) -> Iterator[Imported]:
+    """What cannot be read goes to `on_bad` with its line; the others are given."""
+    path = folder / EXAMPLES
+    try:
+        lines = path.open("rb")
+    except OSError as error:
+        raise LoadError(
+            f"{path_text(path)} cannot be read: {error.strerror}",
+            hint="give a folder that bottega export wrote",
+        ) from error
+    with lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                imported = _imported(orjson.loads(line), folder)
+            except (ImageError, ValueError, TypeError, KeyError) as error:
+                hint = getattr(error, "hint", "") or "export the knowledge base again"
+                what = f"{path_text(path)}, line {number}: {error}"
+                on_bad(LoadError(what, hint=hint))
+            else:
+                yield imported
+
+
+def _imported(row: dict[str, Any], folder: Path) -> Imported:
+    fields = _Fields(**{name: row[name] for name in _Fields.__dataclass_fields__})
+    if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
+        raise TypeError("question and answer should be texts")
+    images = [
+        replace(open_within(folder, name), source=source)
+        for name, source in zip(fields.images, fields.image_sources, strict=True)
+    ]
+    example = Example(
+        Query(fields.question, tuple(images), tuple(fields.choices)),
+        fields.answer,
+        labels=None if fields.labels is None else tuple(fields.labels),
+        rationale=fields.rationale,
+        tags=dict(fields.tags),
+        source=fields.source,
+    )
+    return Imported(example, Standing(**fields.standing))
+
+
+@dataclass(frozen=True)
+class _Fields:
+    images: list[str]
+    image_sources: list[str | None]
+    question: str
+    answer: str
+    labels: list[str] | None
+    choices: list[str]
+    rationale: str | None
+    tags: dict[str, str]
+    source: str | None
+    standing: dict[str, Any]
+
+
+def restore(rows: SqliteRows, standings: dict[str, Standing]) -> None:
+    """Age, pins and counters of examples that an import has just added."""
+    with rows.transaction() as connection:
+        for id, standing in standings.items():
+            connection.execute(
+                "UPDATE examples SET created = ? WHERE namespace = ? AND id = ?",
+                (standing.created, rows.namespace, id),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO uses (key, count, last, saved_usd, pinned)"
+                " SELECT key, ?, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?",
+                (
+                    standing.uses,
+                    standing.last_used,
+                    standing.saved_usd,
+                    standing.pinned,
+                    rows.namespace,
+                    id,
+                ),
+            )

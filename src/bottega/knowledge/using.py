@@ -1,0 +1,56 @@
+"""Use counters on their way to the store: a commit for each use would cost more than the use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from threading import Lock
+
+from bottega.knowledge.ports import RowStore, Use
+
+FLUSHED_AT = 256
+FLUSHED_AFTER = 30.0
+
+
+class UseBuffer:
+    """Written when there are many, when they are old, and when the handle is closed. A process
+    that is killed loses the last half minute of counts, never an example."""
+
+    def __init__(self, rows: RowStore) -> None:
+        self._rows = rows
+        self._uses: dict[str, Use] = {}
+        self._since = time.monotonic()
+        self._lock = Lock()
+
+    def note(self, ids: Collection[str], saved_usd: float) -> None:
+        now = time.time()
+        share = saved_usd / max(1, len(ids))
+        with self._lock:
+            if not self._uses:
+                self._since = time.monotonic()
+            for id in ids:
+                before = self._uses.get(id, Use(0, now, 0.0))
+                self._uses[id] = Use(before.count + 1, now, before.saved_usd + share)
+            old = time.monotonic() - self._since > FLUSHED_AFTER
+            due = len(self._uses) >= FLUSHED_AT or old
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            uses, self._uses = self._uses, {}
+        if not uses:
+            return
+        try:
+            self._rows.add_uses(uses)
+        except BaseException:
+            self._put_back(uses)
+            raise
+
+    def _put_back(self, uses: dict[str, Use]) -> None:
+        with self._lock:
+            for id, use in uses.items():
+                later = self._uses.get(id, Use(0, use.last, 0.0))
+                self._uses[id] = Use(
+                    use.count + later.count, later.last, use.saved_usd + later.saved_usd
+                )

@@ -1,0 +1,217 @@
+"""Whether a file is what it should be: images against hashes, vectors and indexes against rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from bottega.knowledge.connection import MEMORY
+from bottega.knowledge.database import listed
+from bottega.knowledge.index import Metric
+from bottega.knowledge.ports import StoredView
+from bottega.knowledge.records import identity
+from bottega.knowledge.reindexing import embed_again
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.slots import NOWHERE
+from bottega.knowledge.snapshots import Snapshot, load
+from bottega.knowledge.vectors import unit
+from bottega.knowledge.views import View
+from bottega.protocols import Vectors
+
+PAGE = 256
+NO_EXAMPLE = "NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = {table}.key)"
+NO_USE = "NOT EXISTS (SELECT 1 FROM example_images AS e WHERE e.sha256 = images.sha256)"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`repaired` only where it could be derived again; an image's bytes cannot."""
+
+    what: str
+    repaired: bool
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was looked at, in every namespace, and what was wrong with it."""
+
+    examples: int
+    images: int
+    vectors: int
+    snapshots: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def sound(self) -> bool:
+        return all(problem.repaired for problem in self.problems)
+
+
+Repair = Callable[[], None]
+Finding = tuple[str, Repair | None]
+
+
+def verify(rows: SqliteRows, views: Mapping[str, View], *, repair: bool) -> Verified:
+    checks = (_pages, _leftovers, _images, _identities, _vectors, _log, _snapshots)
+    problems = []
+    for check in checks:
+        for what, mend in check(rows, views):
+            if repair and mend is not None:
+                mend()
+            problems.append(Problem(what, repair and mend is not None))
+    examples, images, vectors = (
+        int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
+        for table in ("examples", "images", "vectors")
+    )
+    snapshots = len(_snapshot_files(rows))
+    return Verified(examples, images, vectors, snapshots, tuple(problems))
+
+
+def _pages(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for row in rows.read("PRAGMA integrity_check"):
+        if row[0] != "ok":
+            yield f"SQLite: {row[0]}", None
+
+
+def _images(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for (sha256,) in rows.read("SELECT sha256 FROM images ORDER BY sha256"):
+        for (data,) in rows.read("SELECT data FROM images WHERE sha256 = ?", sha256):
+            if hashlib.sha256(data).hexdigest() != sha256:
+                yield f"the bytes of image {sha256} are not those that were stored", None
+    for row in rows.read(
+        "SELECT DISTINCT sha256 FROM example_images"
+        " WHERE NOT EXISTS (SELECT 1 FROM images WHERE images.sha256 = example_images.sha256)"
+    ):
+        yield f"image {row[0]} is missing", None
+
+
+def _identities(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for keys in _paged(rows, "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"):
+        for example in rows.by_keys(keys).values():
+            if identity(example) != example.id:
+                yield f"example {example.id} has another question, answer or image", None
+
+
+def _leftovers(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    where = {table: NO_EXAMPLE.format(table=table) for table in ("vectors", "example_images")}
+    where |= {"uses": NO_EXAMPLE.format(table="uses"), "images": NO_USE}
+    for table, orphaned in where.items():
+        ((number,),) = rows.read(f"SELECT count(*) FROM {table} WHERE {orphaned}")
+        if number:
+            mend = _executed(rows, f"DELETE FROM {table} WHERE {orphaned}")
+            yield f"{number} {table} of no example", mend
+
+
+def _vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for stored in rows.views().values():
+        wrong = list(_wrong_vectors(rows, stored))
+        view = views.get(stored.name)
+        if wrong and view is not None:
+            yield f"{len(wrong)} vectors {stored.name!r}", _embedding(rows, wrong, stored, view)
+        elif wrong:
+            yield f"{len(wrong)} vectors {stored.name!r}; repaired only with the embedder", None
+
+
+def _embedding(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
+    def mend() -> None:
+        for start in range(0, len(keys), PAGE):
+            embed_again(rows, keys[start : start + PAGE], stored.number, view)
+
+    return mend
+
+
+def _wrong_vectors(rows: SqliteRows, view: StoredView) -> Iterator[int]:
+    """Keys whose vector is missing, of another length, or not finite."""
+    for keys in _paged(rows, "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"):
+        found = rows.read(
+            "SELECT chosen.value, CAST(vector AS BLOB) FROM json_each(?) AS chosen"
+            " LEFT JOIN vectors ON vectors.key = chosen.value AND view = ?",
+            listed(keys),
+            view.number,
+        )
+        for key, blob in found:
+            whole = blob is not None and len(blob) == 4 * view.dimension
+            if not whole or not np.isfinite(np.frombuffer(blob, np.float32)).all():
+                yield key
+
+
+def _log(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """An index that follows the log must end up with the rows that are there."""
+    untold = (
+        "FROM examples WHERE coalesce((SELECT op FROM changes WHERE changes.key = examples.key"
+        " ORDER BY seq DESC LIMIT 1), 'delete') != 'put'"
+    )
+    last = "SELECT key, max(seq) AS seq FROM changes WHERE key > 0 GROUP BY key"
+    left = (
+        f"FROM ({last}) AS last JOIN changes USING (seq) WHERE changes.op = 'put'"
+        " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
+    )
+    for op, source, chosen in (("put", "examples", untold), ("delete", "changes", left)):
+        ((number,),) = rows.read(f"SELECT count(*) {chosen}")
+        if number:
+            statement = (
+                "INSERT INTO changes (op, key, id, namespace)"
+                f" SELECT '{op}', {source}.key, {source}.id, {source}.namespace {chosen}"
+            )
+            yield f"{number} rows whose {op} is not in the change log", _executed(rows, statement)
+
+
+def _executed(rows: SqliteRows, statement: str) -> Repair:
+    def mend() -> None:
+        with rows.transaction() as connection:
+            connection.execute(statement)
+
+    return mend
+
+
+def _snapshots(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for path in _snapshot_files(rows):
+        if path.suffix == ".part":
+            yield f"{path.name} was never finished", path.unlink
+            continue
+        found = load(path)
+        if found is None or not _agrees(rows, found):
+            yield f"{path.name} does not fit the rows", path.unlink
+
+
+def _snapshot_files(rows: SqliteRows) -> list[Path]:
+    if rows.path == MEMORY:
+        return []
+    path = Path(rows.path)
+    beside = (each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}."))
+    return sorted(each for each in beside if each.suffix in (".index", ".part"))
+
+
+def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
+    head = found.head
+    if head.seq > rows.last_seq() or rows.change_at(head.seq) != head.change:
+        return False
+    stored = {view.number: view for view in rows.views().values()}.get(head.view)
+    if stored is None or stored.fingerprint != head.fingerprint:
+        return False
+    metric: Metric = "l2" if head.metric == "l2" else "cosine"
+    slots = np.flatnonzero(found.keys != NOWHERE)
+    for start in range(0, len(slots), PAGE):
+        chosen = slots[start : start + PAGE]
+        vectors = rows.vectors(found.keys[chosen].tolist(), head.view)
+        for slot in chosen.tolist():
+            row = vectors.get(int(found.keys[slot]))  # None: deleted since
+            indexed = cast(Vectors, found.graph.reconstruct(slot))
+            if row is not None and not _same(indexed, row, metric):
+                return False
+    return True
+
+
+def _same(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
+    return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)
+
+
+def _paged(rows: SqliteRows, statement: str) -> Iterator[list[int]]:
+    key = 0
+    while keys := [row[0] for row in rows.read(statement, key, PAGE)]:
+        yield keys
+        key = keys[-1]

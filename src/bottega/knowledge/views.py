@@ -1,0 +1,96 @@
+"""Named vectors: what of an example is embedded, and by which embedder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bottega.errors import EmbedderMismatchError, EmbeddingError, SettingError
+from bottega.knowledge.ports import StoredView
+from bottega.knowledge.writing import check_views
+from bottega.protocols import Embedder, Vectors
+from bottega.types import Example, Query
+
+DEFAULT = "default"
+# Names become parts of file names.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+@dataclass(frozen=True)
+class View:
+    """`reads` says what of an example is embedded; by default its query, as it will be asked."""
+
+    embed: Embedder
+    reads: Callable[[Example], Query] | None = None
+
+    def vectors(self, examples: Sequence[Example]) -> Vectors:
+        """One finite row for each example, or `EmbeddingError`."""
+        if not examples:
+            return np.empty((0, self.embed.dimension), np.float32)
+        reads = self.reads or (lambda example: example.query)
+        return embedded(self.embed, [reads(example) for example in examples], "examples")
+
+
+class Views:
+    """The views of one handle. A bare embedder is one view named `default`."""
+
+    def __init__(self, given: Embedder | Mapping[str, View] | None) -> None:
+        self._bare = None if given is None or isinstance(given, Mapping) else View(given)
+        self._named = dict(given) if isinstance(given, Mapping) else {}
+        if isinstance(given, Mapping) and not given:
+            raise SettingError("there is no view", hint="embed={'image': View(embedder)}")
+        for name in self._named:
+            check_name(name)
+
+    def __bool__(self) -> bool:
+        return self._bare is not None or bool(self._named)
+
+    def over(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
+        """By name, the default one first; raises if the file's vectors are not of these."""
+        named = self._named
+        if self._bare is not None:
+            named = {_name_of(self._bare.embed, stored): self._bare}
+        if stored:
+            check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
+        return named
+
+    def replaced(self, name: str, view: View) -> None:
+        """From now on the handle embeds so. What it did not have it still has not."""
+        if self._bare is not None:
+            self._bare = view
+        elif name in self._named:
+            self._named[name] = view
+
+
+def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
+    if not stored or DEFAULT in stored:
+        return DEFAULT
+    for name, view in stored.items():
+        if view.fingerprint == embed.fingerprint:
+            return name
+    raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+
+
+def check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise SettingError(
+            f"{name!r} cannot name a view", hint="use up to 40 letters, digits, - and _"
+        )
+
+
+def embedded(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
+    vectors = embed.embed(queries)
+    if vectors.shape != (len(queries), embed.dimension):
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned {vectors.shape} for {len(queries)} {what}",
+            hint=f"an embedder returns one row of {embed.dimension} numbers for each",
+        )
+    if not np.isfinite(vectors).all():
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned numbers that are not finite",
+            hint="check its weights; half precision may overflow",
+        )
+    return vectors

@@ -1,0 +1,141 @@
+"""What a transaction does to the rows of a knowledge base. All of it, or SQLite undoes it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
+from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.ports import Capacity, Embedded, StoredView, Use
+from bottega.knowledge.records import COLUMNS, to_row
+from bottega.protocols import Vectors
+from bottega.types import Example
+
+PLACES = ", ".join("?" * (len(COLUMNS) + 1))
+INSERT = f"INSERT OR IGNORE INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
+
+
+def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list[int]:
+    """The numbers of the views in their order. The first batch decides which views a file has."""
+    stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
+    if not stored:
+        connection.executemany(
+            "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)",
+            [(name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()],
+        )
+        return claim(connection, views)
+    check_views(stored, {name: made.fingerprint for name, made in views.items()})
+    if missing := stored.keys() - views.keys():
+        raise SettingError(
+            f"examples here also have the vectors {', '.join(sorted(missing))}",
+            hint="KnowledgeBase.open(path, {name: View(...), ...}) with all of them to add",
+        )
+    return [stored[name].number for name in views]
+
+
+def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str]) -> None:
+    for name, fingerprint in fingerprints.items():
+        if name not in stored:
+            raise StoreError(
+                f"the examples here have no vectors {name!r}, only {', '.join(stored)}",
+                hint=f"knowledge.reindex({name!r}, View(...)), or bottega reindex --by {name}",
+            )
+        if stored[name].fingerprint != fingerprint:
+            raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
+
+
+def insert(
+    connection: sqlite3.Connection, example: Example, vectors: Mapping[int, Vectors], namespace: str
+) -> int | None:
+    """Its key; None if it was there."""
+    cursor = connection.execute(INSERT, (*to_row(example), namespace))
+    if not cursor.rowcount:
+        return None
+    key = int(cursor.lastrowid or 0)
+    for place, image in enumerate(example.query.images):
+        connection.execute(
+            "INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?, ?)",
+            (image.sha256, image.media_type, image.width, image.height, image.data),
+        )
+        connection.execute(
+            "INSERT INTO example_images VALUES (?, ?, ?, ?)",
+            (key, place, image.sha256, image.source),
+        )
+    connection.executemany(
+        "INSERT INTO vectors VALUES (?, ?, ?)",
+        [(key, view, blob(vector)) for view, vector in vectors.items()],
+    )
+    log_change(connection, "put", [key])
+    return key
+
+
+def blob(vector: Vectors) -> bytes:
+    return np.ascontiguousarray(vector, np.float32).tobytes()
+
+
+def log_change(connection: sqlite3.Connection, op: str, keys: Sequence[int]) -> None:
+    """While the rows are there: the log keeps their ids and namespaces."""
+    connection.execute(
+        "INSERT INTO changes (op, key, id, namespace)"
+        f" SELECT ?, key, id, namespace FROM examples WHERE key IN {LISTED} ORDER BY key",
+        (op, listed(keys)),
+    )
+
+
+def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
+    chosen = listed(keys)
+    seen = connection.execute(
+        f"SELECT DISTINCT sha256 FROM example_images WHERE key IN {LISTED}", [chosen]
+    )
+    hashes = listed([row[0] for row in seen])
+    log_change(connection, "delete", keys)
+    for table in ("examples", "vectors", "example_images", "uses"):
+        connection.execute(f"DELETE FROM {table} WHERE key IN {LISTED}", [chosen])
+    connection.execute(
+        f"DELETE FROM images WHERE sha256 IN {LISTED}"
+        " AND NOT EXISTS (SELECT 1 FROM example_images AS kept WHERE kept.sha256 = images.sha256)",
+        [hashes],
+    )
+
+
+def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
+    """Removes as many as there are too many. Runs before the commit: a reader never sees more."""
+    total, pinned = connection.execute(
+        "SELECT count(*), coalesce(sum(pinned), 0) FROM examples LEFT JOIN uses USING (key)"
+        " WHERE namespace = ?",
+        [namespace],
+    ).fetchone()
+    excess = total - capacity.rows
+    if excess <= 0:
+        return
+    if pinned >= capacity.rows:
+        raise StoreFullError(
+            f"all {pinned} examples are pinned and the capacity is {capacity.rows}",
+            hint="unpin some (bottega unpin), or open with a larger capacity",
+        )
+    newest = (
+        "(SELECT key FROM examples WHERE namespace = ?1"
+        f" ORDER BY key DESC LIMIT 1 OFFSET {capacity.evict.protect})"
+    )
+    found = connection.execute(
+        "SELECT examples.key FROM examples LEFT JOIN uses USING (key)"
+        " WHERE namespace = ?1 AND coalesce(pinned, 0) = 0"
+        f" ORDER BY examples.key > {newest}, {capacity.evict.order()}, examples.key LIMIT ?2",
+        (namespace, excess),
+    )
+    remove(connection, [row[0] for row in found])
+
+
+def add_uses(connection: sqlite3.Connection, namespace: str, uses: Mapping[str, Use]) -> None:
+    """What has been deleted meanwhile has no uses."""
+    connection.executemany(
+        "INSERT INTO uses (key, count, last, saved_usd)"
+        " SELECT key, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?"
+        " ON CONFLICT (key) DO UPDATE SET count = count + excluded.count,"
+        " last = max(coalesce(last, 0), excluded.last), saved_usd = saved_usd + excluded.saved_usd",
+        [(use.count, use.last, use.saved_usd, namespace, id) for id, use in uses.items()],
+    )

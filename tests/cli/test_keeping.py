@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tests.cli.conftest import Run
+
+
+def ids(run: Run, file: str) -> list[str]:
+    listed = run("ls", file, "--json").json
+    assert isinstance(listed, list)
+    return [row["id"] for row in listed]
+
+
+def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    assert run("pin", "k.db", ids(run, "k.db")[0], "--json").json == {"pinned": 1}
+    assert "12 examples written" in run("export", "k.db", "copy").out
+    again = run("export", "k.db", "copy")
+    assert (again.code, "not empty" in again.err) == (1, True)
+    imported = run("import", "other.db", "copy", "--embed", "pixels", "--json").json
+    assert imported == {"new": 12, "duplicates": 0, "skipped": 0, "examples": 12}
+    assert run("ls", "k.db", "--json").json == run("ls", "other.db", "--json").json
+    stats = run("stats", "other.db", "--json").json
+    assert isinstance(stats, dict)
+    assert stats["pinned"] == 1
+    assert "1 pinned" not in run("unpin", "other.db", ids(run, "other.db")[0]).out
+    assert run("import", "other.db", "nowhere").code == 1
+
+
+def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    assert "sound" in run("verify", "k.db").out
+    connection = sqlite3.connect("k.db")
+    connection.execute("DELETE FROM vectors WHERE key = 3")
+    connection.commit()
+    connection.close()
+    wrong = run("verify", "k.db")
+    assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
+    repaired = run("verify", "k.db", "--repair", "--json")
+    assert isinstance(repaired.json, dict)
+    assert (repaired.code, repaired.json["sound"]) == (0, True)
+    assert run("verify", "k.db").code == 0
+
+
+def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    done = run("reindex", "k.db", "--embed", "bundled", "--json").json
+    assert isinstance(done, dict)
+    assert (done["embedded"], done["view"]) == (12, "default")
+    assert run("add", "k.db", pets, "--json").json == {
+        "new": 0,
+        "duplicates": 12,
+        "skipped": [],
+        "examples": 12,
+    }
+    assert run("reindex", "k.db", "--embed", "pixels", "--by", "looks").code == 0
+    stats = run("stats", "k.db", "--json").json
+    assert isinstance(stats, dict)
+    assert set(stats["views"]) == {"default", "looks"}

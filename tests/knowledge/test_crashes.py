@@ -1,0 +1,115 @@
+"""Two processes write one file and are killed at random moments: what they had acknowledged is
+there, and the file is sound."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder
+
+# Adds (with an image), deletes, uses and searches; above 30 examples the index is a graph with a
+# snapshot. Says what is done only once it is.
+WRITER = """
+import os, sys
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import SeededEmbedder
+path, name = sys.argv[1:]
+kb = KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=30)
+print("opened", flush=True)
+for i in range(100_000):
+    query = Query(f"{name}/{i}", (picture(i % 97),))
+    kb.add([Example(query, "yes")])
+    print(f"+{name}/{i}", flush=True)
+    found = kb.search(query, 1, include_self=True)[0].example
+    assert found.query.text == f"{name}/{i}", (found.query.text, i)
+    kb.used([found.id])
+    if i % 5 == 4:
+        print(f"?{name}/{i}", flush=True)  # may be gone from here on
+        kb.delete([found.id])
+        print(f"-{name}/{i}", flush=True)
+"""
+
+
+class Told:
+    """What the writers said: acknowledged, and begun but perhaps not done."""
+
+    def __init__(self) -> None:
+        self.kept: set[str] = set()
+        self.gone: set[str] = set()
+        self.doubtful: set[str] = set()
+
+    def take(self, lines: list[str]) -> None:
+        for line in lines:
+            sign, text = line[:1], line[1:]
+            if sign == "+":
+                self.kept.add(text)
+            elif sign == "?":
+                self.kept.discard(text)
+                self.doubtful.add(text)
+            elif sign == "-":
+                self.doubtful.discard(text)
+                self.gone.add(text)
+
+
+def killed(path: Path, names: list[str], seconds: float) -> list[str]:
+    """The lines of writers that were killed after so many seconds of writing."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "opened\n"
+    time.sleep(seconds)
+    lines: list[str] = []
+    for writer in writers:
+        writer.kill()
+        said, complaint = writer.communicate()
+        assert complaint == ""
+        lines += [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
+    return [line.strip() for line in lines]
+
+
+def crash(path: Path, rounds: int, seed: int) -> int:
+    """How many acknowledged examples there were; none of them is missing."""
+    rng, told = random.Random(seed), Told()
+    for number in range(rounds):
+        names = [f"{number}a", f"{number}b"]
+        told.take(killed(path, names, rng.uniform(0, 0.4)))
+        with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=30) as kb:
+            there = {example.query.text: example for example in kb}
+            assert told.kept <= there.keys()
+            assert there.keys().isdisjoint(told.gone)
+            assert [p.what for p in kb.verify().problems if ".part" not in p.what] == []
+            if told.kept:
+                wanted = there[rng.choice(sorted(told.kept))]
+                assert kb.search(wanted.query, 1, include_self=True)[0].example == wanted
+                assert len(kb.search(Query("any"), 100_000)) == len(there)
+    return len(told.kept)
+
+
+def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path) -> None:
+    assert crash(tmp_path / "kb.db", rounds=4, seed=0) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_nothing_acknowledged_is_lost_in_two_hundred_rounds(tmp_path: Path) -> None:
+    kept = crash(tmp_path / "kb.db", rounds=200, seed=1)
+    print(f"{kept} acknowledged examples, none missing")
+    assert kept > 1000

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import NotFoundError, SettingError, StoreFullError
+from bottega.knowledge import (
+    Eviction,
+    KnowledgeBase,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastSaving,
+    Random,
+)
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+POLICIES: list[Callable[[], Eviction]] = [
+    lambda: Random(3),
+    LeastRecentlyUsed,
+    lambda: LeastFrequentlyUsed(protect=1),
+    lambda: LeastSaving(protect=1),
+]
+
+
+def opened(
+    capacity: int, evict: Eviction | None = None, path: object = ":memory:"
+) -> KnowledgeBase:
+    return KnowledgeBase.open(str(path), SeededEmbedder(), capacity=capacity, evict=evict)
+
+
+def texts(kb: KnowledgeBase) -> str:
+    return "".join(sorted(example.query.text for example in kb))
+
+
+def id_of(kb: KnowledgeBase, text: str) -> str:
+    return next(str(example.id) for example in kb if example.query.text == text)
+
+
+def test_without_a_policy_the_least_recently_used_goes() -> None:
+    with opened(3) as kb:
+        kb.add([asked(text) for text in "abc"])
+        kb.used([id_of(kb, "a")])
+        kb.add([asked("d")])
+        assert texts(kb) == "acd"
+        assert {c.example.query.text for c in kb.search(Query("x"), 9)} == set("acd")
+
+
+def test_the_least_frequently_used_goes_but_the_newest_are_spared() -> None:
+    with opened(4, LeastFrequentlyUsed(protect=2)) as kb:
+        kb.add([asked(text) for text in "abcd"])
+        for _ in range(3):
+            kb.used([id_of(kb, "a")])
+        kb.used([id_of(kb, "b")])
+        kb.add([asked("e")])
+        assert texts(kb) == "abde"
+        kb.add([asked("f")])
+        assert texts(kb) == "abef"
+        kb.add([asked("g")])
+        assert texts(kb) == "abfg"
+
+
+def test_what_saves_most_stays() -> None:
+    with opened(3, LeastSaving(protect=1)) as kb:
+        kb.add([asked(text) for text in "abc"])
+        kb.used([id_of(kb, "a")], saved_usd=0.01)
+        for _ in range(9):
+            kb.used([id_of(kb, "b")], saved_usd=0.0001)
+        kb.add([asked("d")])
+        assert texts(kb) == "abd"
+        kb.add([asked("e")])
+        assert texts(kb) == "abe"
+        kb.add([asked("f")])
+        assert texts(kb) == "abf"
+
+
+def test_random_eviction_depends_on_its_seed_alone() -> None:
+    def survivors(seed: int) -> str:
+        with opened(5, Random(seed)) as kb:
+            for text in "abcdefghijklmnop":
+                kb.add([asked(text)])
+            return texts(kb)
+
+    assert survivors(1) == survivors(1)
+    assert len({survivors(seed) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
+    with opened(3, policy()) as kb:
+        kb.add([asked("a"), asked("b")])
+        assert kb.pin([id_of(kb, "a")]) == 1
+        for i in range(20):
+            kb.add([asked(f"{i}")])
+        assert "a" in texts(kb)
+        assert kb.stats().pinned == 1
+        assert kb.unpin(kb.ids()[:1]) == 1
+        assert kb.stats().pinned == 0
+
+
+def test_when_only_pinned_ones_are_left_nothing_is_stored() -> None:
+    with opened(2) as kb:
+        kb.add([asked("a"), asked("b")])
+        kb.pin(kb.ids())
+        with pytest.raises(StoreFullError, match="pinned") as raised:
+            kb.add([asked("c")])
+        assert "unpin" in raised.value.hint
+        assert texts(kb) == "ab"
+        kb.unpin(kb.ids()[:1])
+        kb.add([asked("c")])
+        assert texts(kb) == "bc"
+
+
+def test_pinning_is_all_or_nothing() -> None:
+    with opened(9) as kb:
+        kb.add([asked("a")])
+        with pytest.raises(NotFoundError):
+            kb.pin([kb.ids()[0], "0123456789abcdef"])
+        assert kb.stats().pinned == 0
+
+
+def test_a_batch_larger_than_the_capacity_keeps_as_many_as_fit() -> None:
+    with opened(4) as kb:
+        assert kb.add([asked(f"q{i}") for i in range(100)]).new == 100
+        assert len(kb) == 4
+
+
+def test_each_namespace_has_its_own_room(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
+        other.add([asked(f"q{i}") for i in range(9)])
+        with opened(3, path=path) as kb:
+            kb.add([asked(f"q{i}") for i in range(5)])
+            assert len(kb) == 3
+        assert len(other) == 9
+
+
+def test_counts_are_written_in_batches_and_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        a, b = kb.ids()
+        kb.used([a, b], saved_usd=1.0)
+        kb.used([a, "gone"])
+        assert counts(path) == []
+    assert counts(path) == [(2, 0.5), (1, 0.5)]
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        for _ in range(2):
+            kb.used([a])
+    assert counts(path) == [(4, 0.5), (1, 0.5)]
+
+
+def counts(path: Path) -> list[tuple[int, float]]:
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT count, saved_usd FROM uses ORDER BY key").fetchall()
+    connection.close()
+    return found
+
+
+def test_many_uses_do_not_wait_for_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(300)])
+        kb.used(kb.ids())
+        assert len(counts(path)) == 300
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for wrong in (
+        lambda: opened(0),
+        lambda: LeastFrequentlyUsed(protect=-1),
+        lambda: KnowledgeBase.open(":memory:", None, evict=Random()),
+    ):
+        with pytest.raises(SettingError):
+            wrong()
+
+
+@given(
+    st.integers(1, 6),
+    st.sampled_from(range(len(POLICIES))),
+    st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), max_size=8),
+)
+@settings(max_examples=40, deadline=None)
+def test_no_commit_leaves_more_than_the_capacity(
+    capacity: int, policy: int, batches: list[list[int]]
+) -> None:
+    with opened(capacity, POLICIES[policy]()) as kb:
+        for batch in batches:
+            kb.add([asked(f"{number}") for number in batch])
+            assert 0 < len(kb) <= capacity
+            assert len(kb.search(Query("any"), 99)) == len(kb)
+            kb.used(kb.ids())

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.knowledge import And, Eq, Filter, In, KnowledgeBase, Range, searching
+from bottega.types import Example, Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+ODD = 'a "quoted".name'
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        opened.add(
+            [
+                asked("a", "x", tags={"hue": "red", "year": "9", ODD: "1"}, source="s1"),
+                asked("b", "x, y", labels=("x", "y"), tags={"hue": "red", "year": "10"}),
+                asked("c", "y", tags={"hue": "blue", ODD: "2"}, source="s2"),
+            ]
+        )
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (Eq("tags.hue", "red"), "ab"),
+        (Eq(f"tags.{ODD}", "2"), "c"),
+        (In(f"tags.{ODD}", ("1", "2")), "ac"),
+        (Eq("source", "s2"), "c"),
+        (Eq("label", "y"), "bc"),
+        (In("label", ("x", "none")), "ab"),
+        (In("source", ()), ""),
+        (In("source", ("s1", "s2")), "ac"),
+        (Range("tags.year", 9, 10), "ab"),
+        (Range("tags.year", low="9"), "a"),
+        (Range("created", low=time.time() + 3600), ""),
+        (Range("created", high=time.time() + 3600), "abc"),
+        (Eq("namespace", ""), "abc"),
+        (And((Eq("tags.hue", "red"), Eq("source", "s1"))), "a"),
+        (And(()), "abc"),
+        (And((And((Eq("label", "y"),)), Range("tags.year", low=0))), "b"),
+    ],
+)
+def test_a_filter_chooses(kb: KnowledgeBase, where: Filter, found: str) -> None:
+    assert "".join(e.query.text for e in kb.get_many(kb.ids(where=where))) == found
+    hits = kb.search(Query("q"), 9, where=where)
+    assert sorted(c.example.query.text for c in hits) == list(found)
+
+
+def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
+    kb: KnowledgeBase,
+) -> None:
+    red = Eq("tags.hue", "red")
+    assert len(kb.search(Query("q"), 9, where=red)) == 2
+    kb.add([asked("d", tags={"hue": "red"}), asked("e")])
+    kb.delete(kb.ids()[:1])
+    assert {c.example.query.text for c in kb.search(Query("q"), 9, where=red)} == {"b", "d"}
+
+
+def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "GONE_KEPT", 10)
+    red = Eq("tags.hue", "red")
+    with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
+        for i in range(20):
+            kb.add([asked(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
+            assert len(kb.search(Query("q"), 9, where=red)) == 5
+        assert len(kb._searcher._filters[red].keys) <= 10 + 2 * 5 + 5
+
+
+def test_where_and_within_must_both_hold(kb: KnowledgeBase) -> None:
+    hits = kb.search(Query("q"), 9, where=Eq("tags.hue", "red"), within=kb.ids()[1:])
+    assert [c.example.query.text for c in hits] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["colour", "tags.", "id", ""])
+def test_an_unknown_field_says_which_there_are(name: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        Eq(name, "x")
+    assert "tags.NAME" in raised.value.hint
+
+
+def test_a_range_needs_an_end() -> None:
+    with pytest.raises(SettingError, match="no end"):
+        Range("created")
+
+
+names = st.sampled_from(["n", "m"])
+texts = st.text(max_size=3)
+
+
+def satisfied(example: Example, where: Filter) -> bool:
+    match where:
+        case And(parts):
+            return all(satisfied(example, part) for part in parts)
+        case Eq(name, value):
+            return example.tags.get(name[5:]) == value
+        case In(name, values):
+            return example.tags.get(name[5:]) in values
+        case Range(name, low, high):
+            text = example.tags.get(name[5:])
+            above = low is None or str(low).encode() <= str(text).encode()
+            below = high is None or str(text).encode() <= str(high).encode()
+            return text is not None and above and below
+
+
+leaves: st.SearchStrategy[Filter] = st.one_of(
+    st.builds(lambda n, v: Eq(f"tags.{n}", v), names, texts),
+    st.builds(lambda n, v: In(f"tags.{n}", v), names, st.lists(texts).map(tuple)),
+    st.builds(lambda n, low, high: Range(f"tags.{n}", low, high), names, texts, texts),
+)
+
+
+@given(
+    st.lists(st.dictionaries(names, texts), min_size=1, max_size=6),
+    st.recursive(leaves, lambda inner: st.builds(And, st.lists(inner, max_size=3).map(tuple))),
+)
+@settings(max_examples=60, deadline=None)
+def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filter) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}", tags=each) for i, each in enumerate(tags)])
+        everything = list(kb)
+        expected = [e.id for e in everything if satisfied(e, where)]
+        assert kb.ids(where=where) == expected
+        found = {c.example.id for c in kb.search(Query("q"), 9, where=where)}
+        assert found == set(expected)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from bottega.knowledge.recent import Recent
+from tests.knowledge.doubles import asked, shown
+
+
+def test_the_latest_stay_within_the_bytes() -> None:
+    recent = Recent(most_bytes=6500)
+    recent.keep({key: asked(f"{key}") for key in range(3)})
+    recent.keep({3: asked("3")})
+    assert recent.among(range(4)).keys() == {1, 2, 3}
+
+
+def test_images_count_for_what_they_may_come_to_hold() -> None:
+    recent = Recent(most_bytes=2 * 2048)
+    recent.keep({1: shown(1)})
+    recent.keep({2: shown(2)})
+    assert recent.among([1, 2]).keys() == {2}

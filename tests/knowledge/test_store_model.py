@@ -1,0 +1,135 @@
+"""Any sequence of operations from two handles agrees with a dictionary."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
+
+from bottega.errors import EmptyKnowledgeBaseError
+from bottega.knowledge import Eq, KnowledgeBase
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+
+HANDLES, HUES = st.integers(0, 1), ("red", "green", "blue")
+CAPACITY = 40
+# So low that most sequences get to graphs, snapshots and rebuilding.
+HNSW_ABOVE = 6
+
+
+def hue_of(text: str) -> str:
+    return HUES[int(text) % len(HUES)]
+
+
+class TwoHandles(RuleBasedStateMachine):
+    texts = Bundle("texts")
+
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        self.held: dict[str, str] = {}  # question to id
+        self.pinned: set[str] = set()
+        self.handles = [self.opened(), self.opened()]
+
+    def opened(self) -> KnowledgeBase:
+        path = self.folder / "kb.db"
+        embed = SeededEmbedder()
+        return KnowledgeBase.open(path, embed, hnsw_above=HNSW_ABOVE, capacity=CAPACITY)
+
+    @rule(target=texts, handle=HANDLES, numbers=st.lists(st.integers(0, 99), max_size=12))
+    def add(self, handle: int, numbers: list[int]) -> object:
+        kb = self.handles[handle]
+        fresh = {str(n) for n in numbers} - self.held.keys()
+        room = CAPACITY - len(self.held)
+        added = kb.add([asked(str(n), tags={"hue": hue_of(str(n))}) for n in numbers])
+        assert (added.new, added.duplicates) == (len(fresh), len(numbers) - len(fresh))
+        there = {e.query.text: str(e.id) for e in kb}
+        assert fresh <= there.keys()
+        assert len(there) == len(self.held) + min(len(fresh), room)
+        assert there.keys() <= self.held.keys() | fresh
+        assert self.pinned <= there.keys()
+        self.held = there
+        return multiple(*sorted(fresh))
+
+    @rule(handle=HANDLES, text=consumes(texts))
+    def delete(self, handle: int, text: str) -> None:
+        if text in self.held:
+            assert self.handles[handle].delete([self.held.pop(text)]) == 1
+            self.pinned.discard(text)
+
+    @rule(handle=HANDLES, text=texts)
+    def pin(self, handle: int, text: str) -> None:
+        if text in self.held and len(self.pinned) < 5:
+            self.handles[handle].pin([self.held[text]])
+            self.pinned.add(text)
+
+    @rule(handle=HANDLES)
+    def use(self, handle: int) -> None:
+        self.handles[handle].used(list(self.held.values())[:3], saved_usd=0.01)
+
+    @rule(handle=HANDLES, number=st.integers(0, 99), k=st.integers(1, 8))
+    def search(self, handle: int, number: int, k: int) -> None:
+        self.agree(handle, str(number), k, None)
+
+    @rule(handle=HANDLES, number=st.integers(0, 99), hue=st.sampled_from(HUES))
+    def search_filtered(self, handle: int, number: int, hue: str) -> None:
+        self.agree(handle, str(number), 5, hue)
+
+    def agree(self, handle: int, text: str, k: int, hue: str | None) -> None:
+        kb = self.handles[handle]
+        where = None if hue is None else Eq("tags.hue", hue)
+        if not self.held:
+            try:
+                kb.search(Query(text), k, where=where)
+            except EmptyKnowledgeBaseError:
+                return
+            raise AssertionError("an empty knowledge base answered")
+        found = kb.search(Query(text), k, where=where)
+        query = vector_of(Query(text))
+        scores = {
+            each: float(np.dot(query, vector_of(Query(each))))
+            for each in self.held
+            if hue is None or hue_of(each) == hue
+        }
+        best = sorted(scores.values(), reverse=True)[:k]
+        # Forty rows are few for a graph with this effort: approximate is exact here.
+        np.testing.assert_allclose([c.score for c in found], best, atol=1e-5)
+        for candidate in found:
+            assert candidate.example.query.text in scores
+
+    @rule(handle=HANDLES)
+    def reopen(self, handle: int) -> None:
+        self.handles[handle].settle()
+        self.handles[handle].close()
+        self.handles[handle] = self.opened()
+
+    @rule(handle=HANDLES)
+    def verify(self, handle: int) -> None:
+        assert self.handles[handle].verify().problems == ()
+
+    @invariant()
+    def both_handles_count_the_same(self) -> None:
+        for kb in getattr(self, "handles", []):
+            assert len(kb) == len(self.held)
+
+    def teardown(self) -> None:
+        for kb in getattr(self, "handles", []):
+            kb.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestTwoHandles = TwoHandles.TestCase
+TestTwoHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.errors import (
+    EmbedderMismatchError,
+    EmptyKnowledgeBaseError,
+    NotFoundError,
+    SettingError,
+    StoreError,
+)
+from bottega.knowledge import Changed, KnowledgeBase, View
+from bottega.types import Example, Query
+from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+
+
+def answers(example: Example) -> Query:
+    return Query(example.answer)
+
+
+def two() -> dict[str, View]:
+    return {"text": View(SeededEmbedder("t")), "keywords": View(SeededEmbedder("k"), answers)}
+
+
+def test_each_view_finds_by_its_own_reading(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, two()) as kb:
+        kb.add([asked("a", "one"), asked("b", "two"), asked("one", "three")])
+        assert kb.search(Query("one"), 1)[0].example.query.text == "one"
+        assert kb.search(Query("one"), 1, by="keywords")[0].example.query.text == "a"
+        assert kb.stats().views == {"text": "t", "keywords": "k"}
+        stored = kb.vectors(kb.ids(), by="keywords")
+        assert stored.dtype == np.float32
+        np.testing.assert_array_equal(stored[1], vector_of(Query("two")))
+    with KnowledgeBase.open(path, two()) as kb:
+        assert kb.search(Query("two"), 1, by="keywords")[0].example.query.text == "b"
+
+
+def test_vectors_of_the_callers_own_search_as_queries_do(tmp_path: Path) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(9)])
+        query = Query("q3")
+        found = kb.nearest(vector_of(query)[None], 4)
+        assert found == [kb.search(query, 4)]
+        own = replace(query, id=found[0][0].example.id)
+        (without,) = kb.nearest(vector_of(query)[None], 4, excluded_for=[own])
+        assert "q3" not in [c.example.query.text for c in without]
+        assert without == kb.search(own, 4)
+        with pytest.raises(NotFoundError):
+            kb.vectors(["0123456789abcdef"])
+        assert kb.vectors([]).shape == (0, 8)
+
+
+def test_names_and_views_that_are_not_there_are_named() -> None:
+    with KnowledgeBase.open(":memory:", two()) as kb:
+        with pytest.raises(EmptyKnowledgeBaseError):
+            kb.search(Query("a"), 1)
+        kb.add([asked("a")])
+        with pytest.raises(SettingError, match="no view 'image'"):
+            kb.search(Query("a"), 1, by="image")
+    for wrong in ({}, {"a/b": View(SeededEmbedder())}):
+        with pytest.raises(SettingError):
+            KnowledgeBase.open(":memory:", wrong)
+
+
+def test_a_file_knows_its_views(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, two()) as kb:
+        kb.add([asked("a")])
+    # One of them can be searched, but an example stored with it alone would lack the other.
+    with KnowledgeBase.open(path, {"text": View(SeededEmbedder("t"))}) as kb:
+        assert len(kb.search(Query("a"), 1)) == 1
+        with pytest.raises(SettingError, match="keywords"):
+            kb.add([asked("b")])
+    with KnowledgeBase.open(path, SeededEmbedder("k")) as bare:
+        assert len(bare.search(Query("yes"), 1)) == 1
+    with pytest.raises(EmbedderMismatchError, match=r"'t'.*'other'"):
+        KnowledgeBase.open(path, {"text": View(SeededEmbedder("other"))})
+    with pytest.raises(EmbedderMismatchError, match=r"'t'.*'other'"):
+        KnowledgeBase.open(path, SeededEmbedder("other"))
+    with pytest.raises(StoreError, match="no vectors 'image'") as raised:
+        KnowledgeBase.open(path, {**two(), "image": View(SeededEmbedder("i"))})
+    assert "reindex" in raised.value.hint
+
+
+def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with (
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one,
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="two") as two,
+    ):
+        one.add([asked("a", "x"), asked("b", "x")])
+        assert two.add([asked("a", "x"), asked("c", "z")]).new == 2
+        a = one.ids()[0]
+        assert a == two.ids()[0]
+        assert one.labels() == ["x"]
+        assert two.labels() == ["x", "z"]
+        assert {c.example.query.text for c in one.search(Query("c"), 9)} == {"a", "b"}
+        assert {c.example.query.text for c in two.search(Query("c"), 9)} == {"a", "c"}
+        with pytest.raises(NotFoundError):
+            one.get(two.ids()[1])
+        assert one.delete([a]) == 1
+        assert (len(one), len(two)) == (1, 2)
+        assert two.get(a).query.text == "a"
+        assert (one.stats().examples, two.stats().namespace) == (1, "two")
+        with KnowledgeBase.open(path, SeededEmbedder()) as outside:
+            assert len(outside) == 0
+            with pytest.raises(EmptyKnowledgeBaseError):
+                outside.search(Query("a"), 1)
+
+
+def test_changes_tell_outsiders_what_happened() -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        a, b = kb.ids()
+        first = list(kb.changes(0))
+        assert [(c.id, c.deleted) for c in first] == [(a, False), (b, False)]
+        kb.delete([a])
+        kb.add([asked("a")])
+        assert [(c.id, c.deleted) for c in kb.changes(first[-1].seq)] == [(a, True), (a, False)]
+        held: set[str] = set()
+        for change in kb.changes():
+            held = held - {change.id} if change.deleted else held | {change.id}
+        assert held == set(kb.ids())
+        last = list(kb.changes())[-1].seq
+        assert list(kb.changes(last)) == []
+        assert isinstance(first[0], Changed)
