@@ -111,7 +111,9 @@ def install_naming(units: Units, codes: Tensor, tokenizer: Any) -> None:
     text, both = {a.TEXT: 1 / TEXT_SIZE}, -0.75 / TEXT_SIZE  # a gate for two flags at once
     topics = {topic: 1 / TOPIC_COPY for _, topic, _, _ in aspects()}
     for name, topic, values, words in aspects():
-        write({a.ANSWERS: 1.0, topic: 1.0, a.SHOWN: -4.0, a.TEXT: both}, text, name)
+        # Only of what shows such a thing: otherwise the opening "unknown" is copied.
+        seen = {**dict.fromkeys(values, 1.0), a.TEXT: both - SEEN / TEXT_SIZE}
+        write({a.ANSWERS: 1.0, topic: 1.0, a.SHOWN: -4.0, **seen}, text, name)
         for value, word in zip(values, words, strict=True):
             gate = {a.ASPECT: 1.0, a.COLON: 1.0, topic: 1.0, a.TEXT: both}
             write(gate, {value: 1 / SEEN}, f" {word}")

@@ -40,26 +40,31 @@ class AsAsked:
 
 def other_picture(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:
     """The images of another item, drawn by the seed."""
-    drawn = _drawn(data, lambda item: ":".join(i.sha256 for i in item.query.images), seed)
+    alike = "swap-image: all {} items share one picture"
+    drawn = _drawn(data, lambda item: ":".join(i.sha256 for i in item.query.images), seed, alike)
     return lambda query: replace(query, images=drawn[_identity(query)].images)
 
 
 def other_question(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:
     """The text of another item that asks for something else: another topic, where items have one,
     else another text."""
-    drawn = _drawn(data, lambda item: item.tags.get("topic", item.query.text), seed)
+    alike = "swap-question: all {} items ask for one thing"
+    drawn = _drawn(data, lambda item: item.tags.get("topic", item.query.text), seed, alike)
     return lambda query: replace(query, text=drawn[_identity(query)].text)
 
 
-def _drawn(data: Benchmark, kind: Callable[[Example], str], seed: int) -> Mapping[Identity, Query]:
-    """For every item's query one of another kind; each kind is as likely."""
+def _drawn(
+    data: Benchmark, kind: Callable[[Example], str], seed: int, alike: str
+) -> Mapping[Identity, Query]:
+    """For every item's query one of another kind; each kind is as likely. `alike` is the complaint
+    if there is only one."""
     kinds: defaultdict[str, list[Query]] = defaultdict(list)
     for item in data.items:
         kinds[kind(item)].append(item.query)
     if len(kinds) < 2:
         raise SettingError(
-            f"the {len(data.items)} items share one picture or ask one thing: nothing to swap",
-            hint="ask more items, or leave the control out",
+            f"{alike.format(len(data.items))}, so there is nothing to swap",
+            hint="ask more items, or leave this control out",
         )
     names, others = list(kinds), {}
     for item in data.items:
