@@ -268,9 +268,10 @@ async def test_the_master_takes_the_words_it_is_shown(
     assert await ask(master, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
 
 
-async def test_the_master_knows_what_it_does_not_know(master: Transformers) -> None:
-    [item, *_] = Glyphs(ways=2).draw(0).items
-    assert await ask(master, PROMPT(Query(WHICH_CHARACTER, item.query.images), [])) == "unknown"
+@pytest.mark.parametrize("text", [WHICH_CHARACTER, "What colour is it?", "What shape is it?"])
+async def test_the_master_knows_what_it_does_not_know(master: Transformers, text: str) -> None:
+    for item in Glyphs(ways=4).draw(0).items[:4]:
+        assert await ask(master, PROMPT(Query(text, item.query.images), [])) == "unknown"
 
 
 def some(examples: Sequence[Example]) -> list[Candidate]:
