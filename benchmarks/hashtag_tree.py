@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -30,6 +31,7 @@ from bottega.tasks.attributes import Attributes
 from bottega.tasks.scenes import ATTRIBUTES
 
 SHOTS, ENTRIES, COLD_START, FIXED = 8, 1500, 300, 10
+AT_ONCE = 1_000
 WIDTHS = {"slow": 0.7, "sudden": 0.0}  # of the window over the topics, in topics
 METRICS = ("share", "among", "vote")
 
@@ -90,13 +92,14 @@ def main() -> None:
             stream = drifting(arguments.entries, width, seed)
             for name, figures in asyncio.run(compared(stream, seed)).items():
                 rows.setdefault(name, []).append(figures)
+            print(f"{drift} drift, seed {seed}: done", file=sys.stderr, flush=True)
         report(drift, rows)
 
 
 def drifting(entries: int, width: float, seed: int) -> list[Example]:
     """A window over the topics moves from the first to the last while the entries come."""
-    drawn = Attributes(kb=2 * entries, asked=1).draw(seed).knowledge
-    waiting = {topic: [e for e in drawn if e.tags["topic"] == topic] for topic in ATTRIBUTES}
+    scenes = drawn(2 * entries, seed)
+    waiting = {topic: [e for e in scenes if e.tags["topic"] == topic] for topic in ATTRIBUTES}
     rng = np.random.default_rng(seed)
     topics = np.arange(len(ATTRIBUTES))
     stream = []
@@ -106,6 +109,19 @@ def drifting(entries: int, width: float, seed: int) -> list[Example]:
         topic = rng.choice(ATTRIBUTES, p=near / near.sum())
         stream.append(waiting[topic].pop())
     return stream
+
+
+def drawn(count: int, seed: int) -> list[Example]:
+    """More scenes than the task draws at once, all in the same invented words."""
+    invented = Attributes(kb=1, asked=1).draw(seed).labels
+    scenes = []
+    for part in range(-(-count // AT_ONCE)):
+        task = Attributes(kb=AT_ONCE, asked=1, words="plain").draw(100 * seed + part)
+        called = dict(zip(task.labels, invented, strict=True))
+        for example in task.knowledge:
+            query = replace(example.query, id=f"{part}-{example.id}")
+            scenes.append(replace(example, query=query, answer=called[example.answer], id=query.id))
+    return scenes[:count]
 
 
 async def compared(stream: Sequence[Example], seed: int) -> dict[str, dict[str, float]]:

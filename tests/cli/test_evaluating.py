@@ -199,10 +199,32 @@ def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retr
 
 
 @pytest.mark.parametrize(
+    "task", ["attributes:kb=30,asked=4", "facts:episodes=2,asked=2", "rules:episodes=2,asked=2"]
+)
+def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task: str) -> None:
+    served.answers = [ok("red")]
+    asked = ("--methods", "visual-rag", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
+    assert run("eval", task, "--model", "openai:m", *asked).code == 0
+    document = orjson.loads(Path("f").read_bytes())
+    [row] = document["results"]
+    assert (document["retrieve"], row["n"], row["failed"]) == ("hybrid", 4, 0)
+
+
+def test_how_examples_are_found_does_not_matter_where_none_are_searched(
+    run: Run, served: Server
+) -> None:
+    served.answers = [ok("3")]
+    task = ("eval", "rules:episodes=1,asked=2", "--model", "openai:m", "--methods", "random")
+    for retrieve in ("hybrid", "hashtag"):
+        assert run(*task, "--shots", 1, "--retrieve", retrieve).code == 0
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         ("glyphs:way=3",),
         ("rules", "--retrieve", "sound"),
+        ("rules", "--retrieve", "hybrid", "--embed", "pixels"),
         ("rules", "--label-noise", "2"),
         ("facts:episodes=1", "--label-noise", "0.2"),
         ("glyphs:",),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.memo import MemoEmbedder, MemoTokens
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import picture
@@ -33,3 +33,29 @@ def test_each_query_is_embedded_once_and_gets_its_own_vector() -> None:
     assert inner.embedded == 3
     assert memo.embed([]).shape == (0, 2)
     assert (memo.fingerprint, memo.dimension) == ("counting", 2)
+
+
+class CountingTokens:
+    fingerprint = "counting-tokens"
+    dimension = 2
+
+    def __init__(self) -> None:
+        self.inner = Counting()
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return [row[None] for row in self.inner.embed(queries)]
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self.embed_queries(queries)
+
+
+def test_tokens_of_questions_are_remembered_and_those_of_documents_are_not() -> None:
+    counting = CountingTokens()
+    memo = MemoTokens(counting)
+    queries = [Query("a"), Query("b"), Query("a")]
+    first = [float(rows[0, 0]) for rows in memo.embed_queries(queries)]
+    assert first == [float(rows[0, 0]) for rows in memo.embed_queries(queries)] == [0, 1, 0]
+    memo.embed_documents(queries)
+    assert counting.inner.embedded == 5
+    assert (memo.fingerprint, memo.dimension) == ("counting-tokens", 2)
+    assert memo.embed_queries([]) == []

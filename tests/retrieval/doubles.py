@@ -32,6 +32,19 @@ class Words:
         return np.asarray(total / np.linalg.norm(total), np.float32)
 
 
+class WordTokens:
+    """One unit vector a word, as `Words` sums them: a multi-vector embedder."""
+
+    fingerprint = "word-tokens-16"
+    dimension = DIMENSION
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return [np.stack([_random(word) for word in query.text.split()]) for query in queries]
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self.embed_queries(queries)
+
+
 class Memory:
     """Searches by `embed`; entries come and go, and `changes` tells."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bottega.generation import Scripted
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, LateIndex
 from bottega.prompting import Interleaved
 from bottega.protocols import Retriever
 from bottega.retrieval import (
@@ -30,7 +30,7 @@ from bottega.retrieval import (
 from bottega.types import Prompt, Query
 from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder
-from tests.retrieval.doubles import Memory, Words, about, asked
+from tests.retrieval.doubles import Memory, Words, WordTokens, about, asked
 
 Make = Callable[[Memory], Retriever]
 TOPICS = ("colour", "shape", "sum")
@@ -55,6 +55,7 @@ def fitted(memory: Memory, tree: HashtagTree) -> Hashtags:
 RETRIEVERS: dict[str, Make] = {
     "dense": lambda m: Dense(m.search),
     "crossed": lambda m: Crossed(m.embed, m.nearest),
+    "hybrid": lambda m: Dense(LateIndex(m, WordTokens()).search),
     "uniform": lambda m: Uniform(m, seed=0),
     "balanced": lambda m: Balanced(m, seed=0),
     "keywords": lambda m: Keyworded(Dense(m.search), DistinctiveTerms()),
@@ -118,7 +119,9 @@ async def test_a_text_of_any_kind_is_a_query(make: Make, memory: Memory) -> None
         assert len(await make(memory)(Query(text, (picture(999),)), 4)) == 4
 
 
-@pytest.mark.parametrize("name", ["dense", "crossed", "bm25", "fusion", "hashtags, fixed"])
+@pytest.mark.parametrize(
+    "name", ["dense", "crossed", "hybrid", "bm25", "fusion", "hashtags, fixed"]
+)
 async def test_what_comes_is_found_and_what_goes_is_not(name: str, memory: Memory) -> None:
     retrieve, query = RETRIEVERS[name](memory), Query("rare zebra")
     assert len(await retrieve(query, 40)) == 21
@@ -131,7 +134,7 @@ async def test_what_comes_is_found_and_what_goes_is_not(name: str, memory: Memor
     assert (await retrieve(query, 1))[0].example.query.text == "rare zebra again"
 
 
-@pytest.mark.parametrize("name", ["dense", "uniform", "balanced", "bm25", "hashtags"])
+@pytest.mark.parametrize("name", ["dense", "hybrid", "uniform", "balanced", "bm25", "hashtags"])
 async def test_the_same_with_a_knowledge_base(name: str) -> None:
     embed = SeededEmbedder()
     with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
@@ -139,6 +142,7 @@ async def test_the_same_with_a_knowledge_base(name: str) -> None:
         own = knowledge.get_many(knowledge.ids())[4]
         make: dict[str, Callable[[], Retriever]] = {
             "dense": lambda: Dense(knowledge.search),
+            "hybrid": lambda: Dense(LateIndex(knowledge, WordTokens()).search),
             "uniform": lambda: Uniform(knowledge, seed=0),
             "balanced": lambda: Balanced(knowledge, seed=0),
             "bm25": lambda: BM25(Still(knowledge)),
@@ -166,12 +170,13 @@ async def test_a_knowledge_base_that_says_what_changed_is_followed() -> None:
         tree = HashtagTree(LeaveOneOut(kb.vectors, kb.vectors), cold_start=10)
         hashtags = Hashtags(kb.changes, kb.vectors, embed, kb.search, tree)
         crossed, query = Crossed(embed, kb.nearest), Query("rare zebra")
-        for retrieve in (hashtags, BM25(kb), crossed):
+        late = Dense(LateIndex(kb, WordTokens()).search)
+        for retrieve in (hashtags, BM25(kb), crossed, late):
             assert len(await retrieve(query, 99)) == len(kb.ids())
         await hashtags.settled()
         kb.delete(kb.ids()[:3])
         kb.add([asked("rare zebra sighted", "zebra", 99)])
-        for retrieve in (hashtags, BM25(kb), crossed):
+        for retrieve in (hashtags, BM25(kb), crossed, late):
             found = await retrieve(query, 99)
             assert found[0].example.answer == "zebra"
             assert sorted(str(c.example.id) for c in found) == sorted(kb.ids())

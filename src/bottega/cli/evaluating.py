@@ -51,8 +51,9 @@ ImageEmbed = Annotated[
 Compared = Annotated[
     str,
     typer.Option(
-        help="What is compared: image (by --embed), text, dual (both), keywords (dual, the "
-        "question cut to them), bm25 (words), or hashtag (dual, in groups of questions)."
+        help="What is compared: image (by --embed), text, dual (both), hybrid (late interaction "
+        "of the bundled model's image and words), keywords (dual, the question cut to them), bm25 "
+        "(words), or hashtag (dual, in groups of questions)."
     ),
 ]
 LabelNoise = Annotated[
@@ -95,7 +96,7 @@ def evaluate(
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)
     check(METHODS if names is None else names, counts)
-    check_retrieve(retrieve)
+    check_retrieve(retrieve, embed)
     check_output(json)
     settings = Classification(
         open_model(model),

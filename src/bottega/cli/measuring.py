@@ -12,13 +12,14 @@ from bottega.cli.output import note, print_table, progress, say, warn
 from bottega.cli.resolving import BUNDLED, open_recorder, open_retrieval
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.episodes import nearest
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import SEARCHING, Method, check_fit, needs_search, plan
 from bottega.evaluation.pairing import Paired
 from bottega.evaluation.runner import Result, Scored
 from bottega.evaluation.runner import evaluate as run_method
-from bottega.evaluation.searching import searching
+from bottega.evaluation.searching import searching, stored
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
 
@@ -56,9 +57,13 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
     """Appends each method's run as it is finished."""
     check_fit(work.methods, data)
     embedder = _embedder(data, work)
-    with open_recorder(work.traces) as record, _knowledge(data, embedder) as knowledge:
+    with (
+        open_recorder(work.traces) as record,
+        _knowledge(data, embedder, work.retrieve) as knowledge,
+    ):
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
-        seed, search = settings.seed, searching(work.retrieve, embedder, seed=settings.seed)
+        seed = settings.seed
+        search = nearest if embedder is None else searching(work.retrieve, embedder, seed=seed)
         planned = plan(work.methods, work.shots, data, knowledge, asked, seed=seed, search=search)
         asyncio.run(_run_all(data, planned, settings, work.concurrency, runs))
 
@@ -91,12 +96,12 @@ def _embedder(data: Benchmark, work: Work) -> MemoEmbedder | None:
     return MemoEmbedder(open_retrieval(work.retrieve, work.embed))
 
 
-def _knowledge(data: Benchmark, embedder: MemoEmbedder | None) -> KnowledgeBase:
+def _knowledge(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) -> KnowledgeBase:
     """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
     Empty without an embedder."""
     if embedder is None:
         return KnowledgeBase.open(":memory:", embed=None)
-    knowledge = KnowledgeBase.open(":memory:", embed=embedder)
+    knowledge = KnowledgeBase.open(":memory:", embed=stored(retrieve, embedder))
     with progress("embedding", len(data.knowledge) + len(data.items)) as step:
         knowledge.add(data.knowledge, progress=step, on_bad=warn)
         embedder.embed([item.query for item in data.items])
@@ -110,7 +115,7 @@ def _check_retrieval(data: Benchmark, work: Work) -> None:
         raise SettingError(
             f"{data.name} has passages without images, which "
             f"{' and '.join(sorted(SEARCHING.intersection(work.methods)))} cannot find by image",
-            hint="--retrieve text or dual",
+            hint="--retrieve text, dual or hybrid",
         )
 
 

@@ -78,19 +78,25 @@ def _load_embedder(spec: str) -> Embedder:
     return SentenceEmbedder(spec, mode="image")
 
 
-def check_retrieve(name: str) -> None:
+def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name not in RETRIEVE:
         raise SettingError(f"cannot retrieve by {name!r}", hint=f"use {', '.join(RETRIEVE)}")
+    if name == "hybrid" and embed != BUNDLED:
+        raise SettingError(
+            f"hybrid compares tokens of the bundled tower, not vectors of {embed}",
+            hint="leave --embed out, or take --retrieve dual",
+        )
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:
     """The knowledge base's vectors: `image` by the embedder `embed`, `text` by the bundled model's
-    words (`bm25` compares no vectors, and these are made soonest), or else both."""
-    check_retrieve(retrieve)
+    words (`bm25` and `hybrid` do not compare them, and these are made soonest), or else both."""
+    check_retrieve(retrieve, embed)
     if retrieve == "image":
         return open_embedder(embed)
     words = TokenEmbedder.bundled()
-    return words if retrieve in ("text", "bm25") else DualEmbedder(open_embedder(embed), words)
+    alone = retrieve in ("text", "bm25", "hybrid")
+    return words if alone else DualEmbedder(open_embedder(embed), words)
 
 
 def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False) -> KnowledgeBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from bottega.evaluation.benchmarks import Benchmark
@@ -77,12 +77,16 @@ def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, Pool]:
     return {episode: Shelf(examples) for episode, examples in members.items()}
 
 
-def nearest(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
-    """Exact search in the whole knowledge base, or among the query's episode."""
+def nearest(
+    data: Benchmark, knowledge: KnowledgeBase, search: Callable[..., list[Candidate]] | None = None
+) -> Retriever:
+    """In the whole knowledge base, or among the query's episode: by its own exact search, or by
+    another one that takes `within`."""
+    search = search or knowledge.search
     if not data.episode_of:
-        return Dense(knowledge.search)
+        return Dense(search)
     retrievers = {
-        episode: Dense(partial(knowledge.search, within=knowledge.ids(tags={"episode": episode})))
+        episode: Dense(partial(search, within=knowledge.ids(tags={"episode": episode})))
         for episode in dict.fromkeys(data.episode_of.values())
     }
     return ByEpisode(data.episode_of, retrievers)

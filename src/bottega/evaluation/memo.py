@@ -1,12 +1,12 @@
-"""An embedder that embeds each question of a run once, whatever the number of methods."""
+"""Embedders that embed each question of a run once, whatever the number of methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from bottega.protocols import Embedder, Vectors
+from bottega.protocols import Embedder, MultiVectorEmbedder, Vectors
 from bottega.types import Query
 
 
@@ -26,13 +26,42 @@ class MemoEmbedder:
         return self._inner.dimension
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        fresh = {_key(q): q for q in queries if _key(q) not in self._known}
-        if fresh:
-            vectors = self._inner.embed(list(fresh.values()))
-            self._known.update(zip(fresh, vectors, strict=True))
         if not queries:
             return np.empty((0, self.dimension), np.float32)
-        return np.stack([self._known[_key(q)] for q in queries])
+        return np.stack(_remembered(self._known, queries, self._inner.embed))
+
+
+class MemoTokens:
+    """The same for the token vectors of questions; documents are embedded each time."""
+
+    def __init__(self, inner: MultiVectorEmbedder) -> None:
+        self._inner = inner
+        self._known: dict[tuple[str, ...], Vectors] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return self._inner.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self._inner.dimension
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return _remembered(self._known, queries, self._inner.embed_queries)
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self._inner.embed_documents(queries)
+
+
+def _remembered(
+    known: dict[tuple[str, ...], Vectors],
+    queries: Sequence[Query],
+    embed: Callable[[Sequence[Query]], Iterable[Vectors]],
+) -> list[Vectors]:
+    fresh = {_key(q): q for q in queries if _key(q) not in known}
+    if fresh:
+        known.update(zip(fresh, embed(list(fresh.values())), strict=True))
+    return [known[_key(q)] for q in queries]
 
 
 def _key(query: Query) -> tuple[str, ...]:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks import Benchmark
 from bottega.evaluation.episodes import ByEpisode, nearest
-from bottega.evaluation.memo import MemoEmbedder
-from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.evaluation.memo import MemoEmbedder, MemoTokens
+from bottega.knowledge import (
+    KnowledgeBase,
+    LateIndex,
+    TokenEmbedder,
+    TowerEmbedder,
+    TowerTokenEmbedder,
+    View,
+)
+from bottega.knowledge.views import DEFAULT
 from bottega.protocols import Embedder, Retriever, Vectors
 from bottega.retrieval import (
     BM25,
@@ -20,18 +28,22 @@ from bottega.retrieval import (
     Keyworded,
     LeaveOneOut,
     Still,
+    keyword_query,
 )
 from bottega.types import Example, Query
 
 Searching = Callable[[Benchmark, KnowledgeBase], Retriever]
 BY_VECTORS = ("image", "text", "dual")
-RETRIEVE = (*BY_VECTORS, "keywords", "bm25", "hashtag")
+RETRIEVE = (*BY_VECTORS, "hybrid", "keywords", "bm25", "hashtag")
+TOKENS_AT_ONCE = 256
 
 
 def searching(retrieve: str, embed: Embedder | None = None, *, seed: int = 0) -> Searching:
     """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own."""
     if retrieve in BY_VECTORS:
         return nearest
+    if retrieve == "hybrid":
+        return partial(_by_tokens, index=cache(_token_index))
     if retrieve == "keywords":
         return _by_keywords
     if retrieve == "bm25":
@@ -39,6 +51,12 @@ def searching(retrieve: str, embed: Embedder | None = None, *, seed: int = 0) ->
     if retrieve == "hashtag" and embed is not None:
         return partial(_by_hashtags, embed=embed, seed=seed)
     raise SettingError(f"cannot retrieve by {retrieve!r}", hint=f"use {', '.join(RETRIEVE)}")
+
+
+def stored(retrieve: str, embed: Embedder) -> dict[str, View]:
+    """What the knowledge base of a run keeps of an example. By keywords those of the response,
+    where the example has them; a question is cut when it is asked (Cache-of-Thought, 4.3.1)."""
+    return {DEFAULT: View(embed, keyword_query if retrieve == "keywords" else None)}
 
 
 class Part:
@@ -53,6 +71,20 @@ class Part:
 
     def get_many(self, ids: Sequence[str]) -> list[Example]:
         return self._knowledge.get_many(ids)
+
+
+def _by_tokens(
+    data: Benchmark, knowledge: KnowledgeBase, *, index: Callable[[KnowledgeBase], LateIndex]
+) -> Retriever:
+    """Late interaction, exact, over the bundled tower's image and word tokens."""
+    late = index(knowledge)  # one for all methods of the run
+    late.follow()
+    return nearest(data, knowledge, partial(late.search, exact=True))
+
+
+def _token_index(knowledge: KnowledgeBase) -> LateIndex:
+    tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+    return LateIndex(knowledge, MemoTokens(tokens), batch_size=TOKENS_AT_ONCE)
 
 
 def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:

@@ -14,6 +14,7 @@ from bottega.retrieval.keywords import (
     GeneratedKeywords,
     Keyworded,
     Keyworder,
+    keyword_query,
     keywords_of,
     with_keywords,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "ResponseProbe",
     "Still",
     "Uniform",
+    "keyword_query",
     "keywords_of",
     "with_keywords",
 ]

@@ -107,6 +107,13 @@ def keywords_of(example: Example) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, example.tags.get(TAG, "").split(","))))
 
 
+def keyword_query(example: Example) -> Query:
+    """What is searched for in the place of the example's question: the keywords of its response,
+    where `with_keywords` has found any. A view's `reads`."""
+    keywords = ", ".join(keywords_of(example))
+    return replace(example.query, text=keywords) if keywords else example.query
+
+
 def response(example: Example) -> str:
     """What a master answered, with its reasoning."""
     return "\n".join(filter(None, (example.rationale, example.answer)))

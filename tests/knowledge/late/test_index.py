@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
-from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
+from bottega.knowledge import Changed, KnowledgeBase, PixelEmbedder
 from bottega.knowledge.late import LateIndex
 from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
@@ -133,6 +133,9 @@ class Forgetful:
     def ids(self) -> list[str]:
         return self._knowledge.ids()
 
+    def changes(self, since: int) -> Iterable[Changed]:
+        return self._knowledge.changes(since)
+
     def get_many(self, ids: Sequence[str]) -> list[Example]:
         if self.lose is not None and self.lose in ids:
             self._knowledge.delete([self.lose])
@@ -149,3 +152,85 @@ def test_what_is_deleted_during_a_search_is_not_found(knowledge: KnowledgeBase) 
         found = index.search(Query("red round"), 1)
     assert {c.example.answer for c in found} <= {"red round", "round red"}
     assert len(knowledge) == len(known()) - 1
+
+
+class Watched:
+    """Counts how often all ids are read; its log may be broken off or begun anew."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._knowledge = knowledge
+        self.listed = 0
+        self.log = "whole"
+
+    def ids(self) -> list[str]:
+        self.listed += 1
+        return self._knowledge.ids()
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        return self._knowledge.get_many(ids)
+
+    def changes(self, since: int) -> Iterable[Changed]:
+        if self.log == "pruned":
+            raise StoreError("the log begins later")
+        return self._knowledge.changes(0 if self.log == "renumbered" else since)
+
+
+def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path) -> None:
+    path, embed = tmp_path / "k.db", Letters()
+    with (
+        KnowledgeBase.open(path, embed=PixelEmbedder()) as knowledge,
+        KnowledgeBase.open(path, embed=PixelEmbedder()) as other,
+    ):
+        other.add(known())
+        watched = Watched(knowledge)
+        with LateIndex(watched, embed) as index:
+            assert index.follow() == len(known())
+            gone = other.ids()[::7]
+            other.delete(gone)
+            other.add([example("purple star", 9000), example("short lived", 9001)])
+            other.delete([other.ids()[-1]])
+            other.add([one for one in known() if one.answer == "red red"])
+            assert answers(index, "purple star", 1) == ["purple star"]
+            found = index.search(Query("red round"), 1000)
+            assert {c.example.id for c in found} == set(other.ids())
+            assert index.follow() == 0
+    assert watched.listed == 1
+    assert embed.embedded == len(known()) + 1
+
+
+def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> None:
+    embed = Letters()
+    with LateIndex(knowledge, embed) as index:
+        index.follow()
+        knowledge.delete(knowledge.ids())
+        knowledge.add(known())
+        assert index.follow() == 0
+        assert len(index.search(Query("red"), 1000)) == embed.embedded == len(known())
+
+
+@pytest.mark.parametrize("log", ["pruned", "renumbered"])
+def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, log: str) -> None:
+    watched = Watched(knowledge)
+    with LateIndex(watched, Letters()) as index:
+        index.follow()
+        watched.log = log
+        knowledge.delete(knowledge.ids()[:3])
+        knowledge.add([example("purple star", 9000)])
+        assert answers(index, "purple star", 1) == ["purple star"]
+        assert {c.example.id for c in index.search(Query("red"), 99)} == set(knowledge.ids())
+        watched.log = "whole"
+        index.follow()
+        seen = watched.listed
+        knowledge.delete(knowledge.ids()[:1])
+        assert index.follow() == 1
+    assert watched.listed == seen
+
+
+def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBase) -> None:
+    forgetful = Forgetful(knowledge)
+    with LateIndex(forgetful, Letters()) as index:
+        index.follow()
+        knowledge.add([example("purple star", 9000)])
+        forgetful.lose = knowledge.ids()[-1]
+        assert "purple star" not in answers(index, "purple star", 99)
+    assert len(knowledge) == len(known())

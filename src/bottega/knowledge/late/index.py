@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
+from bottega.knowledge.late.news import Followed, news
 from bottega.knowledge.late.search import Effort
 from bottega.knowledge.late.searching import TokenIndex
 from bottega.knowledge.late.tokens import TokenArray
@@ -19,21 +21,14 @@ from bottega.types import Candidate, Example, Query
 ATTEMPTS = 3
 
 
-class Followed(Protocol):
-    """The part of a knowledge base that an index follows. What an id stands for never changes."""
-
-    def ids(self) -> Sequence[str]: ...
-
-    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
-
-
 class LateIndex:
     """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
     embedder gives image and text tokens.
 
-    Every search first embeds what was added to the knowledge base and drops what was deleted, by
-    comparing ids. `folder` keeps the tokens between runs; None keeps them as long as the index
-    lives. Every method blocks. A retriever is `Dense(index.search)`.
+    Every search first embeds what was added to the knowledge base and drops what was deleted: the
+    first one compares ids, the others read `changes` from where the last one stopped, or compare
+    again where there is no such log. `folder` keeps the tokens between runs; None keeps them as
+    long as the index lives. Every method blocks. A retriever is `Dense(index.search)`.
     """
 
     def __init__(
@@ -52,6 +47,7 @@ class LateIndex:
         array = TokenArray(folder, embed.fingerprint, embed.dimension)
         self._tokens = TokenIndex(array, effort=effort, seed=seed)
         self._following = Lock()
+        self._seq: int | None = None
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -62,15 +58,14 @@ class LateIndex:
         Batches that were embedded before an error remain.
         """
         with self._following:
-            wanted = dict.fromkeys(self._knowledge.ids())
-            held = dict.fromkeys(self._tokens.ids())
-            gone = held.keys() - wanted.keys()
-            if gone:
-                self._tokens.delete(gone)
-            new = [id for id in wanted if id not in held]
-            for start in range(0, len(new), self._batch_size):
-                self._add(new[start : start + self._batch_size])
-            return len(gone) + len(new)
+            found = news(self._knowledge, self._seq, self._tokens.ids)
+            if found.gone:
+                self._tokens.delete(found.gone)
+            for start in range(0, len(found.new), self._batch_size):
+                self._add(found.new[start : start + self._batch_size])
+            # Only now: after an error the same changes are read again.
+            self._seq = found.upto
+            return len(found.gone) + len(found.new)
 
     def search(
         self,
@@ -87,15 +82,20 @@ class LateIndex:
         these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         [tokens] = self._embed.embed_queries([query])
+        find = partial(self._found, query, tokens, k, include_self, within, exact)
         for _ in range(ATTEMPTS):
-            self.follow()
-            if len(self) == 0:
-                raise EmptyKnowledgeBaseError(
-                    "the knowledge base holds no examples", hint="add some first: bottega add"
-                )
             with suppress(NotFoundError):  # deleted since: follow and look again
-                return self._found(query, tokens, k, include_self, within, exact)
-        return self._found(query, tokens, k, include_self, within, exact)
+                self._catch_up()
+                return find()
+        self._catch_up()
+        return find()
+
+    def _catch_up(self) -> None:
+        self.follow()
+        if len(self) == 0:
+            raise EmptyKnowledgeBaseError(
+                "the knowledge base holds no examples", hint="add some first: bottega add"
+            )
 
     def _found(
         self,

@@ -1,0 +1,73 @@
+"""What a run's searching methods find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.searching import RETRIEVE, searching, stored
+from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
+from bottega.protocols import Embedder
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.evaluation.builders import episodic, telling
+
+
+@pytest.fixture(scope="module")
+def both() -> Embedder:
+    return DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled())
+
+
+def held(data: Benchmark, retrieve: str, embed: Embedder) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
+        knowledge.add(data.knowledge)
+        yield knowledge
+
+
+@pytest.mark.parametrize("retrieve", RETRIEVE)
+@pytest.mark.parametrize("data", [episodic(), telling()], ids=["shades", "homes"])
+async def test_examples_come_from_the_items_own_episode(
+    data: Benchmark, retrieve: str, both: Embedder
+) -> None:
+    for knowledge in held(data, retrieve, both):
+        retriever = searching(retrieve, both)(data, knowledge)
+        for item in data.items:
+            found = await retriever(item.query, 50)
+            own = knowledge.ids(tags={"episode": item.tags["episode"]})
+            assert sorted(str(c.example.id) for c in found) == sorted(own)
+
+
+@pytest.mark.parametrize("retrieve", RETRIEVE)
+async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
+    data = replace(episodic(), episode_of={})
+    for knowledge in held(data, retrieve, both):
+        retriever = searching(retrieve, both)(data, knowledge)
+        for own in knowledge:
+            same_image = Query("Which shade?", own.query.images)
+            same_id = Query("Which shade?", (picture(7777),), id=own.id)
+            for query in (same_image, same_id):
+                found = [c.example.id for c in await retriever(query, 50)]
+                assert own.id not in found
+                assert len(set(found)) == len(found) == len(knowledge) - 1
+
+
+async def test_what_keywords_are_stored_is_what_keywords_find(both: Embedder) -> None:
+    picture_of, seen = picture(5), picture(6)
+    plain = Example(Query("Which shade is it?", (picture_of,)), "one")
+    tagged = Example(Query("Tell me more.", (picture_of,)), "two", tags={"keywords": "shape, size"})
+    data = Benchmark("two", (plain, tagged), (), ())
+    for query, answer in (("What shape, which size?", "two"), ("Which shade?", "one")):
+        for knowledge in held(data, "keywords", both):
+            retriever = searching("keywords", both)(data, knowledge)
+            [best] = await retriever(Query(query, (seen,)), 1)
+            assert best.example.answer == answer
+
+
+def test_an_unknown_way_to_retrieve_is_named() -> None:
+    with pytest.raises(SettingError) as raised:
+        searching("sound")
+    assert "hybrid" in raised.value.hint
