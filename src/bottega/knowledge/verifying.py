@@ -188,6 +188,8 @@ def _snapshot_files(rows: SqliteRows) -> list[Path]:
 
 def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     head = found.head
+    if head.seq < rows.pruned():  # not wrong, only too old to be taken up
+        return True
     if head.seq > rows.last_seq() or rows.change_at(head.seq) != head.change:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)
