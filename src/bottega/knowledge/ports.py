@@ -165,8 +165,8 @@ class RowStore(Protocol):
         ...
 
     def pruned(self) -> int:
-        """Whoever has not read this far may miss deletions. To be asked after `changes_since`:
-        another process may prune between the two."""
+        """The last change of the namespace that the log has lost: who has read less may miss a
+        deletion. To be asked after `changes_since`, as another process may prune between them."""
         ...
 
     def changes_since(self, seq: int, limit: int, view: int) -> list[Change]: ...

@@ -20,7 +20,7 @@ from bottega.knowledge.ports import (
     StoredView,
     Use,
 )
-from bottega.knowledge.pruning import PRUNED, prune
+from bottega.knowledge.pruning import LOST, prune
 from bottega.knowledge.records import Standing, from_row
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
@@ -222,7 +222,8 @@ class SqliteRows(Database):
         return "/".join(map(str, found[0])) if found else ""
 
     def pruned(self) -> int:
-        return int(self.read(PRUNED)[0][0])
+        found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")
+        return int(found[0][0]) if found else 0
 
     def changes_since(self, seq: int, limit: int, view: int = FIRST_VIEW) -> list[Change]:
         """Those of other namespaces come along, without vectors: to this index they are rows that
