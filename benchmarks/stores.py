@@ -27,6 +27,7 @@ from PIL import Image as Pillow
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
+from benchmarks.clocks import clocks, since
 from benchmarks.store_peers import Peer, peers
 from bottega import Eq, Example, Image, KnowledgeBase, Query
 from bottega.knowledge.hnsw import EFFORT_SEARCHING
@@ -36,7 +37,6 @@ from tests.knowledge.test_crashes import crash
 
 WIDTH, K, QUERIES = 512, 10, 200
 NEVER = 10**9
-SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 @dataclass(frozen=True)
@@ -344,21 +344,6 @@ def bare_sqlite(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("CREATE TABLE images (key INTEGER PRIMARY KEY, data BLOB NOT NULL)")
     return connection
-
-
-def clocks() -> tuple[float, float]:
-    """Seconds, and seconds without those in which this thread was ready but had no core: where
-    other work runs, a synchronisation ends with that wait, of up to a tick of the scheduler."""
-    waited = 0.0
-    if SCHEDULED.exists():  # Linux
-        waited = int(SCHEDULED.read_text().split()[1]) / 1e9
-    now = time.perf_counter()
-    return now, now - waited
-
-
-def since(start: tuple[float, float]) -> tuple[float, float]:
-    wall, awake = clocks()
-    return wall - start[0], awake - start[1]
 
 
 def see_elsewhere(reader: subprocess.Popen[str], number: int) -> None:
