@@ -310,3 +310,12 @@ def test_what_is_encoded_anew_is_png_while_it_is_small(side: int, format: str) -
     image = Image.from_bytes(encoded(photo(side, side).convert("RGBA")))
     assert wire(image).format == format
     assert image.data_url.startswith(f"data:image/{format.lower()};base64,")
+
+
+def test_a_copy_apart_borrows_pixels_and_lends_none() -> None:
+    image = Image.from_pillow(photo())
+    assert "_decoded" not in vars(image.apart())
+    image.apart().decode()
+    assert "_decoded" not in vars(image)
+    assert image.decode() is image.apart().decode()
+    assert image.apart() == image

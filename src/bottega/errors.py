@@ -10,6 +10,7 @@ BottegaError
 │   ├── EmbedderMismatchError the file was built with another embedder
 │   ├── EmptyKnowledgeBaseError
 │   ├── NotFoundError         no entry has this id
+│   ├── LogPrunedError        a change log no longer reaches back that far; begin anew from 0
 │   ├── StoreBusyError        another writer holds the file (retryable)
 │   └── StoreFullError        no space left; what was stored before is intact
 └── GenerationError           a model that did not answer
@@ -81,6 +82,10 @@ class EmptyKnowledgeBaseError(StoreError):
 
 
 class NotFoundError(StoreError):
+    pass
+
+
+class LogPrunedError(StoreError):
     pass
 
 

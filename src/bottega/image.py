@@ -9,7 +9,7 @@ import io
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -107,6 +107,14 @@ class Image:
         if self.width * self.height <= KEEP_DECODED_UP_TO:
             return self._decoded
         return self._decode(at_least)
+
+    def apart(self) -> Image:
+        """An equal image that has the pixels which this one has decoded, while this one keeps
+        nothing of what the other decodes."""
+        other = replace(self)
+        if "_decoded" in self.__dict__:
+            other.__dict__["_decoded"] = self._decoded
+        return other
 
     @cached_property
     def data_url(self) -> str:

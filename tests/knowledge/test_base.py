@@ -22,6 +22,7 @@ from bottega.errors import (
     StoreBusyError,
     StoreError,
 )
+from bottega.image import Image
 from bottega.knowledge import Added, KnowledgeBase
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
@@ -94,6 +95,15 @@ def test_adding_does_not_keep_the_callers_pixels(kb: KnowledgeBase) -> None:
     example = shown(1)
     kb.add([example])
     assert "_decoded" not in vars(example.query.images[0])
+
+
+def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = shown(1)
+    example.query.images[0].decode()
+    monkeypatch.setattr(Image, "_decode", None)
+    assert kb.add([example]).new == 1
 
 
 def test_the_nearest_comes_first(kb: KnowledgeBase) -> None:
@@ -226,7 +236,7 @@ def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
         assert kb.search(Query("x"), 3) == found
     assert before.path == str(path)
     assert (before.examples, before.images, before.labels) == (3, 3, 3)
-    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 2)
+    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 3)
     assert before.bytes == path.stat().st_size
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
 from bottega.retrieval import BM25
+from bottega.retrieval.following import Change
 from bottega.types import Example, Query
 from tests.retrieval.doubles import Memory, asked
 
@@ -84,6 +85,32 @@ async def test_searches_beside_changes_see_whole_states() -> None:
         asyncio.gather(*(retrieve(Query("red"), 10) for _ in range(20))), change()
     )
     assert [len(one) for one in found] == [10] * 20
+
+
+class Forgetful(Memory):
+    """Its log keeps what tells of examples that are there, and nothing else before `lost`."""
+
+    lost = 0
+
+    def changes(self, since: int, /) -> list[Change]:
+        if 0 < since < self.lost:
+            raise LogPrunedError("pruned")
+        kept = (c for c in super().changes(since) if c.seq > self.lost or c.id in self.examples)
+        return list(kept)
+
+
+async def test_a_feed_that_has_forgotten_changes_is_read_from_its_beginning() -> None:
+    feed = Forgetful([asked(hue, "x", shade) for shade, hue in enumerate(["red", "green", "blue"])])
+    search = BM25(feed)
+    assert len(await search(Query("any"), 5)) == 3
+    feed.delete(list(feed.ids())[:2])
+    feed.lost = len(feed.log)
+    feed.add([asked("grey", "x", 9)])
+    assert {c.example.query.text for c in await search(Query("any"), 5)} == {"blue", "grey"}
+    feed.delete(list(feed.ids()))
+    feed.lost = len(feed.log)
+    with pytest.raises(EmptyKnowledgeBaseError):
+        await search(Query("any"), 5)
 
 
 async def test_an_example_that_never_was_is_an_error() -> None:

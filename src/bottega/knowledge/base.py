@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bottega.errors import SettingError
+from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
 from bottega.knowledge.adding import store_batch
 from bottega.knowledge.bad import OnBad, or_raise
@@ -215,8 +215,20 @@ class KnowledgeBase(Listing):
 
     def changes(self, since: int = 0) -> Iterator[Changed]:
         """What was stored or deleted after change number `since`, for structures derived outside:
-        apply each in turn and go on from the last one's `seq`."""
-        while page := self._rows.named_changes_since(since, PAGE):
+        apply each in turn and go on from the last one's `seq`. The log forgets rows that are gone:
+        who is too far behind gets a `LogPrunedError`, and begins anew from 0."""
+        begun = self._rows.pruned()
+        whole = since == 0 or since >= begun
+        while True:
+            page = self._rows.named_changes_since(since, PAGE)
+            pruned = self._rows.pruned()
+            if since < pruned and not (whole and pruned == begun):
+                raise LogPrunedError(
+                    f"the change log no longer tells everything after change {since}",
+                    hint="begin anew, with nothing: changes(0) tells all that is there",
+                )
+            if not page:
+                return
             yield from page
             since = page[-1].seq
 

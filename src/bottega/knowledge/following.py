@@ -56,7 +56,8 @@ class Follower:
                 self._index, self._ready = self._ready, None
             if self._index.watermark < last:
                 self._check_view()
-                self._catch_up(self._index)
+                if not self._catch_up(self._index):
+                    self._index = self._filled(FlatIndex(*self._shape))
                 self._maintain(self._index)
             return self._index
 
@@ -104,8 +105,11 @@ class Follower:
         )
         # In one moment, or another process's commit in between would look like damage.
         with self._rows.snapshot():
-            self._catch_up(index)
+            told = self._catch_up(index)
             whole = index.digest() == self._rows.keys_digest()
+        if not told:
+            log.info("%s is too far behind and will be made again", self._path)
+            return None
         if not whole:
             log.warning("%s does not match its rows and will be made again", self._path)
             return None
@@ -134,9 +138,14 @@ class Follower:
             yield page
             key = page[-1][0]
 
-    def _catch_up(self, index: FaissIndex, within: int = 0) -> None:
+    def _catch_up(self, index: FaissIndex, within: int = 0) -> bool:
+        """False if the log has lost what the index lacks, which has to be filled anew."""
         while index.watermark + within < self._rows.last_seq():
-            index.apply(self._rows.changes_since(index.watermark, PAGE, self._view.number))
+            changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
+            if index.watermark < self._rows.pruned():
+                return False
+            index.apply(changes)
+        return True
 
     def _maintain(self, index: FaissIndex) -> None:
         if self._gave_up or self.is_building:
@@ -168,8 +177,7 @@ class Follower:
             graph = empty_graph(*self._shape)
             new = HnswIndex(graph, self._metric, exact_up_to=self._hnsw_above)
         self._filled(new, BUILT_AT_ONCE)
-        self._catch_up(new, SMALL_LAG)
-        if self._stopping.is_set():
+        if not self._catch_up(new, SMALL_LAG) or self._stopping.is_set():
             return
         if isinstance(new, HnswIndex):
             self._save(new)

@@ -50,7 +50,7 @@ def identity(example: Example) -> str:
 
 def with_id(example: Example, id: str) -> Example:
     """With images of its own: the caller's must not keep the pixels that are decoded here."""
-    images = tuple(replace(image) for image in example.query.images)
+    images = tuple(image.apart() for image in example.query.images)
     return replace(example, id=id, query=replace(example.query, images=images))
 
 

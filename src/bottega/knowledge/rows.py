@@ -20,6 +20,7 @@ from bottega.knowledge.ports import (
     StoredView,
     Use,
 )
+from bottega.knowledge.pruning import LOST, prune
 from bottega.knowledge.records import Standing, from_row
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
@@ -67,6 +68,8 @@ class SqliteRows(Database):
                 new += writing.insert(connection, example, by_number, self.namespace) is not None
             if new and capacity is not None:
                 writing.make_room(connection, self.namespace, capacity)
+            if new:
+                prune(connection, new)
             return new
 
     def delete(self, ids: Collection[str]) -> int:
@@ -217,6 +220,10 @@ class SqliteRows(Database):
     def change_at(self, seq: int) -> str:
         found = self.read("SELECT op, key, id, namespace FROM changes WHERE seq = ?", seq)
         return "/".join(map(str, found[0])) if found else ""
+
+    def pruned(self) -> int:
+        found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")
+        return int(found[0][0]) if found else 0
 
     def changes_since(self, seq: int, limit: int, view: int = FIRST_VIEW) -> list[Change]:
         """Those of other namespaces come along, without vectors: to this index they are rows that

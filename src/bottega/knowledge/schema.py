@@ -103,5 +103,9 @@ KNOWLEDGE_BASE = FileKind(
             pinned INTEGER NOT NULL DEFAULT 0
         );
         """,
+        # Versions before this one would not notice that the log has lost entries.
+        """
+        INSERT INTO meta VALUES ('pruned', '0');
+        """,
     ),
 )

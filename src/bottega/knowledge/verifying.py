@@ -14,6 +14,7 @@ from bottega.knowledge.connection import MEMORY
 from bottega.knowledge.database import listed
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import StoredView
+from bottega.knowledge.pruning import HORIZON
 from bottega.knowledge.records import identity
 from bottega.knowledge.reindexing import embed_again
 from bottega.knowledge.rows import SqliteRows
@@ -188,6 +189,8 @@ def _snapshot_files(rows: SqliteRows) -> list[Path]:
 
 def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     head = found.head
+    if head.seq < rows.read(HORIZON)[0][0]:  # not wrong, only too old to be taken up
+        return True
     if head.seq > rows.last_seq() or rows.change_at(head.seq) != head.change:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)

@@ -69,7 +69,10 @@ def insert(
         "INSERT INTO vectors VALUES (?, ?, ?)",
         [(key, view, blob(vector)) for view, vector in vectors.items()],
     )
-    log_change(connection, "put", [key])
+    connection.execute(
+        "INSERT INTO changes (op, key, id, namespace) VALUES ('put', ?, ?, ?)",
+        (key, example.id, namespace),
+    )
     return key
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bottega.errors import NotFoundError
+from bottega.errors import LogPrunedError, NotFoundError
 from bottega.retrieval.ports import Changed, Changes, Listed
 from bottega.types import Example
 
@@ -51,25 +51,37 @@ class Follower(Generic[T]):
         self._changes = changes
         self._read = read
         self._seq = 0
+        self._held: set[str] = set()
 
     def news(self) -> News[T] | None:
         """None if nothing changed.
 
         What is deleted while it is read is looked up again: the news are those of one moment.
         """
-        while changes := list(self._changes(self._seq)):
+        while True:
+            changes, forgotten = self._told()
+            if not changes and not forgotten:
+                return None
             last: dict[str, Changed] = {}
             for change in changes:
                 last.pop(change.id, None)  # what came back is the newest
                 last[change.id] = change
             new = [id for id, change in last.items() if not change.deleted]
-            upto = changes[-1].seq
+            upto = changes[-1].seq if changes else 0
             try:
-                news = News(list(last), new, self._read(new))
+                news = News([*forgotten, *last], new, self._read(new))
             except NotFoundError:
                 if not any(True for _ in self._changes(upto)):
                     raise
                 continue
             self._seq = upto
+            self._held = self._held.difference(news.gone).union(new)
             return news
-        return None
+
+    def _told(self) -> tuple[list[Changed], list[str]]:
+        """What is new in the log, and the ids held of which it tells nothing any more."""
+        try:
+            return list(self._changes(self._seq)), []
+        except LogPrunedError:
+            changes = list(self._changes(0))
+            return changes, sorted(self._held.difference(change.id for change in changes))

@@ -48,7 +48,8 @@ class Feed(Protocol):
     """What came and went. Both methods block and are called in threads."""
 
     def changes(self, since: int, /) -> Iterable[Changed]:
-        """In the order of `seq`, those after `since` only."""
+        """In the order of `seq`, those after `since` only. A log that has forgotten some of them
+        raises `LogPrunedError`; those after 0 it always tells."""
         ...
 
     def get_many(self, ids: Sequence[str], /) -> list[Example]:

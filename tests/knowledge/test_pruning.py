@@ -1,0 +1,157 @@
+"""The change log loses what it says of rows that are gone; whoever is behind notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import initialize, rule
+
+from bottega.errors import LogPrunedError
+from bottega.knowledge import KnowledgeBase, pruning
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.test_store_model import HANDLES, TwoHandles
+
+
+@pytest.fixture(autouse=True)
+def short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        shorten(patched)
+        yield
+
+
+def shorten(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(pruning, "KEPT", 10)
+    patched.setattr(pruning, "LOOKED_EVERY", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+def opened(path: Path, hnsw_above: int = 1000, namespace: str = "") -> KnowledgeBase:
+    embed = SeededEmbedder()
+    return KnowledgeBase.open(path, embed, capacity=20, hnsw_above=hnsw_above, namespace=namespace)
+
+
+def churn(kb: KnowledgeBase, start: int, end: int) -> None:
+    for number in range(start, end):
+        kb.add([asked(str(number))])
+
+
+def logged(kb: KnowledgeBase) -> int:
+    return int(kb._file.read("SELECT count(*) FROM changes")[0][0])
+
+
+def texts(kb: KnowledgeBase) -> set[str]:
+    return {c.example.query.text for c in kb.search(Query("any"), 1000)}
+
+
+def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
+    with opened(path) as kb:
+        churn(kb, 0, 300)
+        assert logged(kb) <= 20 + 3 * pruning.KEPT
+        assert kb._rows.last_seq() == 580
+        assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
+        assert kb.verify().problems == ()
+
+
+def test_a_log_without_deletions_keeps_everything(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        churn(kb, 0, 100)
+        assert logged(kb) == 100
+        assert [c.id for c in kb.changes()] == kb.ids()
+
+
+@pytest.mark.parametrize("hnsw_above", [5, 1000])
+def test_a_handle_that_is_far_behind_begins_anew(path: Path, hnsw_above: int) -> None:
+    with opened(path, hnsw_above) as one, opened(path, hnsw_above) as two:
+        churn(one, 0, 20)
+        assert len(texts(two)) == 20
+        two.settle()
+        churn(one, 20, 200)
+        assert texts(two) == {str(number) for number in range(180, 200)}
+        two.settle()
+        churn(one, 200, 203)
+        assert texts(two) == {str(number) for number in range(183, 203)}
+
+
+def test_an_index_file_that_is_far_behind_is_left_out(path: Path) -> None:
+    with opened(path, hnsw_above=5) as kb:
+        churn(kb, 0, 20)
+        texts(kb)
+        kb.settle()
+    with opened(path) as kb:
+        churn(kb, 20, 200)
+        assert kb.verify().problems == ()
+    with opened(path, hnsw_above=5) as kb:
+        assert texts(kb) == {str(number) for number in range(180, 200)}
+        kb.settle()
+        assert kb.verify().problems == ()
+
+
+def test_an_outsider_that_is_far_behind_is_told(path: Path) -> None:
+    with opened(path) as kb, opened(path, namespace="other") as other:
+        churn(kb, 0, 5)
+        seen = list(kb.changes())[-1].seq
+        churn(kb, 5, 100)
+        with pytest.raises(LogPrunedError, match="no longer tells everything"):
+            list(kb.changes(seen))
+        assert len(list(kb.changes())) >= 20
+        seen = list(kb.changes())[-1].seq
+        assert list(kb.changes(seen)) == []
+        kb.delete([kb.ids()[0]])
+        churn(other, 0, 100)
+        for since in (seen, 0):  # others' changes put nobody behind
+            seen = list(kb.changes(since))[-1].seq
+        assert list(kb.changes(seen)) == []
+        assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
+
+
+def test_pruning_under_a_reader_is_noticed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bottega.knowledge.base.PAGE", 4)
+    with opened(path) as kb:
+        churn(kb, 0, 20)
+        reading = kb.changes()
+        for _ in range(4):
+            next(reading)
+        churn(kb, 20, 100)
+        with pytest.raises(LogPrunedError, match="begin"):
+            list(reading)
+
+
+class PrunedHandles(TwoHandles):
+    """As without pruning, and a structure outside that follows the changes of either handle."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.patched = pytest.MonkeyPatch()
+        shorten(self.patched)
+        self.seen, self.outside = 0, set[str]()
+        super().begin()
+
+    @rule(handle=HANDLES)
+    def follow(self, handle: int) -> None:
+        try:
+            self.take(handle)
+        except LogPrunedError:
+            self.seen, self.outside = 0, set()
+            self.take(handle)
+        assert self.outside == set(self.held.values())
+
+    def take(self, handle: int) -> None:
+        for change in self.handles[handle].changes(self.seen):
+            self.seen = change.seq
+            (self.outside.discard if change.deleted else self.outside.add)(change.id)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patched.undo()
+
+
+TestPrunedHandles = PrunedHandles.TestCase
+TestPrunedHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
