@@ -54,7 +54,7 @@ Two things were made in two ways, and only the first was learned.
    roads and shores; scenes of shapes; rows of figures. No photograph, no handwriting, no data
    set{but}.
 2. **The decoder was written**: its weights are installed circuits, not learned. Gradient descent
-   alone found no visual matching within 600 steps. One head finds the nearest picture, one the
+   alone found no visual matching within 2,000 steps. One head finds the nearest picture, one the
    token before, two the recent context, one the words that ask for something; gated units replace
    the picture by what was asked for; one head of the second layer matches and copies. Sums are
    worked out by gated units that count steps of a thermometer. Every weight can be trained, but
