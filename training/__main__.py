@@ -22,16 +22,14 @@ from training.export import export
 from training.lessons import PRACTICE, SCHOOL
 from training.mastery import load_master, train_master
 from training.measure import APPRENTICE, MASTER, figures
-from training.pictures import draw_batch
 from training.schooling import Eye, Term, load_eye, train_eye
 from training.tokenizer import train_tokenizer
-from training.tower import Tower, load_tower, train_tower
+from training.tower import Tower, centre_and_size, load_tower, train_tower
 
 TOWER_STEPS, EYE_STEPS, MASTER_STEPS = 3200, 3000, 400
 SCHOOL_TERM = Term(SCHOOL, seed=2, peak=1.5e-3)
 PRACTICE_TERM = Term(PRACTICE, seed=4, peak=1.2e-3)
 OUT = Path("src/bottega/bundled")
-CENTRE_SEED = 5
 
 
 def stage(work: Path, name: str, make: Callable[[Path], object]) -> Path:
@@ -53,20 +51,11 @@ def second_term(eye: Eye, out: Path, steps: int) -> Eye:
     return train_eye(eye, out, steps, PRACTICE_TERM)
 
 
-@torch.no_grad()
-def centre_and_size(eye: Eye, batches: int = 4) -> tuple[Tensor, float]:
-    """The mean embedding, and how long embeddings are on average once it is the origin."""
-    rng = torch.Generator().manual_seed(CENTRE_SEED)
-    embeddings = torch.cat([eye.tower(draw_batch(rng)) for _ in range(batches)])
-    centre = embeddings.mean(0)
-    return centre, (embeddings - centre).norm(dim=1).mean().item()
-
-
 def assemble(eye: Eye, codes: Tensor, size: Size, knows: bool, out: Path) -> None:
     torch.manual_seed(0)
     tokenizer, model = train_tokenizer(), build_model(size)
     install(model, codes, tokenizer, Strengths(), knows)
-    install_eye(model, eye, *centre_and_size(eye))
+    install_eye(model, eye, *centre_and_size(eye.tower))
     export(model, tokenizer, out, "# Being measured\n")
 
 

@@ -23,7 +23,6 @@ from training.tower import Tower
 
 Ids = list[int]
 IGNORE = -100
-MAX_DEMONSTRATIONS = 20
 
 
 @dataclass
@@ -39,7 +38,9 @@ class Pool:
 
 
 @torch.no_grad()
-def draw_pool(tower: Tower, centre: Tensor, seed: int, groups: int, views: int = 5) -> Pool:
+def draw_pool(
+    tower: Tower, centre: Tensor, size: float, seed: int, groups: int, views: int = 5
+) -> Pool:
     """Groups of 20 classes, a quarter of them siblings; every fourth group is surfaces."""
     rng, rows = torch.Generator().manual_seed(seed), []
     for group in range(groups):
@@ -55,7 +56,7 @@ def draw_pool(tower: Tower, centre: Tensor, seed: int, groups: int, views: int =
             style = mixed_styles(rng, torch.zeros(len(each), dtype=torch.long), shared=0.8)
             drawn = draw(rng, letters.rows(each), style.boldness, style.fill, free=0.1)
             pictures = paint(rng, drawn, style)
-        projected = tower((pictures * 255).round()) - centre
+        projected = (tower((pictures * 255).round()) - centre) / size
         rows.append(projected.view(20, views, -1))
     return Pool(torch.stack(rows))
 
@@ -107,11 +108,9 @@ class Writer:
     def _random(self, size: int) -> Ids:
         return [int(t) for t in self.rng.integers(len(SPECIAL), self.vocabulary, size)]
 
-    def episode(self, count: int | None = None) -> Episode:
-        """`count` demonstrations (0 to 20) and one query, whose class is among them."""
+    def episode(self, count: int) -> Episode:
+        """`count` demonstrations and one query, whose class is among them."""
         rng, (groups, classes, views) = self.rng, self.pool.shape
-        if count is None:
-            count = 0 if rng.random() < 0.05 else int(rng.integers(1, MAX_DEMONSTRATIONS + 1))
         if rng.random() < 0.25:
             group, kind = rng.integers(groups, size=classes), rng.integers(classes, size=classes)
         else:

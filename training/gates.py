@@ -28,14 +28,17 @@ def _asked(topic: int) -> dict[int, float]:
 
 def _giving_way(knows: bool) -> dict[int, float]:
     """A gate that opens to TOPIC - CLOSED where something was asked of a picture that shows a
-    scene, a row, a name or (to the master) a digit; either alone leaves it at 0."""
+    scene, a row or a name; either alone leaves it at 0. The master sees a digit in any picture, so
+    asking for one is enough."""
     kinds = [(a.SCENES, len(SIZES)), (a.SYMBOL, 3), (a.LEFT, 3), (a.RIGHT, 3), (a.NAMED, 1)]
-    topics = dims(a.TOPIC).tolist()
-    if knows:
-        kinds.append((a.DIGIT, 1))
-        topics.append(a.ABOUT_DIGIT)
     shown = {dim: 1 / parts for kind, parts in kinds for dim in dims(kind).tolist()}
-    return {a.TEXT: -CLOSED / TEXT_SIZE, **dict.fromkeys(topics, 0.5), **shown}
+    topics = dict.fromkeys(dims(a.TOPIC).tolist(), 0.5)
+    return {
+        a.TEXT: -CLOSED / TEXT_SIZE,
+        **topics,
+        **shown,
+        **({a.ABOUT_DIGIT: 1.0} if knows else {}),
+    }
 
 
 def install_keys(units: Units, knows: bool) -> None:

@@ -16,7 +16,7 @@ EMBEDDING = 80
 HIDDEN = 256
 FEATURES = 160
 TEMPERATURE = 0.1
-TRAIN_SEED, HELD_OUT_SEED = 1, 777
+TRAIN_SEED, HELD_OUT_SEED, CENTRE_SEED = 1, 777, 5
 
 VISION_CONFIG: dict[str, Any] = {
     "num_channels": 3,
@@ -116,3 +116,12 @@ def load_tower(path: Path) -> Tower:
     tower = Tower()
     tower.load_state_dict(torch.load(path, weights_only=True))
     return tower.eval()
+
+
+@torch.no_grad()
+def centre_and_size(tower: Tower, batches: int = 4) -> tuple[Tensor, float]:
+    """The mean embedding, and how long embeddings are on average once it is the origin."""
+    rng = torch.Generator().manual_seed(CENTRE_SEED)
+    embeddings = torch.cat([tower(draw_batch(rng)) for _ in range(batches)])
+    centre = embeddings.mean(0)
+    return centre, (embeddings - centre).norm(dim=1).mean().item()
