@@ -14,14 +14,23 @@ from weakref import finalize
 
 import numpy as np
 
-from bottega.errors import EmbeddingError, StoreBusyError, StoreError
+from bottega.errors import EmbeddingError, StoreBusyError
 from bottega.knowledge.late import files
+from bottega.knowledge.late.folder import (
+    CODES,
+    EIGHTH,
+    HALF,
+    IDS,
+    OFFSETS,
+    data_files,
+    prepared,
+    storing,
+)
 from bottega.knowledge.late.int8 import Bytes, fitting_scale, quantized
 from bottega.knowledge.late.maxsim import Positions, Rows
 from bottega.protocols import Vectors
 
 VERSION = 1
-HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
 
 
 @dataclass
@@ -43,14 +52,15 @@ class TokenArray:
 
     A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
     must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
-    and nothing is lost, because the array is derived. Without a folder a temporary one is used.
+    and nothing is lost, because the array is derived. Without a folder a temporary one is used;
+    one that holds anything else is refused (`StoreError`).
     Documents are known by their ids and by their positions; a position is kept until `compact`.
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
-        self._folder = Path(mkdtemp(prefix="bottega-late-") if folder is None else folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = files.lock(self._folder)
+        self._folder = prepared(mkdtemp(prefix="bottega-late-") if folder is None else folder)
+        with storing(self._folder):
+            lock = files.lock(self._folder)
         if lock is None:
             raise StoreBusyError(
                 f"{self._folder} is in use by another process",
@@ -58,11 +68,15 @@ class TokenArray:
             )
         # Also where nobody closes the array.
         self._release = finalize(self, _release, lock, self._folder if folder is None else None)
-        self._manifest = self._believed(fingerprint, dimension) or _Manifest(fingerprint, dimension)
+        self._manifest = _Manifest(fingerprint, dimension)
         self._ids: list[str] = []
         self._positions: dict[str, int] = {}
-        self._read()
-        self._remove_leftovers()
+        try:
+            with storing(self._folder):
+                self._open()
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def codes_path(self) -> Path:
@@ -149,6 +163,11 @@ class TokenArray:
         """Gives the folder free; a temporary one is removed."""
         self._release()
 
+    def _open(self) -> None:
+        self._manifest = self._believed(self.fingerprint, self.dimension) or self._manifest
+        self._read()
+        self._remove_leftovers()
+
     def _check(self, id: str, rows: Vectors) -> None:
         if rows.ndim != 2 or rows.shape[1] != self.dimension or len(rows) == 0:
             raise EmbeddingError(
@@ -173,7 +192,8 @@ class TokenArray:
         for name, content in parts.items():
             at = sizes.get(name, 0)
             path = self._path(name)
-            crcs[name] = files.append(path, content, at=at, crc=crcs.get(name, 0))
+            with storing(self._folder):
+                crcs[name] = files.append(path, content, at=at, crc=crcs.get(name, 0))
             sizes[name] = at + len(content)
         replaced = self.positions(ids).tolist()
         deleted = sorted({*self._manifest.deleted, *replaced})
@@ -182,12 +202,8 @@ class TokenArray:
     def _commit(self, **changes: Any) -> None:
         """The one step after which an append or a deletion has happened."""
         content = asdict(self._manifest) | changes
-        try:
+        with storing(self._folder):
             files.write_manifest(self._folder, content)
-        except OSError as error:
-            raise StoreError(
-                f"{self._folder} cannot be written: {error.strerror}", hint="check space and rights"
-            ) from error
         self._manifest = _Manifest(**content)
         self._read()
 
@@ -227,10 +243,11 @@ class TokenArray:
 
     def _remove_leftovers(self) -> None:
         """Files of other generations, and of appends that never came to a manifest."""
-        for name in (HALF, EIGHTH, OFFSETS, IDS, CODES):
-            for path in self._folder.glob(f"{name}.*"):
-                if path != self._path(name) or not self._manifest.sizes:
-                    path.unlink()
+        sizes = self._manifest.sizes
+        kept = {self._path(name) for name in (HALF, EIGHTH, OFFSETS, IDS, CODES) if sizes}
+        for path in data_files(self._folder):
+            if path not in kept:
+                path.unlink()
 
 
 def _release(lock: int, temporary: Path | None) -> None:
