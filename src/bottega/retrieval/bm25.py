@@ -43,7 +43,7 @@ class BM25:
         if k1 < 0 or not 0 <= b <= 1:
             raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
         self._feed = feed
-        self._follower = Follower(feed.changes, lambda ids: feed.get_many(ids) if ids else [])
+        self._follower = Follower(feed.changes, self._take)
         self._reads = reads or everything_said
         self._words = words or plain_words
         self._settings = {"k1": k1, "b": b}
@@ -83,18 +83,21 @@ class BM25:
 
     def _caught_up(self) -> _Lexicon:
         with self._following:
-            news = self._follower.news()
-            if news is not None:
-                for id in news.gone:
-                    self._documents.pop(id, None)
-                for id, example in zip(news.new, news.about, strict=True):
-                    self._documents[id] = self._words(self._reads(example))
-                self._lexicon = _Lexicon(self._documents, self._settings)
+            self._follower.follow()
             if not self._documents:
                 raise EmptyKnowledgeBaseError(
                     "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
                 )
             return self._lexicon
+
+    def _take(self, gone: Sequence[str], new: Sequence[str]) -> None:
+        examples = self._feed.get_many(new) if new else []
+        said = [self._words(self._reads(example)) for example in examples]
+        away = set(gone)
+        left = {id: words for id, words in self._documents.items() if id not in away}
+        documents = left | dict(zip(new, said, strict=True))
+        self._lexicon = _Lexicon(documents, self._settings)
+        self._documents = documents
 
 
 class _Lexicon:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from bottega.errors import NotFoundError
 from bottega.retrieval.ports import Changed, Changes, Listed
 from bottega.types import Example
 
-T = TypeVar("T")
+Take = Callable[[Sequence[str], Sequence[str]], None]
 
 
 @dataclass(frozen=True)
@@ -18,16 +17,6 @@ class Change:
     seq: int
     id: str
     deleted: bool = False
-
-
-@dataclass(frozen=True)
-class News(Generic[T]):
-    """`gone` must be forgotten before `new` is learnt: an id that went and came back is in both.
-    `about` is what was read of the new ones."""
-
-    gone: list[str]
-    new: list[str]
-    about: T
 
 
 class Still:
@@ -44,16 +33,21 @@ class Still:
         return self._pool.get_many(ids)
 
 
-class Follower(Generic[T]):
-    """Reads a change log from where it last stopped. Not safe for two threads at once."""
+class Follower:
+    """Reads a change log from where it last stopped. Not safe for two threads at once.
 
-    def __init__(self, changes: Changes, read: Callable[[Sequence[str]], T]) -> None:
+    `take(gone, new)` is given what changed, reads of the new ones what it wants and learns it.
+    `gone` must be forgotten before `new` is learnt: an id that went and came back is in both. What
+    fails in it is told again the next time, so it reads before it changes anything.
+    """
+
+    def __init__(self, changes: Changes, take: Take) -> None:
         self._changes = changes
-        self._read = read
+        self._take = take
         self._seq = 0
 
-    def news(self) -> News[T] | None:
-        """None if nothing changed.
+    def follow(self) -> int:
+        """How many ids there was news of.
 
         What is deleted while it is read is looked up again: the news are those of one moment.
         """
@@ -65,11 +59,12 @@ class Follower(Generic[T]):
             new = [id for id, change in last.items() if not change.deleted]
             upto = changes[-1].seq
             try:
-                news = News(list(last), new, self._read(new))
+                self._take(list(last), new)
             except NotFoundError:
                 if not any(True for _ in self._changes(upto)):
                     raise
                 continue
+            # Only now: what was not learnt must be told again.
             self._seq = upto
-            return news
-        return None
+            return len(last)
+        return 0
