@@ -234,3 +234,36 @@ def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBa
         forgetful.lose = knowledge.ids()[-1]
         assert "purple star" not in answers(index, "purple star", 99)
     assert len(knowledge) == len(known())
+
+
+class Racing(Forgetful):
+    """Somebody deletes what is asked for just before it is fetched, every time."""
+
+    def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
+        super().__init__(knowledge)
+        self._doomed = list(ids)
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        for id in [id for id in ids if id in self._doomed][:1]:
+            self._doomed.remove(id)
+            self._knowledge.delete([id])
+        return super().get_many(ids)
+
+
+def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
+    doomed = knowledge.ids()[:30]
+    with LateIndex(Racing(knowledge, doomed), Letters()) as index:
+        found = index.search(Query("red round"), 10)
+        assert len(found) == 10
+        assert {c.example.id for c in index.search(Query("red"), 99)} == set(knowledge.ids())
+    assert not set(knowledge.ids()) & set(doomed)
+
+
+def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase) -> None:
+    racing = Racing(knowledge, [])
+    with LateIndex(racing, Letters()) as index:
+        best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
+        racing._doomed = best[:6]
+        found = [str(c.example.id) for c in index.search(Query("red round"), 8)]
+    assert len(found) == 8
+    assert not set(found) & (set(best) - set(knowledge.ids()))
