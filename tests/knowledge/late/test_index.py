@@ -28,7 +28,8 @@ class Letters:
         self.embedded = 0
 
     def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
-        return [np.concatenate([_word(word) for word in q.text.split()]) for q in queries]
+        none = np.empty((0, self.dimension), np.float32)
+        return [np.concatenate([none, *map(_word, query.text.split())]) for query in queries]
 
     def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
         self.embedded += len(queries)
@@ -267,3 +268,14 @@ def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase
         found = [str(c.example.id) for c in index.search(Query("red round"), 8)]
     assert len(found) == 8
     assert not set(found) & (set(best) - set(knowledge.ids()))
+
+
+def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:
+    knowledge.add([example(" ", 9000)])
+    with LateIndex(knowledge, Letters()) as index:
+        found = index.search(Query("red round"), 99, exact=True)
+        assert len(found) == len(knowledge)
+        [blank] = [c for c in found if c.example.answer == " "]
+        assert blank.score == 0
+        assert blank not in index.search(Query("red round"), 5)
+        assert index.follow() == 0

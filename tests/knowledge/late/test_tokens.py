@@ -151,6 +151,9 @@ def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:
         with pytest.raises(EmbeddingError):
             array.append(["good", "bad"], [MATRICES[0], wrong.astype(np.float32)])
     assert array.ids() == names(3)
+    with pytest.raises(EmbeddingError, match="no tokens") as raised:
+        array.append(["bad"], [np.ones((0, DIMENSION), np.float32)])
+    assert "zeros" in raised.value.hint
 
 
 def test_much_deleting_compacts(tmp_path: Path) -> None:

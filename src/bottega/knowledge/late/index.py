@@ -8,6 +8,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge.late.news import Followed, news, present
 from bottega.knowledge.late.search import Effort
@@ -129,7 +131,11 @@ class LateIndex:
         known = present(self._knowledge, ids)
         if known:
             tokens = self._embed.embed_documents([example.query for _, example in known])
-            self._tokens.append([id for id, _ in known], tokens)
+            self._tokens.append([id for id, _ in known], [self._marked(rows) for rows in tokens])
+
+    def _marked(self, rows: Vectors) -> Vectors:
+        """An example of which no token is left gets one that is like none: its score is 0."""
+        return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)
 
 
 def _is_self(query: Query, example: Example) -> bool:

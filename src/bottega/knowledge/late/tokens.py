@@ -169,10 +169,14 @@ class TokenArray:
         self._remove_leftovers()
 
     def _check(self, id: str, rows: Vectors) -> None:
-        if rows.ndim != 2 or rows.shape[1] != self.dimension or len(rows) == 0:
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
             raise EmbeddingError(
-                f"the tokens of {id!r} are {rows.shape}, not (1 or more, {self.dimension})",
+                f"the tokens of {id!r} are {rows.shape}, not (tokens, {self.dimension})",
                 hint="give the embedder that the array was made for",
+            )
+        if len(rows) == 0:
+            raise EmbeddingError(
+                f"{id!r} has no tokens", hint="leave it out, or give it a row of zeros"
             )
         if not np.isfinite(rows).all():
             raise EmbeddingError(
