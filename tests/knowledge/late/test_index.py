@@ -279,3 +279,19 @@ def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> No
         assert blank.score == 0
         assert blank not in index.search(Query("red round"), 5)
         assert index.follow() == 0
+
+
+def test_a_closed_index_says_so_and_writes_nothing(
+    tmp_path: Path, knowledge: KnowledgeBase
+) -> None:
+    index = LateIndex(knowledge, Letters(), tmp_path)
+    index.follow()
+    index.close()
+    index.close()
+    knowledge.add([example("purple star", 9000)])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for use in (index.follow, lambda: index.search(Query("red"), 1)):
+        with pytest.raises(StoreError, match="closed") as raised:
+            use()
+        assert raised.value.hint
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

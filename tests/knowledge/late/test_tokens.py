@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.errors import EmbeddingError, SettingError, StoreBusyError
+from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.knowledge.late import Effort, TokenArray, TokenIndex, exact_scores, searching
 from bottega.protocols import Vectors
 from tests.knowledge.late.data import DIMENSION, documents, names
@@ -143,6 +143,19 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     assert raised.value.hint
     array.close()
     opened(tmp_path).close()
+
+
+def test_a_closed_array_is_not_written(tmp_path: Path) -> None:
+    index = TokenIndex(filled(tmp_path, 3))
+    index.close()
+    for use in (
+        lambda: index.append(["more"], MATRICES[:1]),
+        lambda: index.delete(names(1)),
+        lambda: index.search(MATRICES[0], 1),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+    assert opened(tmp_path).ids() == names(3)
 
 
 def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:

@@ -56,6 +56,7 @@ class LateIndex:
         Batches that were embedded before an error remain.
         """
         with self._following:
+            self._tokens.check_open()
             found = news(self._knowledge, self._seq, self._tokens.ids)
             if found.gone:
                 self._tokens.delete(found.gone)
@@ -79,6 +80,7 @@ class LateIndex:
         Never the query's own id or image unless `include_self`. `within` restricts the search to
         these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
+        self._tokens.check_open()
         [tokens] = self._embed.embed_queries([query])
         self._catch_up()
         return self._found(query, tokens, k, include_self, within, exact)
@@ -113,7 +115,9 @@ class LateIndex:
             wanted *= 2
 
     def close(self) -> None:
-        self._tokens.close()
+        """Waits for what is being followed. The index cannot be used again (`StoreError`)."""
+        with self._following:
+            self._tokens.close()
 
     def __enter__(self) -> Self:
         return self

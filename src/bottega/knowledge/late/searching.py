@@ -64,6 +64,7 @@ class TokenIndex:
         if k < 1:
             raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
         with self._lock:
+            self._array.check_open()
             copies = self._current()
             documents = self._array.positions(within)
             ids = self._array.ids_by_position()
@@ -78,8 +79,12 @@ class TokenIndex:
         pairs = zip(found.tolist(), scores.tolist(), strict=True)
         return [(ids[position], score) for position, score in pairs]
 
+    def check_open(self) -> None:
+        self._array.check_open()
+
     def close(self) -> None:
-        self._array.close()
+        with self._lock:
+            self._array.close()
 
     def _current(self) -> TokenCopies:
         if self._copies is None:

@@ -14,7 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
-from bottega.errors import EmbeddingError, StoreBusyError
+from bottega.errors import EmbeddingError, StoreBusyError, StoreError
 from bottega.knowledge.late import files
 from bottega.knowledge.late.folder import (
     CODES,
@@ -124,6 +124,7 @@ class TokenArray:
 
     def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         """All of them or none. A document whose id is there already takes its place."""
+        self.check_open()
         latest = dict(zip(ids, documents, strict=True))
         if not latest:
             return
@@ -137,6 +138,7 @@ class TokenArray:
 
     def delete(self, ids: Collection[str]) -> int:
         """How many of them there were. Their rows stay on disk until `compact`."""
+        self.check_open()
         gone = self.positions(ids)
         if len(gone):
             self._commit(deleted=sorted({*self._manifest.deleted, *gone.tolist()}))
@@ -144,6 +146,7 @@ class TokenArray:
 
     def compact(self) -> None:
         """Writes what is left into new files, with a new scale for int8. Positions change."""
+        self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
         old = self._manifest
         self._manifest = _Manifest(old.fingerprint, old.dimension, generation=old.generation + 1)
@@ -160,8 +163,13 @@ class TokenArray:
         return len(self._manifest.deleted) / max(len(self._ids), 1)
 
     def close(self) -> None:
-        """Gives the folder free; a temporary one is removed."""
+        """Gives the folder free; a temporary one is removed. Nothing can be done with it then."""
         self._release()
+
+    def check_open(self) -> None:
+        """Whoever writes without the lock may write over another's array."""
+        if not self._release.alive:
+            raise StoreError("the index is closed", hint="open another one of the same folder")
 
     def _open(self) -> None:
         self._manifest = self._believed(self.fingerprint, self.dimension) or self._manifest
