@@ -89,6 +89,30 @@ async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
     assert len(tree.refits) == 1
 
 
+async def test_a_refit_that_fails_is_logged_once_and_tried_again_after_more_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried: list[int] = []
+
+    def broken(ids: Sequence[str], vectors: Vectors) -> int:
+        tried.append(len(ids))
+        if len(tried) < 3:
+            raise RuntimeError("cannot count")
+        return 2
+
+    memory = Memory(about("colour", 20))
+    retrieve = hashtags(memory, HashtagTree(broken, cold_start=10))
+    for start in (100, 200, 300):
+        for _ in range(4):
+            assert len(await retrieve(Query("colour"), 5)) == 5
+            await retrieve.settled()
+        memory.add(about("shape", 64, start=start))
+    assert tried == [20, 84, 148]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cannot count" in caplog.text
+    assert len(retrieve.tree.refits) == 1
+
+
 async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
     memory, failing = Memory(about("colour", 4)), [True]
 

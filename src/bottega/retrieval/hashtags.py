@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock, Thread
@@ -16,8 +17,12 @@ from bottega.retrieval.ports import Changes, SearchWithin, VectorsOf
 from bottega.retrieval.tree import HashtagTree
 from bottega.types import Candidate, Query
 
+log = logging.getLogger(__name__)
+
 # A vector that is made again may differ in its last digits; of another space, it is far off.
 TOLERANCE = 0.1
+# Changes before a re-fit that failed is tried again.
+AGAIN_AFTER = 64
 
 
 class Hashtags:
@@ -29,8 +34,8 @@ class Hashtags:
     A group with fewer than k examples is filled up from the next nearest.
 
     Every call follows `changes` first. A re-fit that is due runs in the background; calls go on
-    with the old groups until it is done. Raises `SettingError` once the knowledge base was embedded
-    anew, in another space: queries and groups could not be compared.
+    with the old groups until it is done, or if it fails, which is logged. Raises `SettingError` once
+    the knowledge base was embedded anew: queries and groups would not be of one space.
     """
 
     def __init__(
@@ -51,10 +56,12 @@ class Hashtags:
         self._follower = Follower(changes, self._take)
         self._following = Lock()
         self._refitting: Thread | None = None
+        self._changed = 0
+        self._failed_at: int | None = None
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await asyncio.to_thread(self._find, query, k)
-        if self.tree.due() and not (self._refitting and self._refitting.is_alive()):
+        if self._refit_is_due() and not (self._refitting and self._refitting.is_alive()):
             # A thread, not a task: it may outlive the event loop that began it.
             self._refitting = Thread(target=self._refit, name="hashtag tree")
             self._refitting.start()
@@ -70,10 +77,20 @@ class Hashtags:
         self._caught_up()
         self.tree.refit()
 
+    def _refit_is_due(self) -> bool:
+        waits = self._failed_at is not None and self._changed < self._failed_at + AGAIN_AFTER
+        return not waits and self.tree.due()
+
     def _refit(self) -> None:
-        # What is deleted while the groups are counted: the re-fit is still due at the next call.
-        with suppress(NotFoundError):
-            self.tree.refit()
+        try:
+            # What is deleted while the groups are counted: still due at the next call.
+            with suppress(NotFoundError):
+                self.tree.refit()
+            self._failed_at = None
+        except Exception as error:  # counting groups is the caller's code
+            if self._failed_at is None:
+                log.warning("the hashtags keep their old groups: %r", error)
+            self._failed_at = self._changed
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
         self._caught_up()
@@ -94,7 +111,7 @@ class Hashtags:
 
     def _caught_up(self) -> None:
         with self._following:
-            self._follower.follow()
+            self._changed += self._follower.follow()
             if not len(self.tree):
                 raise EmptyKnowledgeBaseError(
                     "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
