@@ -34,8 +34,8 @@ class Hashtags:
     A group with fewer than k examples is filled up from the next nearest.
 
     Every call follows `changes` first. A re-fit that is due runs in the background; calls go on
-    with the old groups until it is done, or if it fails, which is logged. Raises `SettingError` once
-    the knowledge base was embedded anew: queries and groups would not be of one space.
+    with the old groups until it is done, or if it fails, which is logged. Raises `SettingError`
+    once the knowledge base was embedded anew: queries and groups would not be of one space.
     """
 
     def __init__(
