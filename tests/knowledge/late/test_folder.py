@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bottega.errors import StoreError
-from bottega.knowledge.late import TokenArray
+from bottega.errors import StoreError, StoreFullError
+from bottega.knowledge.late import TokenArray, TokenIndex, files
 from tests.knowledge.late.data import DIMENSION, documents, names
 
 MATRICES = documents(40, seed=6)
@@ -59,3 +62,67 @@ def test_a_directory_where_a_file_should_be_is_an_error_of_ours(tmp_path: Path) 
     assert raised.value.hint
     assert len(array) == 0
     array.close()
+
+
+def test_a_path_that_cannot_be_a_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below", f"{tmp_path}/a\0b"):
+        with pytest.raises(StoreError) as raised:
+            opened(wrong)
+        assert raised.value.hint
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_was_removed_is_an_error_and_what_is_held_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "array"
+    array = opened(folder)
+    array.append(names(3), MATRICES[:3])
+    shutil.rmtree(folder)
+    uses: list[Callable[[], object]] = [
+        lambda: array.append(["more"], MATRICES[3:4]),
+        lambda: array.delete(names(1)),
+        array.compact,
+    ]
+    for use in uses:
+        with pytest.raises(StoreError) as raised:
+            use()
+        assert raised.value.hint
+        assert array.ids() == names(3)
+    assert len(TokenIndex(array).search(MATRICES[0], 3)) == 3
+    array.close()
+
+
+def _nothing_fits(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("failing", ["append", "write_manifest", "mapped"])
+def test_a_full_disk_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    array = opened(tmp_path)
+    array.append(names(9), MATRICES[:9])
+    array.delete(names(2))
+    with monkeypatch.context() as full:
+        full.setattr(files, failing, _nothing_fits)
+        for use in (lambda: array.append(["more"], MATRICES[9:10]), array.compact):
+            with pytest.raises(StoreFullError, match="No space"):
+                use()
+            assert array.ids() == names(7, start=2)
+    array.append(["more"], MATRICES[9:10])
+    array.compact()
+    array.close()
+    assert opened(tmp_path).ids() == [*names(7, start=2), "more"]
+
+
+def test_a_full_disk_does_not_stop_deleting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    array = opened(tmp_path)
+    array.append(names(9), MATRICES[:9])
+    index = TokenIndex(array)
+    monkeypatch.setattr(files, "append", _nothing_fits)
+    assert index.delete(names(5)) == 5
+    assert "No space" in caplog.text
+    assert {id for id, _ in index.search(MATRICES[0], 9)} == set(names(4, start=5))
+    index.close()

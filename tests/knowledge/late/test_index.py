@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
+from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge import Changed, KnowledgeBase, PixelEmbedder
 from bottega.knowledge.late import LateIndex
 from bottega.knowledge.vectors import unit
@@ -295,3 +295,40 @@ def test_a_closed_index_says_so_and_writes_nothing(
             use()
         assert raised.value.hint
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class Odd(Letters):
+    """Gives something else than it should."""
+
+    def __init__(self, queries: list[Vectors], lost: int = 0) -> None:
+        super().__init__()
+        self._queries, self._lost = queries, lost
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self._queries
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return Letters().embed_queries(queries)[self._lost :]
+
+
+RIGHT = np.ones((1, 16), np.float32)
+
+
+@pytest.mark.parametrize(
+    "embed",
+    [
+        Odd([]),
+        Odd([RIGHT, RIGHT]),
+        Odd([RIGHT], lost=1),
+        Odd([np.ones((1, 15), np.float32)]),
+        Odd([np.ones(16, np.float32)]),
+        Odd([RIGHT * np.float32("nan")]),
+        Odd([RIGHT * np.float32(1e38)]),
+    ],
+)
+def test_what_an_embedder_should_not_give_is_an_embedding_error(
+    knowledge: KnowledgeBase, embed: Odd
+) -> None:
+    with LateIndex(knowledge, embed) as index, pytest.raises(EmbeddingError) as raised:
+        index.search(Query("red"), 3)
+    assert raised.value.hint

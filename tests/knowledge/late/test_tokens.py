@@ -160,7 +160,12 @@ def test_a_closed_array_is_not_written(tmp_path: Path) -> None:
 
 def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:
     array = filled(None, 3)
-    for wrong in (np.ones((2, 7)), np.ones((0, DIMENSION)), np.full((1, DIMENSION), np.nan)):
+    for wrong in (
+        np.ones((2, 7)),
+        np.ones((0, DIMENSION)),
+        np.full((1, DIMENSION), np.nan),
+        np.full((1, DIMENSION), 1e5),
+    ):
         with pytest.raises(EmbeddingError):
             array.append(["good", "bad"], [MATRICES[0], wrong.astype(np.float32)])
     assert array.ids() == names(3)

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError
+from bottega.knowledge.late.checking import one_for_each
 from bottega.knowledge.late.news import Followed, news, present
 from bottega.knowledge.late.search import Effort
 from bottega.knowledge.late.searching import TokenIndex
@@ -81,7 +82,7 @@ class LateIndex:
         these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
-        [tokens] = self._embed.embed_queries([query])
+        [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
         self._catch_up()
         return self._found(query, tokens, k, include_self, within, exact)
 
@@ -134,7 +135,8 @@ class LateIndex:
         # What is gone by now has its own entry in the log, or is missing when ids are compared.
         known = present(self._knowledge, ids)
         if known:
-            tokens = self._embed.embed_documents([example.query for _, example in known])
+            made = self._embed.embed_documents([example.query for _, example in known])
+            tokens = one_for_each(made, len(known))
             self._tokens.append([id for id, _ in known], [self._marked(rows) for rows in tokens])
 
     def _marked(self, rows: Vectors) -> Vectors:

@@ -16,6 +16,7 @@ import numpy as np
 
 from bottega.errors import EmbeddingError, StoreBusyError, StoreError
 from bottega.knowledge.late import files
+from bottega.knowledge.late.checking import check_tokens
 from bottega.knowledge.late.folder import (
     CODES,
     EIGHTH,
@@ -148,14 +149,22 @@ class TokenArray:
         """Writes what is left into new files, with a new scale for int8. Positions change."""
         self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
-        old = self._manifest
-        self._manifest = _Manifest(old.fingerprint, old.dimension, generation=old.generation + 1)
+        old = self._manifest, self._ids, self._positions
+        before = self._manifest
+        self._manifest = _Manifest(
+            before.fingerprint, before.dimension, generation=before.generation + 1
+        )
         self._ids, self._positions = [], {}
-        if kept:
-            self.append([id for id, _ in kept], [rows for _, rows in kept])
-        else:
-            self._commit()
-        self._remove_leftovers()
+        try:
+            if kept:
+                self.append([id for id, _ in kept], [rows for _, rows in kept])
+            else:
+                self._commit()
+        except BaseException:  # a full disk must not leave an array without its documents
+            self._manifest, self._ids, self._positions = old
+            raise
+        with storing(self._folder):
+            self._remove_leftovers()
 
     @property
     def wasted(self) -> float:
@@ -177,18 +186,10 @@ class TokenArray:
         self._remove_leftovers()
 
     def _check(self, id: str, rows: Vectors) -> None:
-        if rows.ndim != 2 or rows.shape[1] != self.dimension:
-            raise EmbeddingError(
-                f"the tokens of {id!r} are {rows.shape}, not (tokens, {self.dimension})",
-                hint="give the embedder that the array was made for",
-            )
+        check_tokens(repr(id), rows, self.dimension)
         if len(rows) == 0:
             raise EmbeddingError(
                 f"{id!r} has no tokens", hint="leave it out, or give it a row of zeros"
-            )
-        if not np.isfinite(rows).all():
-            raise EmbeddingError(
-                f"the tokens of {id!r} are not all finite", hint="check the embedder"
             )
 
     def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
@@ -214,10 +215,15 @@ class TokenArray:
     def _commit(self, **changes: Any) -> None:
         """The one step after which an append or a deletion has happened."""
         content = asdict(self._manifest) | changes
-        with storing(self._folder):
-            files.write_manifest(self._folder, content)
-        self._manifest = _Manifest(**content)
-        self._read()
+        before = self._manifest
+        try:
+            with storing(self._folder):
+                files.write_manifest(self._folder, content)
+                self._manifest = _Manifest(**content)
+                self._read()
+        except BaseException:
+            self._manifest = before
+            raise
 
     def _believed(self, fingerprint: str, dimension: int) -> _Manifest | None:
         content = files.read_manifest(self._folder)
@@ -237,13 +243,17 @@ class TokenArray:
         count = sizes.get(OFFSETS, 0) // 8
         tokens = sizes.get(HALF, 0) // (2 * dimension)
         shape = (tokens, dimension)
-        self.half: Rows = files.mapped(self._path(HALF), np.float16, shape)
-        self.eighth: Bytes = files.mapped(self._path(EIGHTH), np.uint8, shape)
+        half = files.mapped(self._path(HALF), np.float16, shape)
+        eighth = files.mapped(self._path(EIGHTH), np.uint8, shape)
         ends = files.mapped(self._path(OFFSETS), np.int64, (count,))
+        ids = list(self._read_ids()) if count else []
+        # Nothing fails from here on, or an array would be half of one state, half of another.
+        self.half: Rows = half
+        self.eighth: Bytes = eighth
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
-        self._ids = list(self._read_ids()) if count else []
         deleted = set(self._manifest.deleted)
-        self._positions = {id: place for place, id in enumerate(self._ids) if place not in deleted}
+        self._ids = ids
+        self._positions = {id: place for place, id in enumerate(ids) if place not in deleted}
 
     def _read_ids(self) -> Iterator[str]:
         with self._path(IDS).open("rb") as file:
