@@ -84,3 +84,11 @@ async def test_one_that_fails_is_its_own_error() -> None:
 def test_a_fusion_that_cannot_be_is_refused(retrievers: int, settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
         ReciprocalRankFusion([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
+
+
+async def test_any_iterable_of_retrievers_and_weights_will_do() -> None:
+    fusion = ReciprocalRankFusion(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
+    for _ in range(2):
+        assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["b", "a"]
+    with pytest.raises(SettingError):
+        ReciprocalRankFusion(iter([]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Retriever
@@ -20,12 +20,14 @@ class ReciprocalRankFusion:
 
     def __init__(
         self,
-        retrievers: Sequence[Retriever],
+        retrievers: Iterable[Retriever],
         *,
         constant: float = 60.0,
         depth: int = 50,
-        weights: Sequence[float] | None = None,
+        weights: Iterable[float] | None = None,
     ) -> None:
+        retrievers = tuple(retrievers)
+        weights = None if weights is None else tuple(weights)
         if not retrievers:
             raise SettingError("there is nothing to fuse", hint="give one retriever or more")
         if constant <= 0:
@@ -35,8 +37,8 @@ class ReciprocalRankFusion:
                 f"{len(weights)} weights for {len(retrievers)} retrievers",
                 hint="give each retriever one weight of 0 or more",
             )
-        self._retrievers = tuple(retrievers)
-        self._weights = tuple(weights or (1.0,) * len(retrievers))
+        self._retrievers = retrievers
+        self._weights = weights or (1.0,) * len(retrievers)
         self._constant = constant
         self._depth = depth
 

@@ -103,9 +103,13 @@ def test_a_full_disk_loses_nothing(
     array = opened(tmp_path)
     array.append(names(9), MATRICES[:9])
     array.delete(names(2))
+    uses: list[Callable[[], object]] = [
+        lambda: array.append(["more"], MATRICES[9:10]),
+        array.compact,
+    ]
     with monkeypatch.context() as full:
         full.setattr(files, failing, _nothing_fits)
-        for use in (lambda: array.append(["more"], MATRICES[9:10]), array.compact):
+        for use in uses:
             with pytest.raises(StoreFullError, match="No space"):
                 use()
             assert array.ids() == names(7, start=2)
