@@ -9,7 +9,7 @@ import numpy as np
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Vectors
-from bottega.reranking.top import Order, arranged
+from bottega.reranking.top import Order, arranged, check_count
 from bottega.types import Candidate, Query
 
 
@@ -42,6 +42,7 @@ class MaximalMarginalRelevance:
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
+        check_count(k)
         found = await asyncio.to_thread(self._present, candidates)
         if not found:
             return []

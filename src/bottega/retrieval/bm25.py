@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -40,7 +41,7 @@ class BM25:
         k1: float = 1.5,
         b: float = 0.75,
     ) -> None:
-        if k1 < 0 or not 0 <= b <= 1:
+        if not 0 <= k1 < math.inf or not 0 <= b <= 1:
             raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
         self._feed = feed
         self._follower = Follower(feed.changes, self._take)
@@ -52,6 +53,8 @@ class BM25:
         self._following = Lock()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 1:
+            raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
         return await asyncio.to_thread(self._find, query, k)
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
@@ -69,7 +72,7 @@ class BM25:
         order = np.argsort(-scores, kind="stable")
         found: list[Candidate] = []
         # A page at a time: the query itself may be among the best.
-        for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
+        for start in range(0, len(order), k):
             page = order[start : start + k].tolist()
             examples = self._feed.get_many([lexicon.ids[place] for place in page])
             found += [
