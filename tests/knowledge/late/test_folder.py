@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError, StoreFullError
-from bottega.knowledge.late import TokenArray, TokenIndex, files
+from bottega.knowledge.late import TokenArray, TokenIndex, files, folder
 from tests.knowledge.late.data import DIMENSION, documents, names
 
 MATRICES = documents(40, seed=6)
 FOREIGN = ("ids.csv", "codes.py", "half.png", "offsets.txt", "eighth.7", "readme")
 
 
-def opened(folder: Path | str) -> TokenArray:
-    return TokenArray(folder, "test", DIMENSION)
+def opened(place: Path | str) -> TokenArray:
+    return TokenArray(place, "test", DIMENSION)
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+def contents(place: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in place.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("foreign", [FOREIGN, ("half.0",), ("lock", "readme"), ("manifest.json",)])
@@ -74,10 +74,10 @@ def test_a_path_that_cannot_be_a_folder_is_an_error_of_ours(tmp_path: Path) -> N
 
 
 def test_a_folder_that_was_removed_is_an_error_and_what_is_held_stays(tmp_path: Path) -> None:
-    folder = tmp_path / "array"
-    array = opened(folder)
+    place = tmp_path / "array"
+    array = opened(place)
     array.append(names(3), MATRICES[:3])
-    shutil.rmtree(folder)
+    shutil.rmtree(place)
     uses: list[Callable[[], object]] = [
         lambda: array.append(["more"], MATRICES[3:4]),
         lambda: array.delete(names(1)),
@@ -130,3 +130,11 @@ def test_a_full_disk_does_not_stop_deleting(
     assert "No space" in caplog.text
     assert {id for id, _ in index.search(MATRICES[0], 9)} == set(names(4, start=5))
     index.close()
+
+
+def test_no_room_for_a_temporary_folder_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(folder, "mkdtemp", _nothing_fits)
+    with pytest.raises(StoreFullError):
+        TokenArray(None, "test", DIMENSION)

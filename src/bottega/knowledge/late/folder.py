@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 from bottega.errors import StoreError, StoreFullError
 from bottega.knowledge.late.files import LOCK, MANIFEST, is_manifest
@@ -31,6 +32,11 @@ def prepared(folder: str | Path) -> Path:
                 hint="give an empty folder, or one that does not exist yet",
             )
     return path
+
+
+def temporary() -> Path:
+    with storing(Path("a temporary folder")):
+        return Path(mkdtemp(prefix="bottega-late-"))
 
 
 def data_files(folder: Path) -> list[Path]:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
 
@@ -26,6 +25,7 @@ from bottega.knowledge.late.folder import (
     data_files,
     prepared,
     storing,
+    temporary,
 )
 from bottega.knowledge.late.int8 import Bytes, fitting_scale, quantized
 from bottega.knowledge.late.maxsim import Positions, Rows
@@ -53,13 +53,13 @@ class TokenArray:
 
     A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
     must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
-    and nothing is lost, because the array is derived. Without a folder a temporary one is used;
-    one that holds anything else is refused (`StoreError`).
+    and nothing is lost, because the array is derived. A folder that holds other files and was never
+    an array's is refused (`StoreError`). Without a folder a temporary one is used.
     Documents are known by their ids and by their positions; a position is kept until `compact`.
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
-        self._folder = prepared(mkdtemp(prefix="bottega-late-") if folder is None else folder)
+        self._folder = temporary() if folder is None else prepared(folder)
         with storing(self._folder):
             lock = files.lock(self._folder)
         if lock is None:
@@ -149,8 +149,7 @@ class TokenArray:
         """Writes what is left into new files, with a new scale for int8. Positions change."""
         self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
-        old = self._manifest, self._ids, self._positions
-        before = self._manifest
+        before, ids, positions = self._manifest, self._ids, self._positions
         self._manifest = _Manifest(
             before.fingerprint, before.dimension, generation=before.generation + 1
         )
@@ -161,7 +160,7 @@ class TokenArray:
             else:
                 self._commit()
         except BaseException:  # a full disk must not leave an array without its documents
-            self._manifest, self._ids, self._positions = old
+            self._manifest, self._ids, self._positions = before, ids, positions
             raise
         with storing(self._folder):
             self._remove_leftovers()
