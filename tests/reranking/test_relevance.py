@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Vectors
 from bottega.reranking import MaximalMarginalRelevance
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, example
 
 QUERY = Query("q")
@@ -94,3 +94,9 @@ async def test_what_was_deleted_since_is_left_out(gone: str, shown: str) -> None
     rerank = MaximalMarginalRelevance(present, trade_off=1.0, order="nearest-first")
     chosen = await rerank(QUERY, candidates(*"abcd"), 4)
     assert "".join(c.example.answer for c in chosen) == shown
+
+
+async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
+    nameless = Candidate(Example(Query("q"), "a"), 1.0)
+    with pytest.raises(SettingError, match="no id"):
+        await mmr({"a": 0}, 0.5)(QUERY, [nameless], 1)

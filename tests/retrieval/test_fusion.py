@@ -112,3 +112,8 @@ async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
 
     found = await ReciprocalRankFusion([one, other])(Query("q"), 5)
     assert [c.example.query.text for c in found] == ["two", "one"]
+
+
+async def test_a_negative_number_of_examples_is_refused() -> None:
+    with pytest.raises(SettingError):
+        await fused("abc", k=-1)

@@ -43,6 +43,11 @@ class MaximalMarginalRelevance:
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
         check_count(k)
+        if any(candidate.example.id is None for candidate in candidates):
+            raise SettingError(
+                "a candidate has no id, by which its vector could be found",
+                hint="use it behind a retriever that searches a knowledge base",
+            )
         found = await asyncio.to_thread(self._present, candidates)
         if not found:
             return []

@@ -46,6 +46,8 @@ class ReciprocalRankFusion:
         self._depth = depth
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 0:
+            raise SettingError(f"cannot search for {k} examples", hint="use k >= 0")
         depth = max(k, self._depth)
         rankings = await together(retrieve(query, depth) for retrieve in self._retrievers)
         return self._fused(rankings)[:k]
