@@ -89,6 +89,8 @@ def test_noise_in_attributes_stays_within_the_topic() -> None:
         "glyphs:ways=5,ways=10",
         "digits:half=first,half=first",
         "rules:shown=²",
+        f"glyphs:ways={'9' * 5000}",
+        "glyphs:ways=9999999999",
         "digits:x",
         "digits:half=second,quarter=2",
     ],

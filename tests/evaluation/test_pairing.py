@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,7 @@ from bottega.evaluation.methods import Method, Outcome
 from bottega.evaluation.metrics import mcnemar, paired_difference
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Result, Scored, evaluate
-from bottega.types import Answer, Query
+from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic
 
 PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60)
@@ -121,3 +122,24 @@ async def test_only_items_that_both_answered_are_compared() -> None:
     [one] = paired([(result, scored[2:]), vote])
     assert (one.n, one.value) == (4, 0.25)
     assert paired([(result, []), vote]) == []
+
+
+@pytest.mark.parametrize("again", [Example(Query("q"), "b"), Example(Query("q"), "a")])
+async def test_items_that_ask_the_same_are_not_taken_for_each_other(again: Example) -> None:
+    items = (Example(Query("q"), "a"), again, Example(Query("other"), "c"))
+    answers = Outcome(Answer("x", labels=("x",)))
+    right = [Scored(item, answers, place == 0) for place, item in enumerate(items)]
+    result, _ = await _run("visual-rag", 5, 0)
+    [same] = paired([(result, right), (replace(result, method="vote"), right)])
+    assert (same.n, same.value, same.p_value) == (3, 0.0, 1.0)
+    wrong = [replace(one, correct=False) for one in right]
+    [one] = paired([(result, right), (replace(result, method="vote"), wrong[::-1])])
+    assert one.value == pytest.approx(1 / 3)
+
+
+async def test_an_item_that_stands_twice_is_paired_in_order() -> None:
+    item, answers = Example(Query("q"), "a"), Outcome(Answer("x", labels=("x",)))
+    right = [Scored(item, answers, True), Scored(item, answers, False)]
+    result, _ = await _run("visual-rag", 5, 0)
+    [same] = paired([(result, right), (replace(result, method="vote"), right)])
+    assert (same.n, same.value, same.low < 0 < same.high, same.p_value) == (2, 0.0, True, 1.0)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.errors import SettingError
+from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Vectors
 from bottega.reranking import MaximalMarginalRelevance
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, example
 
 QUERY = Query("q")
@@ -79,3 +79,24 @@ async def test_the_best_stands_next_to_the_query_by_default() -> None:
 def test_a_trade_off_beyond_1_is_refused() -> None:
     with pytest.raises(SettingError):
         MaximalMarginalRelevance(at({}), trade_off=1.1)
+
+
+@pytest.mark.parametrize(("gone", "shown"), [("b", "acd"), ("ad", "bc"), ("abcd", "")])
+async def test_what_was_deleted_since_is_left_out(gone: str, shown: str) -> None:
+    vectors = at({"a": 0, "b": 30, "c": 60, "d": 90})
+
+    def present(ids: Sequence[str]) -> Vectors:
+        if any(id[0] in gone for id in ids):
+            raise NotFoundError("gone")
+        found: Vectors = vectors(ids)
+        return found
+
+    rerank = MaximalMarginalRelevance(present, trade_off=1.0, order="nearest-first")
+    chosen = await rerank(QUERY, candidates(*"abcd"), 4)
+    assert "".join(c.example.answer for c in chosen) == shown
+
+
+async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
+    nameless = Candidate(Example(Query("q"), "a"), 1.0)
+    with pytest.raises(SettingError, match="no id"):
+        await mmr({"a": 0}, 0.5)(QUERY, [nameless], 1)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from bottega.reranking import Order, TopK
+from bottega.errors import SettingError
+from bottega.protocols import Reranker
+from bottega.reranking import LabelCover, MaximalMarginalRelevance, Order, TopK
 from bottega.types import Query
 from tests.builders import QUESTION, candidates, picture
 
@@ -27,3 +30,18 @@ async def test_shuffled_keeps_the_best_k_and_is_repeatable() -> None:
 async def test_fewer_candidates_than_asked_for() -> None:
     assert len(await TopK()(QUERY, FOUND, 9)) == 4
     assert await TopK()(QUERY, [], 9) == []
+
+
+@pytest.mark.parametrize(
+    "rerank",
+    [
+        TopK(),
+        LabelCover(),
+        MaximalMarginalRelevance(lambda ids: np.eye(len(ids), dtype=np.float32)),
+    ],
+)
+async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> None:
+    with pytest.raises(SettingError) as raised:
+        await rerank(QUERY, FOUND, -1)
+    assert raised.value.hint
+    assert await rerank(QUERY, FOUND, 0) == []

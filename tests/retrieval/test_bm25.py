@@ -129,3 +129,33 @@ async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
 def test_settings_that_are_no_bm25_are_refused() -> None:
     with pytest.raises(SettingError):
         BM25(Memory(), b=1.5)
+
+
+async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
+    memory, failing = Memory([asked("red", "x", 1), asked("blue zebra", "x", 2)]), [True]
+
+    def reads(example: Example) -> str:
+        if failing and "zebra" in example.query.text:
+            failing.clear()
+            raise OSError("once")
+        return example.query.text
+
+    retrieve = BM25(memory, reads=reads)
+    with pytest.raises(OSError, match="once"):
+        await retrieve(Query("zebra"), 5)
+    assert [c.example.id for c in await retrieve(Query("zebra"), 5)] == ["entry-0002", "entry-0001"]
+
+
+@pytest.mark.parametrize("k", [0, -1])
+async def test_fewer_than_one_cannot_be_searched_for(k: int) -> None:
+    with pytest.raises(SettingError) as raised:
+        await BM25(Memory([asked("red", "x", 1)]))(Query("red"), k)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_settings_that_are_no_numbers_are_refused(wrong: float) -> None:
+    with pytest.raises(SettingError):
+        BM25(Memory(), k1=wrong)
+    with pytest.raises(SettingError):
+        BM25(Memory(), b=wrong)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import GenerationError, SettingError
 from bottega.retrieval import ReciprocalRankFusion
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 from tests.builders import example
 
 ORDERS = st.lists(st.permutations("abcdef"), min_size=1, max_size=4)
@@ -79,8 +79,41 @@ async def test_one_that_fails_is_its_own_error() -> None:
 
 @pytest.mark.parametrize(
     ("retrievers", "settings"),
-    [(0, {}), (1, {"constant": 0}), (2, {"weights": [1.0]}), (1, {"weights": [-1.0]})],
+    [
+        (0, {}),
+        (1, {"constant": 0}),
+        (1, {"constant": float("nan")}),
+        (1, {"weights": [float("nan")]}),
+        (2, {"weights": [1.0]}),
+        (1, {"weights": [-1.0]}),
+    ],
 )
 def test_a_fusion_that_cannot_be_is_refused(retrievers: int, settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
         ReciprocalRankFusion([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
+
+
+async def test_any_iterable_of_retrievers_and_weights_will_do() -> None:
+    fusion = ReciprocalRankFusion(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
+    for _ in range(2):
+        assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["b", "a"]
+    with pytest.raises(SettingError):
+        ReciprocalRankFusion(iter([]))
+
+
+async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
+    first, second = (Candidate(Example(Query(text), "x"), 1.0) for text in ("one", "two"))
+
+    async def one(query: Query, k: int, /) -> list[Candidate]:
+        return [first, second]
+
+    async def other(query: Query, k: int, /) -> list[Candidate]:
+        return [second]
+
+    found = await ReciprocalRankFusion([one, other])(Query("q"), 5)
+    assert [c.example.query.text for c in found] == ["two", "one"]
+
+
+async def test_a_negative_number_of_examples_is_refused() -> None:
+    with pytest.raises(SettingError):
+        await fused("abc", k=-1)

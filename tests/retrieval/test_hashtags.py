@@ -7,12 +7,12 @@ from threading import Event
 import numpy as np
 import pytest
 
-from bottega.errors import EmptyKnowledgeBaseError
+from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
 from bottega.types import Query
 from tests.builders import picture
-from tests.retrieval.doubles import Memory, about, asked
+from tests.retrieval.doubles import Memory, Words, about, asked
 
 
 def hashtags(memory: Memory, tree: HashtagTree) -> Hashtags:
@@ -87,6 +87,75 @@ async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
     await retrieve(Query("colour"), 3)
     await retrieve.settled()
     assert len(tree.refits) == 1
+
+
+async def test_a_refit_that_fails_is_logged_once_and_tried_again_after_more_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried: list[int] = []
+
+    def broken(ids: Sequence[str], vectors: Vectors) -> int:
+        tried.append(len(ids))
+        if len(tried) < 3:
+            raise RuntimeError("cannot count")
+        return 2
+
+    memory = Memory(about("colour", 20))
+    retrieve = hashtags(memory, HashtagTree(broken, cold_start=10))
+    for start in (100, 200, 300):
+        for _ in range(4):
+            assert len(await retrieve(Query("colour"), 5)) == 5
+            await retrieve.settled()
+        memory.add(about("shape", 64, start=start))
+    assert tried == [20, 84, 148]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cannot count" in caplog.text
+    assert len(retrieve.tree.refits) == 1
+
+
+async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
+    memory, failing = Memory(about("colour", 4)), [True]
+
+    def vectors(ids: Sequence[str]) -> Vectors:
+        if failing:
+            failing.clear()
+            return np.empty((0, memory.embed.dimension), np.float32)
+        return memory.vectors(ids)
+
+    retrieve = Hashtags(memory.changes, vectors, memory.embed, memory.search, HashtagTree(2))
+    with pytest.raises(ValueError):
+        await retrieve(Query("colour"), 9)
+    assert len(await retrieve(Query("colour"), 9)) == 4
+
+
+@pytest.mark.parametrize("dimension", [16, 5])
+async def test_a_knowledge_base_that_was_embedded_anew_is_not_mixed_with_old_groups(
+    dimension: int,
+) -> None:
+    memory, anew = Memory(about("colour", 6)), False
+
+    def vectors(ids: Sequence[str]) -> Vectors:
+        known = memory.vectors(ids)
+        return -known[:, :dimension] if anew else known
+
+    retrieve = Hashtags(memory.changes, vectors, memory.embed, memory.search, HashtagTree(2))
+    assert len(await retrieve(Query("colour"), 9)) == 6
+    anew = True
+    memory.add(about("shape", 2, start=50))
+    for _ in range(2):
+        with pytest.raises(SettingError, match="space") as raised:
+            await retrieve(Query("colour"), 9)
+        assert "new Hashtags" in raised.value.hint
+    assert len(retrieve.tree) == 6
+
+
+async def test_a_query_of_another_dimension_is_a_setting_error() -> None:
+    memory, embed = Memory(about("colour", 3)), Words()
+    retrieve = Hashtags(memory.changes, memory.vectors, embed, memory.search, HashtagTree(2))
+    await retrieve(Query("colour"), 3)
+    embed.dimension = 5
+    with pytest.raises(SettingError, match="space"):
+        await retrieve(Query("colour"), 3)
 
 
 def test_leave_one_out_counts_the_topics_that_images_cannot_tell_apart() -> None:

@@ -10,6 +10,7 @@ from bottega.errors import EmptyKnowledgeBaseError
 from bottega.retrieval import Balanced, Dense, Uniform
 from bottega.types import Candidate, Query
 from tests.builders import QUESTION, ListPool, candidates, example, picture
+from tests.retrieval.doubles import Memory, about
 
 QUERY = Query(QUESTION, (picture(9999),))
 
@@ -86,3 +87,16 @@ async def test_balanced_shows_every_label_as_often_as_the_others(k: int, seed: i
 async def test_balanced_goes_on_when_a_label_runs_out() -> None:
     found = await Balanced(pool_of({"rare": 1, "common": 20}), seed=0)(QUERY, 8)
     assert Counter(c.example.answer for c in found) == {"rare": 1, "common": 7}
+
+
+@pytest.mark.parametrize("retriever", [Uniform, Balanced])
+@pytest.mark.parametrize("k", [3, 40])
+async def test_what_was_deleted_since_is_left_out(
+    retriever: type[Uniform | Balanced], k: int
+) -> None:
+    memory = Memory(about("colour", 7) + about("shape", 7, start=20))
+    retrieve = retriever(memory, seed=0)
+    memory.delete(list(memory.examples)[2:10])
+    found = [candidate.example.id for candidate in await retrieve(QUERY, k)]
+    assert len(set(found)) == len(found) == min(k, 6)
+    assert set(found) <= set(memory.examples)

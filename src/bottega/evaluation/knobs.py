@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from bottega.errors import SettingError
 
+# No knob means anything beyond a billion, and Python refuses to read thousands of digits.
+MOST_DIGITS = 9
+
 
 def read_knobs(
     kind: str, knobs: str | None, defaults: Mapping[str, int | str]
@@ -25,6 +28,8 @@ def read_knobs(
             raise SettingError(f"{kind} has no knob {name!r}", hint=hint)
         if isinstance(defaults[name], str):
             chosen[name] = value
+        elif value.isdigit() and len(value) > MOST_DIGITS:
+            raise SettingError(f"{name} has {len(value)} digits", hint=hint)
         elif value.isascii() and value.isdigit():
             chosen[name] = int(value)
         else:

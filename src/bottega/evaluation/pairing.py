@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,11 +47,19 @@ def _compare(
     theirs: Sequence[Scored],
 ) -> Paired | None:
     """None if no item was answered by both."""
-    known = {one.item.query: one.correct for one in theirs}
-    both = [(one.correct, known[one.item.query]) for one in ours if one.item.query in known]
+    both = _both(ours, theirs)
     if not both:
         return None
     answers = [a for a, _ in both], [b for _, b in both]
     gain = paired_difference(*answers)
     p_value = mcnemar(*answers)
     return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high, p_value)
+
+
+def _both(ours: Sequence[Scored], theirs: Sequence[Scored]) -> list[tuple[bool, bool]]:
+    """Who was right, on each item that both answered: on the very same item, because another one
+    may ask the same. Items that stand twice in a benchmark are paired in order."""
+    known: defaultdict[int, deque[bool]] = defaultdict(deque)
+    for one in theirs:
+        known[id(one.item)].append(one.correct)
+    return [(one.correct, known[id(one.item)].popleft()) for one in ours if known[id(one.item)]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bottega.reranking.top import Order, arranged
+from bottega.reranking.top import Order, arranged, check_count
 from bottega.types import Candidate, Query
 
 
@@ -26,6 +26,7 @@ class LabelCover:
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
+        check_count(k)
         return arranged(_cover(candidates, k), self._order, query, self._seed)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bottega.errors import SettingError
+from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Vectors
-from bottega.reranking.top import Order, arranged
+from bottega.reranking.top import Order, arranged, check_count
 from bottega.types import Candidate, Query
 
 
@@ -19,7 +19,8 @@ class MaximalMarginalRelevance:
     Carbonell and Goldstein 1998, whose lambda is `trade_off`: 1 shows the first k candidates, 0 the
     nearest one and then always the one least like those chosen. Relevance is the retriever's score,
     scaled to 0..1 over the candidates because every retriever has its own scale; likeness is the
-    cosine to the most similar chosen one, by `vectors(ids)`, which blocks. The pipeline's `fetch`
+    cosine to the most similar chosen one, by `vectors(ids)`, which blocks. Candidates of which it
+    raises `NotFoundError`, deleted since they were retrieved, are left out. The pipeline's `fetch`
     must be larger than the number of shots for there to be a choice.
     """
 
@@ -41,12 +42,32 @@ class MaximalMarginalRelevance:
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
-        if not candidates:
+        check_count(k)
+        if any(candidate.example.id is None for candidate in candidates):
+            raise SettingError(
+                "a candidate has no id, by which its vector could be found",
+                hint="use it behind a retriever that searches a knowledge base",
+            )
+        found = await asyncio.to_thread(self._present, candidates)
+        if not found:
             return []
-        vectors = await asyncio.to_thread(self._vectors, [str(c.example.id) for c in candidates])
+        candidates, vectors = [one for one, _ in found], np.stack([row for _, row in found])
         relevance = _scaled(np.array([candidate.score for candidate in candidates]))
         chosen = self._chosen(relevance, _likeness(vectors), k)
         return arranged([candidates[place] for place in chosen], self._order, query, self._seed)
+
+    def _present(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Vectors]]:
+        """Those that are still there, each with its vector."""
+        if not candidates:
+            return []
+        try:
+            vectors = self._vectors([str(one.example.id) for one in candidates])
+            return list(zip(candidates, vectors, strict=True))
+        except NotFoundError:
+            if len(candidates) == 1:
+                return []
+        half = len(candidates) // 2
+        return [*self._present(candidates[:half]), *self._present(candidates[half:])]
 
     def _chosen(self, relevance: Vectors, likeness: Vectors, k: int) -> list[int]:
         closest = np.full(len(relevance), -1.0)

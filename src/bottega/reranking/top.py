@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
+from bottega.errors import SettingError
 from bottega.types import Candidate, Query
 
 Order = Literal["nearest-last", "nearest-first", "shuffled"]
@@ -25,7 +26,13 @@ class TopK:
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
+        check_count(k)
         return arranged(candidates[:k], self.order, query, self.seed)
+
+
+def check_count(k: int) -> None:
+    if k < 0:
+        raise SettingError(f"cannot choose {k} candidates", hint="use k >= 0")
 
 
 def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -> list[Candidate]:

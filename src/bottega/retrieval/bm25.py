@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -40,10 +41,10 @@ class BM25:
         k1: float = 1.5,
         b: float = 0.75,
     ) -> None:
-        if k1 < 0 or not 0 <= b <= 1:
+        if not 0 <= k1 < math.inf or not 0 <= b <= 1:
             raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
         self._feed = feed
-        self._follower = Follower(feed.changes, lambda ids: feed.get_many(ids) if ids else [])
+        self._follower = Follower(feed.changes, self._take)
         self._reads = reads or everything_said
         self._words = words or plain_words
         self._settings = {"k1": k1, "b": b}
@@ -52,6 +53,8 @@ class BM25:
         self._following = Lock()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 1:
+            raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
         return await asyncio.to_thread(self._find, query, k)
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
@@ -69,7 +72,7 @@ class BM25:
         order = np.argsort(-scores, kind="stable")
         found: list[Candidate] = []
         # A page at a time: the query itself may be among the best.
-        for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
+        for start in range(0, len(order), k):
             page = order[start : start + k].tolist()
             examples = self._feed.get_many([lexicon.ids[place] for place in page])
             found += [
@@ -83,18 +86,21 @@ class BM25:
 
     def _caught_up(self) -> _Lexicon:
         with self._following:
-            news = self._follower.news()
-            if news is not None:
-                for id in news.gone:
-                    self._documents.pop(id, None)
-                for id, example in zip(news.new, news.about, strict=True):
-                    self._documents[id] = self._words(self._reads(example))
-                self._lexicon = _Lexicon(self._documents, self._settings)
+            self._follower.follow()
             if not self._documents:
                 raise EmptyKnowledgeBaseError(
                     "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
                 )
             return self._lexicon
+
+    def _take(self, gone: Sequence[str], new: Sequence[str]) -> None:
+        examples = self._feed.get_many(new) if new else []
+        said = [self._words(self._reads(example)) for example in examples]
+        away = set(gone)
+        left = {id: words for id, words in self._documents.items() if id not in away}
+        documents = left | dict(zip(new, said, strict=True))
+        self._lexicon = _Lexicon(documents, self._settings)
+        self._documents = documents
 
 
 class _Lexicon:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from bottega.errors import LogPrunedError, NotFoundError
 from bottega.retrieval.ports import Changed, Changes, Listed
 from bottega.types import Example
 
-T = TypeVar("T")
+Take = Callable[[Sequence[str], Sequence[str]], None]
 
 
 @dataclass(frozen=True)
@@ -18,16 +17,6 @@ class Change:
     seq: int
     id: str
     deleted: bool = False
-
-
-@dataclass(frozen=True)
-class News(Generic[T]):
-    """`gone` must be forgotten before `new` is learnt: an id that went and came back is in both.
-    `about` is what was read of the new ones."""
-
-    gone: list[str]
-    new: list[str]
-    about: T
 
 
 class Still:
@@ -44,39 +33,46 @@ class Still:
         return self._pool.get_many(ids)
 
 
-class Follower(Generic[T]):
-    """Reads a change log from where it last stopped. Not safe for two threads at once."""
+class Follower:
+    """Reads a change log from where it last stopped. Not safe for two threads at once.
 
-    def __init__(self, changes: Changes, read: Callable[[Sequence[str]], T]) -> None:
+    `take(gone, new)` is given what changed, reads of the new ones what it wants and learns it.
+    `gone` must be forgotten before `new` is learnt: an id that went and came back is in both. What
+    fails in it is told again the next time, so it reads before it changes anything.
+    """
+
+    def __init__(self, changes: Changes, take: Take) -> None:
         self._changes = changes
-        self._read = read
+        self._take = take
         self._seq = 0
         self._held: set[str] = set()
 
-    def news(self) -> News[T] | None:
-        """None if nothing changed.
+    def follow(self) -> int:
+        """How many ids there was news of.
 
         What is deleted while it is read is looked up again: the news are those of one moment.
         """
         while True:
             changes, forgotten = self._told()
             if not changes and not forgotten:
-                return None
+                return 0
             last: dict[str, Changed] = {}
             for change in changes:
                 last.pop(change.id, None)  # what came back is the newest
                 last[change.id] = change
             new = [id for id, change in last.items() if not change.deleted]
+            gone = [*forgotten, *last]
             upto = changes[-1].seq if changes else 0
             try:
-                news = News([*forgotten, *last], new, self._read(new))
+                self._take(gone, new)
             except NotFoundError:
                 if not any(True for _ in self._changes(upto)):
                     raise
                 continue
+            # Only now: what was not learnt must be told again.
             self._seq = upto
-            self._held = self._held.difference(news.gone).union(new)
-            return news
+            self._held = self._held.difference(gone).union(new)
+            return len(gone)
 
     def _told(self) -> tuple[list[Changed], list[str]]:
         """What is new in the log, and the ids held of which it tells nothing any more."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Retriever
 from bottega.retrieval.together import together
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 
 
 class ReciprocalRankFusion:
@@ -20,38 +21,51 @@ class ReciprocalRankFusion:
 
     def __init__(
         self,
-        retrievers: Sequence[Retriever],
+        retrievers: Iterable[Retriever],
         *,
         constant: float = 60.0,
         depth: int = 50,
-        weights: Sequence[float] | None = None,
+        weights: Iterable[float] | None = None,
     ) -> None:
+        retrievers = tuple(retrievers)
+        weights = None if weights is None else tuple(weights)
         if not retrievers:
             raise SettingError("there is nothing to fuse", hint="give one retriever or more")
-        if constant <= 0:
+        if not 0 < constant < math.inf:
             raise SettingError(f"constant is {constant}", hint="set it above 0; 60 is usual")
-        if weights is not None and (len(weights) != len(retrievers) or min(weights) < 0):
+        if weights is not None and (
+            len(weights) != len(retrievers) or not all(0 <= weight < math.inf for weight in weights)
+        ):
             raise SettingError(
                 f"{len(weights)} weights for {len(retrievers)} retrievers",
                 hint="give each retriever one weight of 0 or more",
             )
-        self._retrievers = tuple(retrievers)
-        self._weights = tuple(weights or (1.0,) * len(retrievers))
+        self._retrievers = retrievers
+        self._weights = weights or (1.0,) * len(retrievers)
         self._constant = constant
         self._depth = depth
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 0:
+            raise SettingError(f"cannot search for {k} examples", hint="use k >= 0")
         depth = max(k, self._depth)
         rankings = await together(retrieve(query, depth) for retrieve in self._retrievers)
         return self._fused(rankings)[:k]
 
     def _fused(self, rankings: Sequence[Sequence[Candidate]]) -> list[Candidate]:
-        scores: dict[str, float] = {}
-        found: dict[str, Candidate] = {}
+        scores: dict[Hashable, float] = {}
+        found: dict[Hashable, Candidate] = {}
         for weight, ranking in zip(self._weights, rankings, strict=True):
             for rank, candidate in enumerate(ranking, start=1):
-                id = str(candidate.example.id)
+                id = _identity(candidate.example)
                 scores[id] = scores.get(id, 0.0) + weight / (self._constant + rank)
                 found.setdefault(id, candidate)
         best = sorted(scores, key=lambda id: -scores[id])
         return [Candidate(found[id].example, scores[id]) for id in best]
+
+
+def _identity(example: Example) -> Hashable:
+    """Its id; where it has none, what it asks and says."""
+    if example.id is not None:
+        return example.id
+    return example.query, example.answer, example.labels, example.rationale, example.source

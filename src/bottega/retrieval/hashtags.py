@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock, Thread
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
+import numpy as np
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Embedder, Vectors
 from bottega.retrieval.following import Follower
 from bottega.retrieval.ports import Changes, SearchWithin, VectorsOf
 from bottega.retrieval.tree import HashtagTree
 from bottega.types import Candidate, Query
+
+log = logging.getLogger(__name__)
+
+# A vector that is made again may differ in its last digits; of another space, it is far off.
+TOLERANCE = 0.1
+# Changes before a re-fit that failed is tried again.
+AGAIN_AFTER = 64
 
 
 class Hashtags:
@@ -24,7 +34,8 @@ class Hashtags:
     A group with fewer than k examples is filled up from the next nearest.
 
     Every call follows `changes` first. A re-fit that is due runs in the background; calls go on
-    with the old groups until it is done.
+    with the old groups until it is done, or if it fails, which is logged. Raises `SettingError`
+    once the knowledge base was embedded anew: queries and groups would not be of one space.
     """
 
     def __init__(
@@ -42,13 +53,15 @@ class Hashtags:
         self._search = search
         self.tree = tree
         self._margin = margin
-        self._follower = Follower(changes, self._read)
+        self._follower = Follower(changes, self._take)
         self._following = Lock()
         self._refitting: Thread | None = None
+        self._changed = 0
+        self._failed_at: int | None = None
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await asyncio.to_thread(self._find, query, k)
-        if self.tree.due() and not (self._refitting and self._refitting.is_alive()):
+        if self._refit_is_due() and not (self._refitting and self._refitting.is_alive()):
             # A thread, not a task: it may outlive the event loop that began it.
             self._refitting = Thread(target=self._refit, name="hashtag tree")
             self._refitting.start()
@@ -64,14 +77,25 @@ class Hashtags:
         self._caught_up()
         self.tree.refit()
 
+    def _refit_is_due(self) -> bool:
+        waits = self._failed_at is not None and self._changed < self._failed_at + AGAIN_AFTER
+        return not waits and self.tree.due()
+
     def _refit(self) -> None:
-        # What is deleted while the groups are counted: the re-fit is still due at the next call.
-        with suppress(NotFoundError):
-            self.tree.refit()
+        try:
+            # What is deleted while the groups are counted: still due at the next call.
+            with suppress(NotFoundError):
+                self.tree.refit()
+            self._failed_at = None
+        except Exception as error:  # counting groups is the caller's code
+            if self._failed_at is None:
+                log.warning("the hashtags keep their old groups: %r", error)
+            self._failed_at = self._changed
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
         self._caught_up()
         vector = self._embed.embed([query])[0]
+        self._check(len(vector))
         found = self._filled(vector, query, k, least=k)
         if len(found) < k:  # the query itself was among them, or another process deleted some
             found = self._filled(vector, query, k, least=len(self.tree))
@@ -87,15 +111,36 @@ class Hashtags:
 
     def _caught_up(self) -> None:
         with self._following:
-            news = self._follower.news()
-            if news is not None:
-                self.tree.remove(news.gone)
-                if news.about is not None:
-                    self.tree.add(news.new, news.about)
+            self._changed += self._follower.follow()
             if not len(self.tree):
                 raise EmptyKnowledgeBaseError(
                     "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
                 )
 
-    def _read(self, ids: Sequence[str]) -> Vectors | None:
-        return self._vectors(ids) if ids else None
+    def _take(self, gone: Sequence[str], new: Sequence[str]) -> None:
+        known = self.tree.held(set(gone))
+        # Read together with one that the tree knows: by it one sees that the knowledge base was
+        # embedded anew, which no change log tells.
+        ids = [*new] if known is None or not new else [*new, known[0]]
+        vectors = self._vectors(ids) if ids else np.empty((0, self._embed.dimension), np.float32)
+        self._check(vectors.shape[1])
+        if known is not None and len(ids) > len(new) and not _same(vectors[-1], known[1]):
+            raise _moved()
+        self.tree.remove(gone)
+        self.tree.add(new, vectors[: len(new)])
+
+    def _check(self, dimension: int) -> None:
+        known = self.tree.held(())
+        if dimension != self._embed.dimension or (known and len(known[1]) != dimension):
+            raise _moved()
+
+
+def _same(one: Vectors, other: Vectors) -> bool:
+    return bool(np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other))
+
+
+def _moved() -> SettingError:
+    return SettingError(
+        "the stored vectors are not of the space that these hashtags were made in",
+        hint="make new Hashtags, with a new HashtagTree and the embedder the view has now",
+    )

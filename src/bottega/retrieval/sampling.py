@@ -7,17 +7,18 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 
-from bottega.errors import EmptyKnowledgeBaseError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.retrieval.own import identity, is_self
 from bottega.retrieval.ports import Pool
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 
 
 class Uniform:
     """k examples drawn uniformly without replacement (many-shot ICL). Score 0 for all.
 
     The draw depends on `seed` and the query alone, so neither concurrency nor the order of the
-    queries changes it. The pool's ids are read once, at construction.
+    queries changes it. The pool's ids are read once, at construction; what is deleted later is left
+    out.
     """
 
     def __init__(self, pool: Pool, *, seed: int) -> None:
@@ -61,15 +62,25 @@ class Balanced:
 
 
 def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
-    """The first k of `order` that are not the query itself, fetched k at a time."""
+    """The first k of `order` that are not the query itself nor gone, fetched k at a time."""
     taken: list[Candidate] = []
     for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
-        for example in pool.get_many(order[start : start + k]):
+        for example in _present(pool, order[start : start + k]):
             if not is_self(query, example):
                 taken.append(Candidate(example, 0.0))
         if len(taken) >= k:
             break
     return taken[:k]
+
+
+def _present(pool: Pool, ids: Sequence[str]) -> list[Example]:
+    try:
+        return pool.get_many(ids)
+    except NotFoundError:
+        if len(ids) <= 1:
+            return []
+    half = len(ids) // 2
+    return [*_present(pool, ids[:half]), *_present(pool, ids[half:])]
 
 
 def _not_empty(ids: Sequence[str]) -> list[str]:

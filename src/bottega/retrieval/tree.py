@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -126,6 +126,12 @@ class HashtagTree:
             for id, vector in zip(ids, vectors, strict=True):
                 self._remove(id)
                 self._add(id, np.array(vector, np.float32))
+
+    def held(self, but: Collection[str]) -> tuple[str, Vectors] | None:
+        """The oldest entry that is not one of these, and its vector."""
+        with self._lock:
+            known = ((id, vector) for id, vector in self._vectors.items() if id not in but)
+            return next(known, None)
 
     def remove(self, ids: Sequence[str]) -> None:
         """Ids that are not there are ignored."""

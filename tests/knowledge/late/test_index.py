@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
+from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge import Changed, KnowledgeBase, PixelEmbedder
 from bottega.knowledge.late import LateIndex
 from bottega.knowledge.vectors import unit
@@ -28,7 +28,8 @@ class Letters:
         self.embedded = 0
 
     def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
-        return [np.concatenate([_word(word) for word in q.text.split()]) for q in queries]
+        none = np.empty((0, self.dimension), np.float32)
+        return [np.concatenate([none, *map(_word, query.text.split())]) for query in queries]
 
     def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
         self.embedded += len(queries)
@@ -234,3 +235,100 @@ def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBa
         forgetful.lose = knowledge.ids()[-1]
         assert "purple star" not in answers(index, "purple star", 99)
     assert len(knowledge) == len(known())
+
+
+class Racing(Forgetful):
+    """Somebody deletes what is asked for just before it is fetched, every time."""
+
+    def __init__(self, knowledge: KnowledgeBase, ids: Sequence[str]) -> None:
+        super().__init__(knowledge)
+        self._doomed = list(ids)
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        for id in [id for id in ids if id in self._doomed][:1]:
+            self._doomed.remove(id)
+            self._knowledge.delete([id])
+        return super().get_many(ids)
+
+
+def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
+    doomed = knowledge.ids()[:30]
+    with LateIndex(Racing(knowledge, doomed), Letters()) as index:
+        found = index.search(Query("red round"), 10)
+        assert len(found) == 10
+        assert {c.example.id for c in index.search(Query("red"), 99)} == set(knowledge.ids())
+    assert not set(knowledge.ids()) & set(doomed)
+
+
+def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase) -> None:
+    racing = Racing(knowledge, [])
+    with LateIndex(racing, Letters()) as index:
+        best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
+        racing._doomed = best[:6]
+        found = [str(c.example.id) for c in index.search(Query("red round"), 8)]
+    assert len(found) == 8
+    assert not set(found) & (set(best) - set(knowledge.ids()))
+
+
+def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:
+    knowledge.add([example(" ", 9000)])
+    with LateIndex(knowledge, Letters()) as index:
+        found = index.search(Query("red round"), 99, exact=True)
+        assert len(found) == len(knowledge)
+        [blank] = [c for c in found if c.example.answer == " "]
+        assert blank.score == 0
+        assert blank not in index.search(Query("red round"), 5)
+        assert index.follow() == 0
+
+
+def test_a_closed_index_says_so_and_writes_nothing(
+    tmp_path: Path, knowledge: KnowledgeBase
+) -> None:
+    index = LateIndex(knowledge, Letters(), tmp_path)
+    index.follow()
+    index.close()
+    index.close()
+    knowledge.add([example("purple star", 9000)])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for use in (index.follow, lambda: index.search(Query("red"), 1)):
+        with pytest.raises(StoreError, match="closed") as raised:
+            use()
+        assert raised.value.hint
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+class Odd(Letters):
+    """Gives something else than it should."""
+
+    def __init__(self, queries: list[Vectors], lost: int = 0) -> None:
+        super().__init__()
+        self._queries, self._lost = queries, lost
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return self._queries
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        return Letters().embed_queries(queries)[self._lost :]
+
+
+RIGHT = np.ones((1, 16), np.float32)
+
+
+@pytest.mark.parametrize(
+    "embed",
+    [
+        Odd([]),
+        Odd([RIGHT, RIGHT]),
+        Odd([RIGHT], lost=1),
+        Odd([np.ones((1, 15), np.float32)]),
+        Odd([np.ones(16, np.float32)]),
+        Odd([RIGHT * np.float32("nan")]),
+        Odd([RIGHT * np.float32(1e38)]),
+    ],
+)
+def test_what_an_embedder_should_not_give_is_an_embedding_error(
+    knowledge: KnowledgeBase, embed: Odd
+) -> None:
+    with LateIndex(knowledge, embed) as index, pytest.raises(EmbeddingError) as raised:
+        index.search(Query("red"), 3)
+    assert raised.value.hint

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.errors import EmbeddingError, SettingError, StoreBusyError
+from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.knowledge.late import Effort, TokenArray, TokenIndex, exact_scores, searching
 from bottega.protocols import Vectors
 from tests.knowledge.late.data import DIMENSION, documents, names
@@ -145,12 +145,33 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
+def test_a_closed_array_is_not_written(tmp_path: Path) -> None:
+    index = TokenIndex(filled(tmp_path, 3))
+    index.close()
+    for use in (
+        lambda: index.append(["more"], MATRICES[:1]),
+        lambda: index.delete(names(1)),
+        lambda: index.search(MATRICES[0], 1),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+    assert opened(tmp_path).ids() == names(3)
+
+
 def test_tokens_that_do_not_fit_are_refused_and_nothing_is_stored() -> None:
     array = filled(None, 3)
-    for wrong in (np.ones((2, 7)), np.ones((0, DIMENSION)), np.full((1, DIMENSION), np.nan)):
+    for wrong in (
+        np.ones((2, 7)),
+        np.ones((0, DIMENSION)),
+        np.full((1, DIMENSION), np.nan),
+        np.full((1, DIMENSION), 1e5),
+    ):
         with pytest.raises(EmbeddingError):
             array.append(["good", "bad"], [MATRICES[0], wrong.astype(np.float32)])
     assert array.ids() == names(3)
+    with pytest.raises(EmbeddingError, match="no tokens") as raised:
+        array.append(["bad"], [np.ones((0, DIMENSION), np.float32)])
+    assert "zeros" in raised.value.hint
 
 
 def test_much_deleting_compacts(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 CHUNK = 1 << 22
 MANIFEST = "manifest.json"
+# How every manifest begins, also one that was damaged or cut off since.
+BEGINNING = b'{"content": {"crcs": '
 LOCK = "lock"
 
 
@@ -69,6 +71,14 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return content if isinstance(content, dict) and zlib.crc32(body.encode()) == crc else None
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether it was written here, damaged or not: another program may use the same name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def lock(folder: Path) -> int | None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
-from bottega.knowledge.late.news import Followed, news
+import numpy as np
+
+from bottega.errors import EmptyKnowledgeBaseError
+from bottega.knowledge.late.checking import one_for_each
+from bottega.knowledge.late.news import Followed, news, present
 from bottega.knowledge.late.search import Effort
 from bottega.knowledge.late.searching import TokenIndex
 from bottega.knowledge.late.tokens import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
 from bottega.types import Candidate, Example, Query
-
-ATTEMPTS = 3
 
 
 class LateIndex:
@@ -58,6 +57,7 @@ class LateIndex:
         Batches that were embedded before an error remain.
         """
         with self._following:
+            self._tokens.check_open()
             found = news(self._knowledge, self._seq, self._tokens.ids)
             if found.gone:
                 self._tokens.delete(found.gone)
@@ -81,14 +81,10 @@ class LateIndex:
         Never the query's own id or image unless `include_self`. `within` restricts the search to
         these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
-        [tokens] = self._embed.embed_queries([query])
-        find = partial(self._found, query, tokens, k, include_self, within, exact)
-        for _ in range(ATTEMPTS):
-            with suppress(NotFoundError):  # deleted since: follow and look again
-                self._catch_up()
-                return find()
+        self._tokens.check_open()
+        [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
         self._catch_up()
-        return find()
+        return self._found(query, tokens, k, include_self, within, exact)
 
     def _catch_up(self) -> None:
         self.follow()
@@ -109,10 +105,10 @@ class LateIndex:
         wanted = k
         while True:
             hits = self._tokens.search(tokens, wanted, within=within, exact=exact)
-            examples = self._knowledge.get_many([id for id, _ in hits])
+            scores = dict(hits)
             found = [
-                Candidate(example, score)
-                for example, (_, score) in zip(examples, hits, strict=True)
+                Candidate(example, scores[id])
+                for id, example in present(self._knowledge, list(scores))
                 if include_self or not _is_self(query, example)
             ]
             if len(found) >= k or len(hits) < wanted:
@@ -120,7 +116,9 @@ class LateIndex:
             wanted *= 2
 
     def close(self) -> None:
-        self._tokens.close()
+        """Waits for what is being followed. The index cannot be used again (`StoreError`)."""
+        with self._following:
+            self._tokens.close()
 
     def __enter__(self) -> Self:
         return self
@@ -134,9 +132,16 @@ class LateIndex:
         self.close()
 
     def _add(self, ids: Sequence[str]) -> None:
-        examples = self._knowledge.get_many(ids)
-        tokens = self._embed.embed_documents([example.query for example in examples])
-        self._tokens.append(ids, tokens)
+        # What is gone by now has its own entry in the log, or is missing when ids are compared.
+        known = present(self._knowledge, ids)
+        if known:
+            made = self._embed.embed_documents([example.query for _, example in known])
+            tokens = one_for_each(made, len(known))
+            self._tokens.append([id for id, _ in known], [self._marked(rows) for rows in tokens])
+
+    def _marked(self, rows: Vectors) -> Vectors:
+        """An example of which no token is left gets one that is like none: its score is 0."""
+        return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)
 
 
 def _is_self(query: Query, example: Example) -> bool:

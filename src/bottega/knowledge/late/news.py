@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bottega.errors import StoreError
+from bottega.errors import NotFoundError, StoreError
 from bottega.types import Example
 
 Held = Callable[[], Collection[str]]
@@ -63,6 +63,17 @@ def news(source: Followed, since: int | None, held: Held) -> News:
     wanted, there = dict.fromkeys(source.ids()), dict.fromkeys(held())
     gone = [id for id in there if id not in wanted]
     return News(gone, [id for id in wanted if id not in there], upto)
+
+
+def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
+    """Those of the ids that are still there, with their examples."""
+    try:
+        return list(zip(ids, source.get_many(ids), strict=True))
+    except NotFoundError:
+        if len(ids) <= 1:
+            return []
+    half = len(ids) // 2
+    return [*present(source, ids[:half]), *present(source, ids[half:])]
 
 
 def _of_log(told: Sequence[Told], since: int, held: Held) -> News:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from threading import Lock
 
 import numpy as np
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge.late.checking import check_tokens
 from bottega.knowledge.late.codes import Coded, CodeScan
+from bottega.knowledge.late.folder import storing
 from bottega.knowledge.late.maxsim import exact_scores
 from bottega.knowledge.late.search import Effort, TokenCopies, nearest
 from bottega.knowledge.late.tokens import TokenArray
 from bottega.protocols import Vectors
+
+log = logging.getLogger(__name__)
 
 # Below this many documents centroids cost more than they save.
 WORTH_CODING = 1024
@@ -50,8 +55,7 @@ class TokenIndex:
         with self._lock:
             count = self._array.delete(ids)
             if self._array.wasted > MOST_WASTED:
-                self._array.compact()
-                self._coded = self._copies = None
+                self._compact()
             return count
 
     def search(
@@ -59,11 +63,15 @@ class TokenIndex:
     ) -> list[tuple[str, float]]:
         """The `k` best ids with their MaxSim, best first; of `within` alone if that is given.
 
-        `query` is (tokens, dimension). `exact` scores every document in float32.
+        `query` is (tokens, dimension). `exact` scores every document in float32. Raises
+        `EmbeddingError` for a query of another width or with numbers that float16 cannot hold.
         """
         if k < 1:
             raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
+        if len(query):
+            check_tokens("the query", query, self._array.dimension)
         with self._lock:
+            self._array.check_open()
             copies = self._current()
             documents = self._array.positions(within)
             ids = self._array.ids_by_position()
@@ -78,8 +86,21 @@ class TokenIndex:
         pairs = zip(found.tolist(), scores.tolist(), strict=True)
         return [(ids[position], score) for position, score in pairs]
 
+    def check_open(self) -> None:
+        self._array.check_open()
+
     def close(self) -> None:
-        self._array.close()
+        with self._lock:
+            self._array.close()
+
+    def _compact(self) -> None:
+        """What was deleted is deleted, whether or not there is room to write the rest anew."""
+        try:
+            self._array.compact()
+        except StoreError as error:
+            log.warning("the token array was not written anew: %s", error)
+        else:
+            self._coded = self._copies = None
 
     def _current(self) -> TokenCopies:
         if self._copies is None:
@@ -101,6 +122,14 @@ class TokenIndex:
         else:
             current = held if len(held.codes) == tokens else held.extended(array.half)
         if current is not held:
-            current.save(array.codes_path)
+            self._save(current)
         self._coded = current
         return current
+
+    def _save(self, coded: Coded) -> None:
+        """Only so that the next one who opens the array need not learn them."""
+        try:
+            with storing(self._array.codes_path):
+                coded.save(self._array.codes_path)
+        except StoreError as error:
+            log.warning("the centroids were not kept: %s", error)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 from weakref import finalize
 
@@ -16,12 +15,23 @@ import numpy as np
 
 from bottega.errors import EmbeddingError, StoreBusyError, StoreError
 from bottega.knowledge.late import files
+from bottega.knowledge.late.checking import check_tokens
+from bottega.knowledge.late.folder import (
+    CODES,
+    EIGHTH,
+    HALF,
+    IDS,
+    OFFSETS,
+    data_files,
+    prepared,
+    storing,
+    temporary,
+)
 from bottega.knowledge.late.int8 import Bytes, fitting_scale, quantized
 from bottega.knowledge.late.maxsim import Positions, Rows
 from bottega.protocols import Vectors
 
 VERSION = 1
-HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
 
 
 @dataclass
@@ -43,14 +53,15 @@ class TokenArray:
 
     A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
     must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
-    and nothing is lost, because the array is derived. Without a folder a temporary one is used.
+    and nothing is lost, because the array is derived. A folder that holds other files and was never
+    an array's is refused (`StoreError`). Without a folder a temporary one is used.
     Documents are known by their ids and by their positions; a position is kept until `compact`.
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
-        self._folder = Path(mkdtemp(prefix="bottega-late-") if folder is None else folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        lock = files.lock(self._folder)
+        self._folder = temporary() if folder is None else prepared(folder)
+        with storing(self._folder):
+            lock = files.lock(self._folder)
         if lock is None:
             raise StoreBusyError(
                 f"{self._folder} is in use by another process",
@@ -58,11 +69,15 @@ class TokenArray:
             )
         # Also where nobody closes the array.
         self._release = finalize(self, _release, lock, self._folder if folder is None else None)
-        self._manifest = self._believed(fingerprint, dimension) or _Manifest(fingerprint, dimension)
+        self._manifest = _Manifest(fingerprint, dimension)
         self._ids: list[str] = []
         self._positions: dict[str, int] = {}
-        self._read()
-        self._remove_leftovers()
+        try:
+            with storing(self._folder):
+                self._open()
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def codes_path(self) -> Path:
@@ -110,6 +125,7 @@ class TokenArray:
 
     def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
         """All of them or none. A document whose id is there already takes its place."""
+        self.check_open()
         latest = dict(zip(ids, documents, strict=True))
         if not latest:
             return
@@ -123,6 +139,7 @@ class TokenArray:
 
     def delete(self, ids: Collection[str]) -> int:
         """How many of them there were. Their rows stay on disk until `compact`."""
+        self.check_open()
         gone = self.positions(ids)
         if len(gone):
             self._commit(deleted=sorted({*self._manifest.deleted, *gone.tolist()}))
@@ -130,15 +147,23 @@ class TokenArray:
 
     def compact(self) -> None:
         """Writes what is left into new files, with a new scale for int8. Positions change."""
+        self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
-        old = self._manifest
-        self._manifest = _Manifest(old.fingerprint, old.dimension, generation=old.generation + 1)
+        before, ids, positions = self._manifest, self._ids, self._positions
+        self._manifest = _Manifest(
+            before.fingerprint, before.dimension, generation=before.generation + 1
+        )
         self._ids, self._positions = [], {}
-        if kept:
-            self.append([id for id, _ in kept], [rows for _, rows in kept])
-        else:
-            self._commit()
-        self._remove_leftovers()
+        try:
+            if kept:
+                self.append([id for id, _ in kept], [rows for _, rows in kept])
+            else:
+                self._commit()
+        except BaseException:  # a full disk must not leave an array without its documents
+            self._manifest, self._ids, self._positions = before, ids, positions
+            raise
+        with storing(self._folder):
+            self._remove_leftovers()
 
     @property
     def wasted(self) -> float:
@@ -146,18 +171,24 @@ class TokenArray:
         return len(self._manifest.deleted) / max(len(self._ids), 1)
 
     def close(self) -> None:
-        """Gives the folder free; a temporary one is removed."""
+        """Gives the folder free; a temporary one is removed. Nothing can be done with it then."""
         self._release()
 
+    def check_open(self) -> None:
+        """Whoever writes without the lock may write over another's array."""
+        if not self._release.alive:
+            raise StoreError("the index is closed", hint="open another one of the same folder")
+
+    def _open(self) -> None:
+        self._manifest = self._believed(self.fingerprint, self.dimension) or self._manifest
+        self._read()
+        self._remove_leftovers()
+
     def _check(self, id: str, rows: Vectors) -> None:
-        if rows.ndim != 2 or rows.shape[1] != self.dimension or len(rows) == 0:
+        check_tokens(repr(id), rows, self.dimension)
+        if len(rows) == 0:
             raise EmbeddingError(
-                f"the tokens of {id!r} are {rows.shape}, not (1 or more, {self.dimension})",
-                hint="give the embedder that the array was made for",
-            )
-        if not np.isfinite(rows).all():
-            raise EmbeddingError(
-                f"the tokens of {id!r} are not all finite", hint="check the embedder"
+                f"{id!r} has no tokens", hint="leave it out, or give it a row of zeros"
             )
 
     def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
@@ -173,7 +204,8 @@ class TokenArray:
         for name, content in parts.items():
             at = sizes.get(name, 0)
             path = self._path(name)
-            crcs[name] = files.append(path, content, at=at, crc=crcs.get(name, 0))
+            with storing(self._folder):
+                crcs[name] = files.append(path, content, at=at, crc=crcs.get(name, 0))
             sizes[name] = at + len(content)
         replaced = self.positions(ids).tolist()
         deleted = sorted({*self._manifest.deleted, *replaced})
@@ -182,14 +214,15 @@ class TokenArray:
     def _commit(self, **changes: Any) -> None:
         """The one step after which an append or a deletion has happened."""
         content = asdict(self._manifest) | changes
+        before = self._manifest
         try:
-            files.write_manifest(self._folder, content)
-        except OSError as error:
-            raise StoreError(
-                f"{self._folder} cannot be written: {error.strerror}", hint="check space and rights"
-            ) from error
-        self._manifest = _Manifest(**content)
-        self._read()
+            with storing(self._folder):
+                files.write_manifest(self._folder, content)
+                self._manifest = _Manifest(**content)
+                self._read()
+        except BaseException:
+            self._manifest = before
+            raise
 
     def _believed(self, fingerprint: str, dimension: int) -> _Manifest | None:
         content = files.read_manifest(self._folder)
@@ -209,13 +242,17 @@ class TokenArray:
         count = sizes.get(OFFSETS, 0) // 8
         tokens = sizes.get(HALF, 0) // (2 * dimension)
         shape = (tokens, dimension)
-        self.half: Rows = files.mapped(self._path(HALF), np.float16, shape)
-        self.eighth: Bytes = files.mapped(self._path(EIGHTH), np.uint8, shape)
+        half = files.mapped(self._path(HALF), np.float16, shape)
+        eighth = files.mapped(self._path(EIGHTH), np.uint8, shape)
         ends = files.mapped(self._path(OFFSETS), np.int64, (count,))
+        ids = list(self._read_ids()) if count else []
+        # Nothing fails from here on, or an array would be half of one state, half of another.
+        self.half: Rows = half
+        self.eighth: Bytes = eighth
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
-        self._ids = list(self._read_ids()) if count else []
         deleted = set(self._manifest.deleted)
-        self._positions = {id: place for place, id in enumerate(self._ids) if place not in deleted}
+        self._ids = ids
+        self._positions = {id: place for place, id in enumerate(ids) if place not in deleted}
 
     def _read_ids(self) -> Iterator[str]:
         with self._path(IDS).open("rb") as file:
@@ -227,10 +264,11 @@ class TokenArray:
 
     def _remove_leftovers(self) -> None:
         """Files of other generations, and of appends that never came to a manifest."""
-        for name in (HALF, EIGHTH, OFFSETS, IDS, CODES):
-            for path in self._folder.glob(f"{name}.*"):
-                if path != self._path(name) or not self._manifest.sizes:
-                    path.unlink()
+        sizes = self._manifest.sizes
+        kept = {self._path(name) for name in (HALF, EIGHTH, OFFSETS, IDS, CODES) if sizes}
+        for path in data_files(self._folder):
+            if path not in kept:
+                path.unlink()
 
 
 def _release(lock: int, temporary: Path | None) -> None:
