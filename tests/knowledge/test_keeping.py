@@ -230,3 +230,64 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         assert len(kb.search(Query("x"), 99)) == 20
         assert kb.verify().problems == ()
+
+
+class Overtaken(SeededEmbedder):
+    """While it embeds for the first time, something else happens to the file."""
+
+    def __init__(self, fingerprint: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(fingerprint)
+        self.meanwhile = [meanwhile]
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        return super().embed(queries)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
+    path: Path, stopped: bool
+) -> None:
+    def second() -> None:
+        with KnowledgeBase.open(path, None) as other:
+            if not stopped:
+                other.reindex("default", SeededEmbedder("C"))
+                return
+            with pytest.raises(KeyboardInterrupt):
+                other.reindex("default", Stopping(1), batch_size=2)
+
+    with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
+        kb.add([asked(f"q{i}") for i in range(6)])
+        with pytest.raises(StoreError, match="another process began to reindex"):
+            kb.reindex("default", Overtaken("B", second), batch_size=2)
+    with KnowledgeBase.open(path, SeededEmbedder("A" if stopped else "C")) as kb:
+        assert len(kb.search(Query("q1"), 9)) == 6
+        assert kb.verify().problems == ()
+
+
+def test_verify_misses_views_and_repairs_them(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM views")
+        told = " ".join(problem.what for problem in kb.verify().problems)
+        assert "2 vectors of no view" in told
+        assert "no vectors at all" in told
+        with pytest.raises(StoreError, match="have no vectors"):
+            kb.add([asked("c")])
+        kb.verify(repair=True)
+        assert kb.verify().problems == ()
+        assert len(kb.search(Query("a"), 9)) == 2
+
+
+def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM vectors WHERE key = 2")
+        with KnowledgeBase.open(path, SeededEmbedder()) as other:
+            assert len(other.search(Query("b"), 9)) == 1
+            assert kb.reindex("default", SeededEmbedder()) == 1
+            assert len(other.search(Query("b"), 9)) == 2
+        assert kb.verify().problems == ()

@@ -15,7 +15,7 @@ from bottega.knowledge.database import listed
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.records import identity
-from bottega.knowledge.reindexing import embed_again
+from bottega.knowledge.reindexing import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.slots import NOWHERE
 from bottega.knowledge.snapshots import Snapshot, load
@@ -25,6 +25,7 @@ from bottega.protocols import Vectors
 
 PAGE = 256
 NO_EXAMPLE = "NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = {table}.key)"
+NO_VIEW = "NOT EXISTS (SELECT 1 FROM views WHERE views.number = vectors.view)"
 NO_USE = "NOT EXISTS (SELECT 1 FROM example_images AS e WHERE e.sha256 = images.sha256)"
 
 
@@ -56,7 +57,7 @@ Finding = tuple[str, Repair | None]
 
 
 def verify(rows: SqliteRows, views: Mapping[str, View], *, repair: bool) -> Verified:
-    checks = (_pages, _leftovers, _images, _identities, _vectors, _log, _snapshots)
+    checks = (_pages, _leftovers, _views, _images, _identities, _vectors, _log, _snapshots)
     problems = []
     for check in checks:
         for what, mend in check(rows, views):
@@ -104,6 +105,27 @@ def _leftovers(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]
         if number:
             mend = _executed(rows, f"DELETE FROM {table} WHERE {orphaned}")
             yield f"{number} {table} of no example", mend
+    ((number,),) = rows.read(f"SELECT count(*) FROM vectors WHERE {NO_VIEW}")
+    if number:
+        yield (
+            f"{number} vectors of no view",
+            _executed(rows, f"DELETE FROM vectors WHERE {NO_VIEW}"),
+        )
+
+
+def _views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """Without one that is complete nothing can be found, and nothing else would be missed."""
+    if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
+        return
+
+    def mend() -> None:
+        for name, view in views.items():
+            reindex(rows, name, view, batch_size=PAGE, progress=None)
+
+    if views:
+        yield "the examples have no vectors at all", mend
+    else:
+        yield "the examples have no vectors at all; repaired only with the embedder", None
 
 
 def _vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list
     """The numbers of the views in their order. The first batch decides which views a file has."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
+        _check_empty(connection)
         connection.executemany(
             "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)",
             [(name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()],
@@ -35,6 +36,14 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list
             hint="KnowledgeBase.open(path, {name: View(...), ...}) with all of them to add",
         )
     return [stored[name].number for name in views]
+
+
+def _check_empty(connection: sqlite3.Connection) -> None:
+    if connection.execute("SELECT EXISTS (SELECT 1 FROM examples)").fetchone()[0]:
+        raise StoreError(
+            "the examples here have no vectors",
+            hint="verify(repair=True) makes them, or bottega verify --repair",
+        )
 
 
 def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str]) -> None:
