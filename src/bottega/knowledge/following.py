@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from threading import Event, Lock, Thread
 
 import faiss
 
-from bottega.errors import BottegaError, EmbedderMismatchError
+from bottega.errors import BottegaError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import RowStore, StoredView
@@ -24,6 +25,10 @@ BUILT_AT_ONCE = 256
 SMALL_LAG = 64
 DEAD_SHARE = 0.2
 SAVED_EVERY = 5000
+
+
+class OutOfDate(Exception):
+    """This follower is closed, or its view was made anew: another one must be asked."""
 
 
 class Follower:
@@ -45,13 +50,18 @@ class Follower:
         self._gave_up = False
 
     def current(self) -> FaissIndex:
-        """The index with every change that any process has committed."""
+        """The index with every change that any process has committed. Raises `OutOfDate`."""
         with self._lock:
             last = self._rows.last_seq()
+            if self._stopping.is_set():
+                raise OutOfDate
             if self._index is None:
                 self._check_view()
-                self._index = self._loaded() or self._filled(FlatIndex(*self._shape))
-                self._maintain(self._index)
+                index = self._loaded() or self._filled(FlatIndex(*self._shape))
+                if self._stopping.is_set():  # which cuts filling short
+                    raise OutOfDate
+                self._index = index
+                self._maintain(index)
             if self._ready is not None:
                 self._index, self._ready = self._ready, None
             if self._index.watermark < last:
@@ -60,14 +70,14 @@ class Follower:
                 self._maintain(self._index)
             return self._index
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """Waits for what runs in the background, and keeps the graph for the next start."""
         self._stopping.set()
         if self._worker is not None:
             self._worker.join()
         with self._lock:
             index = self._ready or self._index
-            if isinstance(index, HnswIndex) and index.watermark > self._saved_at:
+            if keep and isinstance(index, HnswIndex) and index.watermark > self._saved_at:
                 self._save(index)
             self._index = self._ready = None
 
@@ -80,16 +90,16 @@ class Follower:
         while self.is_building:
             if self._worker is not None:
                 self._worker.join()
-            self.current()
+            with suppress(OutOfDate):
+                self.current()
 
     @property
     def _shape(self) -> tuple[int, Metric]:
         return self._view.dimension, self._metric
 
     def _check_view(self) -> None:
-        stored = self._rows.views().get(self._view.name)
-        if stored is not None and stored.number != self._view.number:
-            raise EmbedderMismatchError(stored.fingerprint, self._view.fingerprint)
+        if self._rows.views().get(self._view.name) != self._view:
+            raise OutOfDate
 
     def _loaded(self) -> HnswIndex | None:
         found = load(self._path) if self._path else None

@@ -1,0 +1,94 @@
+"""Searches beside what else happens to a handle and to its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from bottega.errors import StoreError
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.rows import SqliteRows
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda kb: kb.verify(),
+        lambda kb: kb.reindex("default", SeededEmbedder()),
+    ],
+)
+def test_a_search_during_upkeep_misses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, beside: Callable[[KnowledgeBase], object]
+) -> None:
+    filling, go_on = Event(), Event()
+    read = SqliteRows.vectors_after
+
+    def slowly(*given: object) -> object:
+        page = read(*given)  # type: ignore[arg-type]
+        filling.set()
+        go_on.wait(0.5)
+        return page
+
+    found: list[int] = []
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(30)])
+        monkeypatch.setattr("bottega.knowledge.following.PAGE", 10)
+        monkeypatch.setattr(SqliteRows, "vectors_after", slowly)
+        search = Thread(target=lambda: found.append(len(kb.search(Query("q1"), 99))))
+        search.start()
+        filling.wait()
+        upkeep = Thread(target=beside, args=[kb])
+        upkeep.start()
+        search.join()
+        upkeep.join()
+        go_on.set()
+        assert found == [30]
+        assert len(kb.search(Query("q1"), 99)) == 30
+
+
+def test_a_handle_outlives_reindexing_there_and_back(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
+        kb.add([asked("q")])
+        assert kb.search(Query("q"), 1)
+        with KnowledgeBase.open(path, None) as other:
+            other.reindex("default", SeededEmbedder("B"))
+            other.reindex("default", SeededEmbedder("A"))
+        assert kb.search(Query("q"), 1)[0].score == pytest.approx(1.0)
+
+
+def test_the_default_view_has_one_index_by_either_name(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("q")])
+        kb.search(Query("q"), 1)
+        kb.search(Query("q"), 1, by="default")
+        assert len(kb._searcher._followers) == 1
+
+
+def test_a_row_that_went_without_a_word_does_not_hang_a_search(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b"), asked("c")])
+        kb.search(Query("a"), 1, within=kb.ids()[:1])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM examples WHERE question = 'c'")
+        assert {c.example.query.text for c in kb.search(Query("c"), 3)} == {"a", "b"}
+
+
+def test_a_search_that_cannot_be_set_right_says_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        monkeypatch.setattr(SqliteRows, "by_keys", lambda self, keys: {})
+        with pytest.raises(StoreError) as raised:
+            kb.search(Query("a"), 1)
+        assert "--repair" in raised.value.hint
