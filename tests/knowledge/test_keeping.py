@@ -291,3 +291,50 @@ def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
             assert kb.reindex("default", SeededEmbedder()) == 1
             assert len(other.search(Query("b"), 9)) == 2
         assert kb.verify().problems == ()
+
+
+def test_what_is_imported_under_a_capacity_keeps_its_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(40)])
+        kb.pin(pinned := kb.ids()[:3])
+        kb.export_to(folder)
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder(), capacity=5) as kb:
+        assert kb.import_from(folder, batch_size=8).new == 40
+        assert (kb.stats().pinned, len(kb)) == (3, 5)
+        assert set(pinned) <= set(kb.ids())
+
+
+def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(4)])
+        kb.pin(kb.ids())
+        kb.export_to(folder)
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        with pytest.raises(KeyboardInterrupt):
+            kb.import_from(folder, batch_size=2, progress=stop)
+        assert kb.import_from(folder) == Added(new=2, duplicates=2)
+        assert kb.stats().pinned == 4
+
+
+def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
+        kb.export_to(folder)
+    (image,) = (folder / "images").iterdir()
+    image.write_bytes(picture(9).data)
+    lines = (folder / "examples.jsonl").read_text("utf-8").splitlines()
+    lines[1] = lines[1].replace("three", "drei")
+    lines[2] = lines[2].replace('"uses":0', '"uses":"0"')
+    (folder / "examples.jsonl").write_text("\n".join(lines), "utf-8")
+    bad = Bad()
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+    told = ("other bytes", "its id", "numbers")
+    assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3

@@ -56,6 +56,7 @@ class SqliteRows(Database):
         examples: Sequence[Example],
         views: Mapping[str, Embedded],
         capacity: Capacity | None = None,
+        standings: Mapping[str, Standing] | None = None,
     ) -> int:
         with self.transaction() as connection:
             numbers = writing.claim(connection, views)
@@ -64,7 +65,11 @@ class SqliteRows(Database):
                 examples, *(made.vectors for made in views.values()), strict=True
             ):
                 by_number = dict(zip(numbers, vectors, strict=True))
-                new += writing.insert(connection, example, by_number, self.namespace) is not None
+                key = writing.insert(connection, example, by_number, self.namespace)
+                new += key is not None
+                standing = (standings or {}).get(example.id or "")
+                if key is not None and standing is not None:
+                    writing.stand(connection, key, standing)
             if new and capacity is not None:
                 writing.make_room(connection, self.namespace, capacity)
             return new

@@ -14,12 +14,13 @@ import orjson
 from bottega.errors import BottegaError, ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loading.labelled import open_within
-from bottega.knowledge.records import Standing
+from bottega.knowledge.records import Standing, identity
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
 AT_ONCE = 64
+MOST = 2**62
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
         raise TypeError("question and answer should be texts")
     images = [
-        replace(open_within(folder, name), source=source)
+        _image(folder, name, source)
         for name, source in zip(fields.images, fields.image_sources, strict=True)
     ]
     example = Example(
@@ -123,11 +124,29 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
         tags=dict(fields.tags),
         source=fields.source,
     )
-    return Imported(example, Standing(**fields.standing))
+    if fields.id != identity(example):
+        raise ValueError("its id is not that of its question, answer and images")
+    return Imported(example, _standing(fields.standing))
+
+
+def _image(folder: Path, name: str, source: str | None) -> Image:
+    image = open_within(folder, name)
+    if image.sha256 != Path(name).stem:
+        raise ValueError(f"{name} has other bytes than were exported")
+    return replace(image, source=source)
+
+
+def _standing(fields: dict[str, Any]) -> Standing:
+    standing = Standing(**fields)
+    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
+    if not all(isinstance(number, int | float) and abs(number) < MOST for number in numbers):
+        raise TypeError("its standing should be of numbers")
+    return standing
 
 
 @dataclass(frozen=True)
 class _Fields:
+    id: str
     images: list[str]
     image_sources: list[str | None]
     question: str
@@ -138,25 +157,3 @@ class _Fields:
     tags: dict[str, str]
     source: str | None
     standing: dict[str, Any]
-
-
-def restore(rows: SqliteRows, standings: dict[str, Standing]) -> None:
-    """Age, pins and counters of examples that an import has just added."""
-    with rows.transaction() as connection:
-        for id, standing in standings.items():
-            connection.execute(
-                "UPDATE examples SET created = ? WHERE namespace = ? AND id = ?",
-                (standing.created, rows.namespace, id),
-            )
-            connection.execute(
-                "INSERT OR REPLACE INTO uses (key, count, last, saved_usd, pinned)"
-                " SELECT key, ?, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?",
-                (
-                    standing.uses,
-                    standing.last_used,
-                    standing.saved_usd,
-                    standing.pinned,
-                    rows.namespace,
-                    id,
-                ),
-            )

@@ -10,12 +10,16 @@ import numpy as np
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.ports import Capacity, Embedded, StoredView, Use
-from bottega.knowledge.records import COLUMNS, to_row
+from bottega.knowledge.records import COLUMNS, Standing, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 
 PLACES = ", ".join("?" * (len(COLUMNS) + 1))
-INSERT = f"INSERT OR IGNORE INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+# Not OR IGNORE, which would also pass over what a column refuses.
+INSERT = (
+    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+    " ON CONFLICT (namespace, id) DO NOTHING"
+)
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
 
@@ -80,6 +84,15 @@ def insert(
     )
     log_change(connection, "put", [key])
     return key
+
+
+def stand(connection: sqlite3.Connection, key: int, standing: Standing) -> None:
+    """Age, pin and counters of an example that was just inserted."""
+    connection.execute("UPDATE examples SET created = ? WHERE key = ?", (standing.created, key))
+    connection.execute(
+        "INSERT INTO uses (key, count, last, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
+        (key, standing.uses, standing.last_used, standing.saved_usd, standing.pinned),
+    )
 
 
 def blob(vector: Vectors) -> bytes:
