@@ -59,6 +59,32 @@ def test_a_filter_costs_no_recall(one_in: int) -> None:
     assert recall(exact, graph, allowed=range(1, ROWS, one_in)) >= 0.99
 
 
+def reached(exact: FaissIndex, graph: FaissIndex, k: int, **options: object) -> float:
+    """The share of what is as near as the k nearest: of rows that are alike any will do."""
+    queries = clustered(50, seed=1)
+    truth = exact.search(queries, k, **options)  # type: ignore[arg-type]
+    found = graph.search(queries, k, **options)  # type: ignore[arg-type]
+    near = [
+        sum(h.score >= t[-1].score - 1e-5 for h in f) for t, f in zip(truth, found, strict=True)
+    ]
+    return sum(near) / sum(map(len, truth))
+
+
+@pytest.mark.parametrize(
+    ("copies", "apart"), [(4, 0), (10, 0), (40, 0), (100, 0), (40, 1e-7), (40, 1e-3)]
+)
+def test_rows_that_repeat_cost_no_recall(copies: int, apart: float) -> None:
+    noise = np.random.default_rng(2).standard_normal((ROWS, WIDTH)) * apart
+    repeated = np.repeat(clustered(ROWS // copies), copies, axis=0) + noise
+    exact, graph = pair(repeated.astype(np.float32))
+    quarter = range(1, ROWS, 4)
+    for k in (1, 10, 200):
+        assert reached(exact, graph, k) >= 0.99
+        assert reached(exact, graph, k, allowed=quarter) >= 0.99
+    assert len(graph.search(clustered(1), ROWS)[0]) == ROWS
+    assert len(graph.search(clustered(1), ROWS, allowed=quarter)[0]) == len(quarter)
+
+
 def test_deleted_rows_cost_no_recall_and_are_not_found() -> None:
     exact, graph = pair(clustered(ROWS))
     gone = [Change(ROWS + i, key, None) for i, key in enumerate(range(1, ROWS, 8), 1)]
