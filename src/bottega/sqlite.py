@@ -117,6 +117,12 @@ class FileKind:
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
 
 
+def may_only_be_read(error: BaseException) -> bool:
+    """Whether an error of ours says that the file, or its folder, refuses writers."""
+    code = getattr(error.__cause__, "sqlite_errorcode", 0) & PRIMARY_CODE
+    return bool(code == sqlite3.SQLITE_READONLY)
+
+
 def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
         f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
