@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from bottega.knowledge.ports import Change, Embedded
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
+from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 WIDTH, ROWS = 16, 3000
@@ -224,8 +226,15 @@ def spoil_end(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def spoil_order(path: Path) -> None:
+    """Two pages, of one block, have changed places."""
+    data = bytearray(path.read_bytes())
+    data[4096:8192], data[12288:16384] = data[12288:16384], data[4096:8192]
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
-    "spoil", [spoil_middle, spoil_end, Path.unlink, lambda path: path.write_bytes(b"")]
+    "spoil", [spoil_middle, spoil_end, spoil_order, Path.unlink, lambda path: path.write_bytes(b"")]
 )
 def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: object) -> None:
     shelf.add(300)
@@ -240,6 +249,28 @@ def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: o
     assert index.digest() == shelf.truth().digest()
     again.close()
     shelf.rows.close()
+
+
+def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> None:
+    path, copy = tmp_path / "kb.db", tmp_path / "copy.db"
+
+    def put(*texts: str) -> None:
+        with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+            kb.add([asked(text) for text in texts])
+            kb.search(Query("q1"), 1)
+            kb.settle()
+
+    put(*[f"q{i}" for i in range(200)])
+    shutil.copy(path, copy)
+    put("one", "last")
+    path.unlink()
+    copy.rename(path)
+    index = (tmp_path / "kb.db.default.index").read_bytes()
+    put("other", "last")
+    (tmp_path / "kb.db.default.index").write_bytes(index)
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        assert not kb.verify().sound
+        assert kb.search(Query("other"), 1)[0].example.query.text == "other"
 
 
 def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: Path) -> None:

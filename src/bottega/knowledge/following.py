@@ -127,7 +127,7 @@ class Follower:
 
     def _head(self, seq: int) -> Head:
         view = self._view
-        change = self._rows.change_at(seq)
+        change = self._rows.history(seq)
         space = self._rows.namespace
         return Head(view.number, view.fingerprint, view.dimension, self._metric, space, seq, change)
 

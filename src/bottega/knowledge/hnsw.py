@@ -89,8 +89,9 @@ def _doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
     """By query, whether the walk came to a dead end, or among rows of which most are alike: those
     link to one another and to nothing else, so that what is nearer may lie out of reach."""
     alike = np.isclose(scores[:, 1:], scores[:, :-1], rtol=1e-6, atol=1e-9).sum(axis=1)
-    crowded: NDArray[np.bool_] = alike > (scores.shape[1] - 1) / 2
-    return crowded | (slots == NOWHERE).any(axis=1)
+    crowded = alike > (scores.shape[1] - 1) / 2
+    doubtful: NDArray[np.bool_] = crowded | (slots == NOWHERE).any(axis=1)
+    return doubtful
 
 
 def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:

@@ -163,8 +163,8 @@ class RowStore(Protocol):
 
     def last_seq(self) -> int: ...
 
-    def change_at(self, seq: int) -> str:
-        """What a change was, as a text that tells it from what other files have at its place."""
+    def history(self, seq: int) -> str:
+        """The changes that led to `seq`, as a text that tells them from those of other files."""
         ...
 
     def changes_since(self, seq: int, limit: int, view: int) -> list[Change]: ...

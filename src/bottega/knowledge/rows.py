@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -25,6 +26,8 @@ from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
 FIRST_VIEW = 1
+# So many changes tell one history from another: a copy that is put back goes its own way.
+TELLING = 4096
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -219,9 +222,14 @@ class SqliteRows(Database):
         )
         return row[0], row[1]
 
-    def change_at(self, seq: int) -> str:
-        found = self.read("SELECT op, key, id, namespace FROM changes WHERE seq = ?", seq)
-        return "/".join(map(str, found[0])) if found else ""
+    def history(self, seq: int) -> str:
+        found = self.read(
+            "SELECT seq, op, key, id, namespace FROM changes WHERE seq <= ?"
+            " ORDER BY seq DESC LIMIT ?",
+            seq,
+            TELLING,
+        )
+        return hashlib.sha256(repr([tuple(row) for row in found]).encode()).hexdigest()
 
     def changes_since(self, seq: int, limit: int, view: int = FIRST_VIEW) -> list[Change]:
         """Those of other namespaces come along, without vectors: to this index they are rows that

@@ -210,7 +210,7 @@ def _snapshot_files(rows: SqliteRows) -> list[Path]:
 
 def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     head = found.head
-    if head.seq > rows.last_seq() or rows.change_at(head.seq) != head.change:
+    if head.seq > rows.last_seq() or rows.history(head.seq) != head.change:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)
     if stored is None or stored.fingerprint != head.fingerprint:
