@@ -125,7 +125,10 @@ def may_only_be_read(error: BaseException) -> bool:
 
 def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
-        f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
+        f"{path} is damaged: {error}",
+        # What cannot be locked is read without locks, and its owner may be writing.
+        hint="restore it from a copy, or build it again; if you may not write its folder, first"
+        " open it again",
     )
 
 

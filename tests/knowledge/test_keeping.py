@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -338,3 +339,78 @@ def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
         assert kb.import_from(folder, on_bad=bad) == Added(new=1)
     told = ("other bytes", "its id", "numbers")
     assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
+
+
+def test_verify_repairs_only_what_it_finds_sound_afterwards(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE views SET dimension = 3")
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert [problem.repaired for problem in found.problems] == [False]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE examples SET choices = 'no json' WHERE key = 2",
+        "UPDATE examples SET question = x'ff' WHERE key = 2",
+        "UPDATE images SET data = 5",
+    ],
+)
+def test_verify_goes_on_after_what_cannot_be_read(path: Path, statement: str) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("two"), asked("three")])
+        with kb._file.transaction() as connection:
+            connection.execute(statement)
+            connection.execute("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')")
+        found = kb.verify(repair=True)
+        assert sorted(problem.repaired for problem in found.problems) == [False, True]
+
+
+def test_verify_leaves_what_is_not_its_own(path: Path) -> None:
+    mine = [path.with_name(f"kb.db.{name}") for name in ("old.index", "1.part", "notes.index")]
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        for name in mine:
+            name.write_text("mine")
+        assert kb.verify(repair=True).problems == ()
+        assert all(name.read_text() == "mine" for name in mine)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
+    path: Path, put: Callable[[Path], None]
+) -> None:
+    put(path.with_name("kb.db.default.index"))
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(3)])
+        assert len(kb.search(Query("x"), 9)) == 3
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert "should be a file" in found.problems[0].what
+
+
+def test_index_files_lie_beside_the_database_wherever_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with KnowledgeBase.open("kb.db", SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        kb.search(Query("x"), 1)
+        kb.settle()
+    assert (tmp_path / "kb.db.default.index").exists()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "examples.jsonl")
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        with pytest.raises(LoadError, match="not a regular file"):
+            kb.import_from(tmp_path)
+        for use in (kb.import_from, kb.export_to):
+            with pytest.raises(StoreError, match="not a folder's name"):
+                use("a\0b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import RLock
 
 import orjson
@@ -22,7 +23,8 @@ class Database:
     """Reads and writes go over two connections, so that no reader waits for a writer's disk."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
-        self.path = path
+        # The working folder may change, and index files lie beside the database.
+        self.path = path if path == MEMORY else str(Path(path).absolute())
         self.name = "the knowledge base in memory" if path == MEMORY else path_text(path)
         with KNOWLEDGE_BASE.translated(self.name):
             self._writer = connect(path, create=create, busy_seconds=busy_seconds)

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import mmap
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -97,6 +98,8 @@ def checksum_of(data: mmap.mmap | memoryview) -> int:
 def load(path: Path) -> Snapshot | None:
     """None if there is none or it is damaged."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             end = len(data) - FOOT.size
             head_size, checksum, magic = FOOT.unpack_from(data, max(end, 0))

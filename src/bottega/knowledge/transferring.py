@@ -4,6 +4,7 @@ images/. `load_jsonl` reads it too, apart from pins, counters and examples witho
 from __future__ import annotations
 
 import mimetypes
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ class Imported:
 
 def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | None) -> int:
     """How many examples were written. The list comes last: a folder with one is whole."""
+    _check_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
     part, count = folder / f"{EXAMPLES}.part", 0
@@ -49,6 +51,11 @@ def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | Non
             hint="check its permissions and the space left",
         ) from error
     return count
+
+
+def _check_name(folder: Path) -> None:
+    if "\0" in str(folder):
+        raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
 def _everything(rows: SqliteRows) -> Iterator[tuple[Example, Standing]]:
@@ -89,7 +96,10 @@ def _kept(image: Image, folder: Path) -> str:
 def read_export(folder: Path, on_bad: Callable[[BottegaError], None]) -> Iterator[Imported]:
     """What cannot be read goes to `on_bad` with its line; the others are given."""
     path = folder / EXAMPLES
+    _check_name(folder)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            raise LoadError(f"{path_text(path)} is not a regular file", hint="check the path")
         lines = path.open("rb")
     except OSError as error:
         raise LoadError(
