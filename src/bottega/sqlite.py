@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bottega.errors import StoreBusyError, StoreError, StoreFullError
+from bottega.errors import SettingError, StoreBusyError, StoreError, StoreFullError
 
 PRIMARY_CODE = 0xFF
 SWITCHING_SECONDS = 10.0
@@ -68,6 +68,11 @@ class FileKind:
             yield
         except sqlite3.Error as error:
             raise self._translation(error, path) from error
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise SettingError(
+                f"{path} cannot hold or look up what was given: {error!a}",
+                hint="use texts that UTF-8 can write, and numbers below 2^63",
+            ) from error
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be opened: {error.strerror}", hint="check the path"

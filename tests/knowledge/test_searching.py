@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
 import pytest
 
-from bottega.errors import StoreError
+from bottega.errors import SettingError, StoreError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.rows import SqliteRows
+from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
@@ -92,3 +94,65 @@ def test_a_search_that_cannot_be_set_right_says_what_to_do(
         with pytest.raises(StoreError) as raised:
             kb.search(Query("a"), 1)
         assert "--repair" in raised.value.hint
+
+
+class Wider(SeededEmbedder):
+    """Says that it is the same, and is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimension = 16
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        return np.tile(super().embed(queries), 2)
+
+
+def test_another_width_under_the_same_fingerprint_is_refused(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+    with KnowledgeBase.open(path, Wider()) as kb:
+        with pytest.raises(StoreError, match="8 numbers"):
+            kb.add([asked("b")])
+        with pytest.raises(StoreError, match="8 numbers"):
+            kb.reindex("default", Wider())
+        with pytest.raises(SettingError, match="cannot be compared"):
+            kb.search(Query("a"), 1)
+        assert len(kb) == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_vector_of_another_length_is_named(path: Path, first: bool) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        if not first:
+            kb.search(Query("a"), 1)
+        kb.add([asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE vectors SET vector = x'0000803f' WHERE key = 2")
+        with pytest.raises(StoreError, match="row 2") as raised:
+            kb.search(Query("a"), 1)
+        assert "--repair" in raised.value.hint
+        kb.verify(repair=True)
+        assert len(kb.search(Query("a"), 9)) == 2
+
+
+def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        uses: list[Callable[[], object]] = [
+            lambda: kb.get("\ud83d" * 5),
+            lambda: kb.delete(["\ud83d" * 5]),
+            lambda: kb.search(Query("a", id="\ud83d"), 1),
+            lambda: kb.set_note("n", "\ud83d"),
+            lambda: list(kb.changes(2**70)),
+        ]
+        for use in uses:
+            with pytest.raises(SettingError):
+                use()
+        assert len(kb) == 1
+
+
+def test_a_bare_embedder_among_views_is_told(path: Path) -> None:
+    with pytest.raises(SettingError) as raised:
+        KnowledgeBase.open(path, {"a": SeededEmbedder()})  # type: ignore[dict-item]
+    assert "View(embedder)" in raised.value.hint

@@ -126,7 +126,8 @@ class KnowledgeBase(Listing):
 
         The same images, question and answer are the same example. What cannot be decoded or
         embedded goes to `on_bad`, which raises unless it is given; the batches before remain.
-        `progress` is told how many examples were done since it was last told.
+        `progress` is told how many examples were done since it was last told. `new` also counts
+        those that a `capacity` has evicted again.
         """
         return self._added(examples, batch_size, on_bad, progress)
 

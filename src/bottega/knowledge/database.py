@@ -10,6 +10,7 @@ from threading import RLock
 
 import orjson
 
+from bottega.errors import SettingError
 from bottega.image import path_text
 from bottega.knowledge.connection import MEMORY, connect
 from bottega.knowledge.records import Value
@@ -96,4 +97,7 @@ class Database:
 
 
 def listed(values: Collection[str | int]) -> str:
-    return orjson.dumps(list(values)).decode()
+    try:
+        return orjson.dumps(list(values)).decode()
+    except TypeError as error:
+        raise SettingError(f"cannot look up {list(values)!a}", hint="ids are texts") from error

@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread
 
 import faiss
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import RowStore, StoredView
@@ -141,12 +141,26 @@ class Follower:
             page = self._rows.vectors_after(key, size, self._view.number)
             if not page:
                 return
+            for found, vector in page:
+                self._check_width(found, vector)
             yield page
             key = page[-1][0]
 
     def _catch_up(self, index: FaissIndex, within: int = 0) -> None:
         while index.watermark + within < self._rows.last_seq():
-            index.apply(self._rows.changes_since(index.watermark, PAGE, self._view.number))
+            changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
+            for change in changes:
+                if change.vector is not None:
+                    self._check_width(change.key, change.vector)
+            index.apply(changes)
+
+    def _check_width(self, key: int, vector: Vectors) -> None:
+        if len(vector) != self._view.dimension:
+            raise StoreError(
+                f"{self._rows.name} is damaged: the vector {self._view.name!r} of row {key} has"
+                f" {len(vector)} numbers, not {self._view.dimension}",
+                hint="verify(repair=True) makes it again, or bottega verify --repair",
+            )
 
     def _maintain(self, index: FaissIndex) -> None:
         if self._gave_up or self.is_building:

@@ -49,6 +49,10 @@ class HnswIndex(FaissIndex):
             graph = cast(faiss.IndexHNSWFlat, faiss.clone_index(self._graph))
             return graph, self._slots.marked_keys(), self._watermark
 
+    @property
+    def _width(self) -> int:
+        return self._rows.d
+
     def _add(self, rows: Vectors) -> None:
         self._graph.add(rows)
 

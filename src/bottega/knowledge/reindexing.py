@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
 from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.ports import StoredView
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View, check_name
-from bottega.knowledge.writing import blob
+from bottega.knowledge.writing import blob, check_widths
 from bottega.types import Example
 
 LACKING = (
@@ -61,10 +62,12 @@ def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
             " VALUES (?, ?, ?, 0)",
             (name, fingerprint, view.embed.dimension),
         )
-        number, complete = connection.execute(
-            "SELECT number, complete FROM views WHERE name = ? AND fingerprint = ?",
+        number, complete, *stored = connection.execute(
+            "SELECT number, complete, number, name, fingerprint, dimension FROM views"
+            " WHERE name = ? AND fingerprint = ?",
             (name, fingerprint),
         ).fetchone()
+        check_widths({name: StoredView(*stored)}, {name: view.embed.dimension})
     return int(number), bool(complete)
 
 

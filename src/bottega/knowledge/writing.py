@@ -34,6 +34,7 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list
         )
         return claim(connection, views)
     check_views(stored, {name: made.fingerprint for name, made in views.items()})
+    check_widths(stored, {name: made.vectors.shape[1] for name, made in views.items()})
     if missing := stored.keys() - views.keys():
         raise SettingError(
             f"examples here also have the vectors {', '.join(sorted(missing))}",
@@ -59,6 +60,16 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
             )
         if stored[name].fingerprint != fingerprint:
             raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
+
+
+def check_widths(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
+    for name, width in widths.items():
+        if stored[name].dimension != width:
+            raise StoreError(
+                f"the vectors {name!r} here have {stored[name].dimension} numbers, those of"
+                f" {stored[name].fingerprint!r} now {width}",
+                hint="an embedder that makes other vectors needs another fingerprint",
+            )
 
 
 def insert(
