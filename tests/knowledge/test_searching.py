@@ -14,7 +14,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def test_a_search_during_upkeep_misses_nothing(
     filling, go_on = Event(), Event()
     read = SqliteRows.vectors_after
 
-    def slowly(*given: object) -> object:
-        page = read(*given)  # type: ignore[arg-type]
+    def slowly(rows: SqliteRows, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
+        page = read(rows, key, 10, view)
         filling.set()
         go_on.wait(0.5)
         return page
@@ -44,9 +44,9 @@ def test_a_search_during_upkeep_misses_nothing(
     found: list[int] = []
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}") for i in range(30)])
-        monkeypatch.setattr("bottega.knowledge.following.PAGE", 10)
         monkeypatch.setattr(SqliteRows, "vectors_after", slowly)
-        search = Thread(target=lambda: found.append(len(kb.search(Query("q1"), 99))))
+        vectors = vector_of(Query("q1"))[None]
+        search = Thread(target=lambda: found.append(len(kb.nearest(vectors, 99)[0])))
         search.start()
         filling.wait()
         upkeep = Thread(target=beside, args=[kb])
@@ -156,3 +156,13 @@ def test_a_bare_embedder_among_views_is_told(path: Path) -> None:
     with pytest.raises(SettingError) as raised:
         KnowledgeBase.open(path, {"a": SeededEmbedder()})  # type: ignore[dict-item]
     assert "View(embedder)" in raised.value.hint
+
+
+def test_what_looks_damaged_may_only_be_in_the_midst_of_a_write(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE examples SET choices = 'no json'")
+        with pytest.raises(StoreError, match="damaged") as raised:
+            list(kb)
+        assert "open it again" in raised.value.hint
