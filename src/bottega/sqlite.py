@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bottega.errors import StoreBusyError, StoreError, StoreFullError
+from bottega.errors import SettingError, StoreBusyError, StoreError, StoreFullError
 
 PRIMARY_CODE = 0xFF
 SWITCHING_SECONDS = 10.0
@@ -68,6 +68,11 @@ class FileKind:
             yield
         except sqlite3.Error as error:
             raise self._translation(error, path) from error
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise SettingError(
+                f"{path} cannot hold or look up what was given: {error!a}",
+                hint="use texts that UTF-8 can write, and numbers below 2^63",
+            ) from error
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be opened: {error.strerror}", hint="check the path"
@@ -117,9 +122,18 @@ class FileKind:
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
 
 
+def may_only_be_read(error: BaseException) -> bool:
+    """Whether an error of ours says that the file, or its folder, refuses writers."""
+    code = getattr(error.__cause__, "sqlite_errorcode", 0) & PRIMARY_CODE
+    return bool(code == sqlite3.SQLITE_READONLY)
+
+
 def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
-        f"{path} is damaged: {error}", hint="restore it from a copy, or build it again"
+        f"{path} is damaged: {error}",
+        # What cannot be locked is read without locks, and its owner may be writing.
+        hint="restore it from a copy, or build it again; if you may not write its folder, first"
+        " open it again",
     )
 
 

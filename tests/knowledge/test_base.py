@@ -17,6 +17,7 @@ from bottega.errors import (
     EmbeddingError,
     EmptyKnowledgeBaseError,
     ImageError,
+    LoadError,
     NotFoundError,
     SettingError,
     StoreBusyError,
@@ -24,6 +25,8 @@ from bottega.errors import (
 )
 from bottega.image import Image
 from bottega.knowledge import Added, KnowledgeBase
+from bottega.knowledge.ports import Embedded
+from bottega.knowledge.records import with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
@@ -386,3 +389,33 @@ def test_another_process_sees_what_a_killed_one_had_acknowledged(tmp_path: Path)
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         assert {"mine", *acknowledged} <= {example.query.text for example in kb}
         assert kb.add([asked("later")]).new == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        asked("q", None),  # type: ignore[arg-type]
+        Example(Query(5), "a"),  # type: ignore[arg-type]
+        asked("half \ud83d"),
+        asked("q", source=b"bytes"),
+        asked("q", tags={"\ud83d": "x"}),
+    ],
+)
+def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Example) -> None:
+    bad = Bad()
+    assert kb.add([asked("fine"), wrong], on_bad=bad) == Added(new=1, bad=1)
+    assert len(bad) == 1
+    with pytest.raises(LoadError, match="cannot be stored"):
+        kb.add([wrong])
+
+
+def test_a_row_that_the_table_refuses_is_no_duplicate(kb: KnowledgeBase) -> None:
+    broken = with_id(asked("q", None), "0" * 16)  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        kb._rows.put([broken], {"default": Embedded("seeded-8", np.ones((1, 8), np.float32))})
+
+
+@pytest.mark.parametrize("namespace", [None, 5, "\ud83d"])
+def test_a_namespace_is_a_text(namespace: str) -> None:
+    with pytest.raises(SettingError, match="namespace"):
+        KnowledgeBase.open(":memory:", SeededEmbedder(), namespace=namespace)

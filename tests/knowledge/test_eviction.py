@@ -195,3 +195,29 @@ def test_no_commit_leaves_more_than_the_capacity(
             assert 0 < len(kb) <= capacity
             assert len(kb.search(Query("any"), 99)) == len(kb)
             kb.used(kb.ids())
+
+
+@pytest.mark.parametrize(
+    ("ids", "usd"),
+    [(["x"], float("nan")), (["x"], float("inf")), (["x"], "1"), (["\ud83d"], 1.0), ([5], 1.0)],
+)
+def test_a_use_that_cannot_be_written_spoils_no_other(
+    tmp_path: Path, ids: list[str], usd: float
+) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        kb.used(kb.ids(), 1.0)
+        with pytest.raises(SettingError, match="cannot have saved"):
+            kb.used(ids, usd)
+    with KnowledgeBase.open(path, None) as kb:
+        assert kb._file.standings([1])[1].uses == 1
+
+
+def test_a_file_that_may_only_be_read_can_be_used_and_closed(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb._file._writer.execute("PRAGMA query_only = 1")
+        kb.used(kb.ids())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -131,3 +131,37 @@ def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filt
         assert kb.ids(where=where) == expected
         found = {c.example.id for c in kb.search(Query("q"), 9, where=where)}
         assert found == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0", True), ("-1", True), ("1e0", True), ("007", False), ("0.50", True)]
+    + [(text, False) for text in ("", "abc", "0abc", "inf", "nan", "2", "1 2")],
+)
+def test_a_range_of_numbers_finds_no_other_text(text: str, found: bool) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("q", text or "none", tags={"n": text})])
+        assert len(kb.ids(where=Range("tags.n", -1, 1))) == found
+        assert len(kb.ids(where=And((Range("tags.n", low=-1), Range("tags.n", high=1))))) == found
+        assert len(kb.ids(where=Range("label", -1, 1))) == found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Eq("tags.year", 9),
+        lambda: In("label", ("x", 5)),
+        lambda: In("label", "cat"),  # type: ignore[arg-type]
+        lambda: Eq("source", "\ud83d"),
+        lambda: Eq("tags.\ud83d", "x"),
+        lambda: Eq("created", 2**70),
+        lambda: Eq("created", float("nan")),
+        lambda: Range("created", low=None, high=[1]),  # type: ignore[arg-type]
+        lambda: Eq("source", None),  # type: ignore[arg-type]
+        lambda: Eq(5, "x"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> None:
+    with pytest.raises(SettingError) as raised:
+        make()
+    assert raised.value.hint

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,9 @@ from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import Change, Embedded
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.snapshots import BLOCK, checksum_of
 from bottega.protocols import Vectors
+from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 WIDTH, ROWS = 16, 3000
@@ -57,6 +60,32 @@ def test_a_graph_finds_what_comparing_every_row_finds(metric: Metric) -> None:
 def test_a_filter_costs_no_recall(one_in: int) -> None:
     exact, graph = pair(clustered(ROWS))
     assert recall(exact, graph, allowed=range(1, ROWS, one_in)) >= 0.99
+
+
+def reached(exact: FaissIndex, graph: FaissIndex, k: int, **options: object) -> float:
+    """The share of what is as near as the k nearest: of rows that are alike any will do."""
+    queries = clustered(50, seed=1)
+    truth = exact.search(queries, k, **options)  # type: ignore[arg-type]
+    found = graph.search(queries, k, **options)  # type: ignore[arg-type]
+    near = [
+        sum(h.score >= t[-1].score - 1e-5 for h in f) for t, f in zip(truth, found, strict=True)
+    ]
+    return sum(near) / sum(map(len, truth))
+
+
+@pytest.mark.parametrize(
+    ("copies", "apart"), [(4, 0), (10, 0), (40, 0), (100, 0), (40, 1e-7), (40, 1e-3)]
+)
+def test_rows_that_repeat_cost_no_recall(copies: int, apart: float) -> None:
+    noise = np.random.default_rng(2).standard_normal((ROWS, WIDTH)) * apart
+    repeated = np.repeat(clustered(ROWS // copies), copies, axis=0) + noise
+    exact, graph = pair(repeated.astype(np.float32))
+    quarter = range(1, ROWS, 4)
+    for k in (1, 10, 200):
+        assert reached(exact, graph, k) >= 0.99
+        assert reached(exact, graph, k, allowed=quarter) >= 0.99
+    assert len(graph.search(clustered(1), ROWS)[0]) == ROWS
+    assert len(graph.search(clustered(1), ROWS, allowed=quarter)[0]) == len(quarter)
 
 
 def test_deleted_rows_cost_no_recall_and_are_not_found() -> None:
@@ -214,6 +243,36 @@ def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: o
     assert index.digest() == shelf.truth().digest()
     again.close()
     shelf.rows.close()
+
+
+@pytest.mark.parametrize("size", [8, 512, 4096])
+def test_a_checksum_sees_what_changed_places(size: int) -> None:
+    data = bytearray(np.random.default_rng(0).bytes(3 * BLOCK))
+    before = checksum_of(memoryview(bytes(data)))
+    data[:size], data[5 * size : 6 * size] = data[5 * size : 6 * size], data[:size]
+    assert checksum_of(memoryview(bytes(data))) != before
+
+
+def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> None:
+    path, copy = tmp_path / "kb.db", tmp_path / "copy.db"
+
+    def put(*texts: str) -> None:
+        with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+            kb.add([asked(text) for text in texts])
+            kb.search(Query("q1"), 1)
+            kb.settle()
+
+    put(*[f"q{i}" for i in range(200)])
+    shutil.copy(path, copy)
+    put("one", "last")
+    path.unlink()
+    copy.rename(path)
+    index = (tmp_path / "kb.db.default.index").read_bytes()
+    put("other", "last")
+    (tmp_path / "kb.db.default.index").write_bytes(index)
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        assert not kb.verify().sound
+        assert kb.search(Query("other"), 1)[0].example.query.text == "other"
 
 
 def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: Path) -> None:

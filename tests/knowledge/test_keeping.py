@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -230,3 +231,186 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         assert len(kb.search(Query("x"), 99)) == 20
         assert kb.verify().problems == ()
+
+
+class Overtaken(SeededEmbedder):
+    """While it embeds for the first time, something else happens to the file."""
+
+    def __init__(self, fingerprint: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(fingerprint)
+        self.meanwhile = [meanwhile]
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        return super().embed(queries)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
+    path: Path, stopped: bool
+) -> None:
+    def second() -> None:
+        with KnowledgeBase.open(path, None) as other:
+            if not stopped:
+                other.reindex("default", SeededEmbedder("C"))
+                return
+            with pytest.raises(KeyboardInterrupt):
+                other.reindex("default", Stopping(1), batch_size=2)
+
+    with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
+        kb.add([asked(f"q{i}") for i in range(6)])
+        with pytest.raises(StoreError, match="another process began to reindex"):
+            kb.reindex("default", Overtaken("B", second), batch_size=2)
+    with KnowledgeBase.open(path, SeededEmbedder("A" if stopped else "C")) as kb:
+        assert len(kb.search(Query("q1"), 9)) == 6
+        assert kb.verify().problems == ()
+
+
+def test_verify_misses_views_and_repairs_them(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM views")
+        told = " ".join(problem.what for problem in kb.verify().problems)
+        assert "2 vectors of no view" in told
+        assert "no vectors at all" in told
+        with pytest.raises(StoreError, match="have no vectors"):
+            kb.add([asked("c")])
+        kb.verify(repair=True)
+        assert kb.verify().problems == ()
+        assert len(kb.search(Query("a"), 9)) == 2
+
+
+def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM vectors WHERE key = 2")
+        with KnowledgeBase.open(path, SeededEmbedder()) as other:
+            assert len(other.search(Query("b"), 9)) == 1
+            assert kb.reindex("default", SeededEmbedder()) == 1
+            assert len(other.search(Query("b"), 9)) == 2
+        assert kb.verify().problems == ()
+
+
+def test_what_is_imported_under_a_capacity_keeps_its_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(40)])
+        kb.pin(pinned := kb.ids()[:3])
+        kb.export_to(folder)
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder(), capacity=5) as kb:
+        assert kb.import_from(folder, batch_size=8).new == 40
+        assert (kb.stats().pinned, len(kb)) == (3, 5)
+        assert set(pinned) <= set(kb.ids())
+
+
+def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(4)])
+        kb.pin(kb.ids())
+        kb.export_to(folder)
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        with pytest.raises(KeyboardInterrupt):
+            kb.import_from(folder, batch_size=2, progress=stop)
+        assert kb.import_from(folder) == Added(new=2, duplicates=2)
+        assert kb.stats().pinned == 4
+
+
+def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
+        kb.export_to(folder)
+    (image,) = (folder / "images").iterdir()
+    image.write_bytes(picture(9).data)
+    lines = (folder / "examples.jsonl").read_text("utf-8").splitlines()
+    lines[1] = lines[1].replace("three", "drei")
+    lines[2] = lines[2].replace('"uses":0', '"uses":"0"')
+    (folder / "examples.jsonl").write_text("\n".join(lines), "utf-8")
+    bad = Bad()
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+    told = ("other bytes", "its id", "numbers")
+    assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
+
+
+def test_verify_repairs_only_what_it_finds_sound_afterwards(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE views SET dimension = 3")
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert [problem.repaired for problem in found.problems] == [False]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE examples SET choices = 'no json' WHERE key = 2",
+        "UPDATE examples SET question = x'ff' WHERE key = 2",
+        "UPDATE images SET data = 5",
+    ],
+)
+def test_verify_goes_on_after_what_cannot_be_read(path: Path, statement: str) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("two"), asked("three")])
+        with kb._file.transaction() as connection:
+            connection.execute(statement)
+            connection.execute("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')")
+        found = kb.verify(repair=True)
+        assert sorted(problem.repaired for problem in found.problems) == [False, True]
+
+
+def test_verify_leaves_what_is_not_its_own(path: Path) -> None:
+    mine = [path.with_name(f"kb.db.{name}") for name in ("old.index", "1.part", "notes.index")]
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        for name in mine:
+            name.write_text("mine")
+        assert kb.verify(repair=True).problems == ()
+        assert all(name.read_text() == "mine" for name in mine)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
+    path: Path, put: Callable[[Path], None]
+) -> None:
+    put(path.with_name("kb.db.default.index"))
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(3)])
+        assert len(kb.search(Query("x"), 9)) == 3
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert "should be a file" in found.problems[0].what
+
+
+def test_index_files_lie_beside_the_database_wherever_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with KnowledgeBase.open("kb.db", SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        kb.search(Query("x"), 1)
+        kb.settle()
+    assert (tmp_path / "kb.db.default.index").exists()
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "examples.jsonl")
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        with pytest.raises(LoadError, match="not a regular file"):
+            kb.import_from(tmp_path)
+        for use in (kb.import_from, kb.export_to):
+            with pytest.raises(StoreError, match="not a folder's name"):
+                use("a\0b")

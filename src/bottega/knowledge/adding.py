@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bottega.errors import EmbeddingError, ImageError
+import orjson
+
+from bottega.errors import EmbeddingError, ImageError, LoadError
 from bottega.image import CHECKED_SIDE
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.ports import Capacity, Embedded, RowStore
-from bottega.knowledge.records import identity, with_id
+from bottega.knowledge.records import Standing, identity, is_text, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
 
@@ -19,13 +21,29 @@ def store_batch(
     views: Mapping[str, View],
     on_bad: OnBad,
     capacity: Capacity | None = None,
+    standings: Mapping[str, Standing] | None = None,
 ) -> tuple[int, int]:
     """How many were new, and how many bad; the rest is stored already."""
-    fresh = _unknown(examples, rows)
+    storable = [example for example in examples if _is_storable(example, on_bad)]
+    fresh = _unknown(storable, rows)
     decoded = [example for example in fresh if _decodes(example, on_bad)]
     sound, embedded = _embedded(decoded, views, on_bad)
-    new = rows.put(sound, embedded, capacity) if sound else 0
-    return new, len(fresh) - len(sound)
+    new = rows.put(sound, embedded, capacity, standings) if sound else 0
+    return new, len(examples) - len(storable) + len(fresh) - len(sound)
+
+
+def _is_storable(example: Example, on_bad: OnBad) -> bool:
+    optional = [text for text in (example.rationale, example.source) if text is not None]
+    storable = all(map(is_text, [example.query.text, example.answer, *optional]))
+    try:
+        orjson.dumps([example.query.choices, example.labels, dict(example.tags)])
+    except (TypeError, ValueError):
+        storable = False
+    if not storable:
+        name = example.source or example.query.text
+        hint = "question, answer, rationale, source, labels and tags are texts that UTF-8 can write"
+        on_bad(LoadError(f"{name!a} cannot be stored", hint=hint))
+    return storable
 
 
 def _unknown(examples: Sequence[Example], rows: RowStore) -> list[Example]:

@@ -19,11 +19,11 @@ from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import Metric
 from bottega.knowledge.listing import Listing
 from bottega.knowledge.ports import Capacity, Changed
-from bottega.knowledge.records import identity
+from bottega.knowledge.records import Standing, identity, is_text
 from bottega.knowledge.reindexing import reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.searching import Searcher
-from bottega.knowledge.transferring import export, read_export, restore
+from bottega.knowledge.transferring import export, read_export
 from bottega.knowledge.using import UseBuffer
 from bottega.knowledge.verifying import Verified, verify
 from bottega.knowledge.views import View, Views
@@ -97,6 +97,7 @@ class KnowledgeBase(Listing):
         """
         if metric not in ("cosine", "l2"):
             raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
+        _check_namespace(namespace)
         room = _capacity(capacity, evict)
         create = create and (embed is not None or not Path(path).exists())
         rows = SqliteRows(str(path), create=create, namespace=namespace)
@@ -125,8 +126,19 @@ class KnowledgeBase(Listing):
 
         The same images, question and answer are the same example. What cannot be decoded or
         embedded goes to `on_bad`, which raises unless it is given; the batches before remain.
-        `progress` is told how many examples were done since it was last told.
+        `progress` is told how many examples were done since it was last told. `new` also counts
+        those that a `capacity` has evicted again.
         """
+        return self._added(examples, batch_size, on_bad, progress)
+
+    def _added(
+        self,
+        examples: Iterable[Example],
+        batch_size: int,
+        on_bad: OnBad | None,
+        progress: Callable[[int], None] | None,
+        standings: Mapping[str, Standing] | None = None,
+    ) -> Added:
         self._check_embeds()
         if batch_size < 1:
             raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
@@ -136,7 +148,9 @@ class KnowledgeBase(Listing):
         while taken := list(islice(pending, batch_size)):
             if self._capacity is not None:
                 self._uses.flush()  # who may go depends on them
-            new, bad = store_batch(taken, self._rows, views, or_raise(on_bad), self._capacity)
+            new, bad = store_batch(
+                taken, self._rows, views, or_raise(on_bad), self._capacity, standings
+            )
             total += Added(new, len(taken) - new - bad, bad)
             if progress is not None:
                 progress(len(taken))
@@ -287,12 +301,10 @@ class KnowledgeBase(Listing):
         total = Added()
         pending = read_export(Path(folder), or_raise(on_bad))
         while taken := list(islice(pending, batch_size)):
-            named = {identity(each.example): each for each in taken}
-            there = self._rows.keys(named)
-            added = self.add((each.example for each in taken), on_bad=on_bad, progress=progress)
-            new = {id: each.standing for id, each in named.items() if id not in there}
-            restore(self._file, new)
-            total += added
+            examples = [each.example for each in taken]
+            # Of equal ones the first is stored.
+            standings = {identity(each.example): each.standing for each in reversed(taken)}
+            total += self._added(examples, batch_size, on_bad, progress, standings)
         return total
 
     def settle(self) -> None:
@@ -329,6 +341,11 @@ class KnowledgeBase(Listing):
 def _check_k(k: int) -> None:
     if k < 1:
         raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
+
+
+def _check_namespace(namespace: str) -> None:
+    if not is_text(namespace):
+        raise SettingError(f"{namespace!a} cannot name a namespace", hint="use a text such as 'a'")
 
 
 def _capacity(rows: int | None, evict: Eviction | None) -> Capacity | None:

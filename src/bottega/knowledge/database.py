@@ -5,10 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import RLock
 
 import orjson
 
+from bottega.errors import SettingError
 from bottega.image import path_text
 from bottega.knowledge.connection import MEMORY, connect
 from bottega.knowledge.records import Value
@@ -22,7 +24,8 @@ class Database:
     """Reads and writes go over two connections, so that no reader waits for a writer's disk."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
-        self.path = path
+        # The working folder may change, and index files lie beside the database.
+        self.path = path if path == MEMORY else str(Path(path).absolute())
         self.name = "the knowledge base in memory" if path == MEMORY else path_text(path)
         with KNOWLEDGE_BASE.translated(self.name):
             self._writer = connect(path, create=create, busy_seconds=busy_seconds)
@@ -94,4 +97,7 @@ class Database:
 
 
 def listed(values: Collection[str | int]) -> str:
-    return orjson.dumps(list(values)).decode()
+    try:
+        return orjson.dumps(list(values)).decode()
+    except TypeError as error:
+        raise SettingError(f"cannot look up {list(values)!a}", hint="ids are texts") from error

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import orjson
 
 from bottega.errors import SettingError
+from bottega.knowledge.records import is_text
 
 Value = str | int | float
 COLUMNS = ("namespace", "source", "created")
+MOST = 2**63
 TAG = "tags."
 LABEL = "label"
 LABELS = "json_each(coalesce(examples.labels, json_array(examples.answer)))"
@@ -19,13 +21,15 @@ FIELDS = "use label, source, namespace, created (unix seconds) or tags.NAME"
 
 @dataclass(frozen=True)
 class Eq:
-    """`field` has this value. An example with several labels has each of them."""
+    """`field` has this value. An example with several labels has each of them; labels and tags
+    are texts."""
 
     field: str
     value: Value
 
     def __post_init__(self) -> None:
         _check_field(self.field)
+        _check_equal(self.field, self.value)
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,17 @@ class In:
 
     def __post_init__(self) -> None:
         _check_field(self.field)
+        if isinstance(self.values, str):  # its letters would be the values
+            raise SettingError(f"In takes several values, not {self.values!a}", hint="use Eq")
         object.__setattr__(self, "values", tuple(self.values))
+        for value in self.values:
+            _check_equal(self.field, value)
 
 
 @dataclass(frozen=True)
 class Range:
     """`low <= field <= high`; an end that is None is open. Tags and labels are texts and compared
-    as such, or as numbers where the ends are numbers."""
+    as such, or as numbers where the ends are numbers: then no text that is no number matches."""
 
     field: str
     low: Value | None = None
@@ -53,6 +61,9 @@ class Range:
         _check_field(self.field)
         if self.low is None and self.high is None:
             raise SettingError(f"the range of {self.field} has no end", hint="give low or high")
+        for end in (self.low, self.high):
+            if end is not None:
+                _check_value(self.field, end)
 
 
 @dataclass(frozen=True)
@@ -91,11 +102,14 @@ def condition(wanted: Filter) -> Sql:
 
 
 def _between(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
-    def compared(end: Value) -> str:
-        text = name.startswith(TAG) or name == LABEL
-        return f"CAST({stored} AS REAL)" if text and not isinstance(end, str) else stored
+    def compared(sign: str, end: Value) -> str:
+        if not _is_of_texts(name) or isinstance(end, str):
+            return f"{stored} {sign} ?"
+        # A CAST lends its kind to the other side: what looks like a number is compared as one,
+        # and any other text comes after all numbers.
+        return f"{stored} {sign} CAST(? AS REAL) AND {stored} <= CAST(9e999 AS REAL)"
 
-    return " AND ".join(f"{compared(end)} {sign} ?" for sign, end in ends), [e for _, e in ends]
+    return " AND ".join(compared(sign, end) for sign, end in ends), [e for _, e in ends]
 
 
 def _about(name: str, compare: Callable[[str], Sql]) -> Sql:
@@ -115,6 +129,27 @@ def _about(name: str, compare: Callable[[str], Sql]) -> Sql:
     )
 
 
+def _is_of_texts(name: str) -> bool:
+    return name.startswith(TAG) or name == LABEL
+
+
+def _check_equal(name: str, value: Value) -> None:
+    _check_value(name, value)
+    if _is_of_texts(name) and not isinstance(value, str):
+        raise SettingError(f"{name} is a text and never equals {value!r}", hint=f"use '{value!r}'")
+
+
+def _check_value(name: str, value: Value) -> None:
+    if is_text(value):
+        return
+    if not isinstance(value, int | float) or not abs(value) < MOST:
+        raise SettingError(
+            f"{name} cannot be compared with {value!a}", hint="use a text or a number below 2^63"
+        )
+
+
 def _check_field(name: str) -> None:
+    if not is_text(name):
+        raise SettingError(f"examples cannot be filtered by {name!a}", hint=FIELDS)
     if name not in (*COLUMNS, LABEL) and not (name.startswith(TAG) and name != TAG):
         raise SettingError(f"examples cannot be filtered by {name!r}", hint=FIELDS)

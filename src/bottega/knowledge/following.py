@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from threading import Event, Lock, Thread
 
 import faiss
 
-from bottega.errors import BottegaError, EmbedderMismatchError
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import RowStore, StoredView
@@ -24,6 +25,10 @@ BUILT_AT_ONCE = 256
 SMALL_LAG = 64
 DEAD_SHARE = 0.2
 SAVED_EVERY = 5000
+
+
+class OutOfDate(Exception):
+    """This follower is closed, or its view was made anew: another one must be asked."""
 
 
 class Follower:
@@ -45,30 +50,32 @@ class Follower:
         self._gave_up = False
 
     def current(self) -> FaissIndex:
-        """The index with every change that any process has committed."""
+        """The index with every change that any process has committed. Raises `OutOfDate`."""
         with self._lock:
             last = self._rows.last_seq()
+            if self._stopping.is_set():
+                raise OutOfDate
             if self._index is None:
                 self._check_view()
-                self._index = self._loaded() or self._filled(FlatIndex(*self._shape))
+                self._index = self._loaded() or self._exact()
                 self._maintain(self._index)
             if self._ready is not None:
                 self._index, self._ready = self._ready, None
             if self._index.watermark < last:
                 self._check_view()
                 if not self._catch_up(self._index):
-                    self._index = self._filled(FlatIndex(*self._shape))
+                    self._index = self._exact()
                 self._maintain(self._index)
             return self._index
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = True) -> None:
         """Waits for what runs in the background, and keeps the graph for the next start."""
         self._stopping.set()
         if self._worker is not None:
             self._worker.join()
         with self._lock:
             index = self._ready or self._index
-            if isinstance(index, HnswIndex) and index.watermark > self._saved_at:
+            if keep and isinstance(index, HnswIndex) and index.watermark > self._saved_at:
                 self._save(index)
             self._index = self._ready = None
 
@@ -81,16 +88,16 @@ class Follower:
         while self.is_building:
             if self._worker is not None:
                 self._worker.join()
-            self.current()
+            with suppress(OutOfDate):
+                self.current()
 
     @property
     def _shape(self) -> tuple[int, Metric]:
         return self._view.dimension, self._metric
 
     def _check_view(self) -> None:
-        stored = self._rows.views().get(self._view.name)
-        if stored is not None and stored.number != self._view.number:
-            raise EmbedderMismatchError(stored.fingerprint, self._view.fingerprint)
+        if self._rows.views().get(self._view.name) != self._view:
+            raise OutOfDate
 
     def _loaded(self) -> HnswIndex | None:
         found = load(self._path) if self._path else None
@@ -121,9 +128,15 @@ class Follower:
 
     def _head(self, seq: int) -> Head:
         view = self._view
-        change = self._rows.change_at(seq)
+        change = self._rows.history(seq)
         space = self._rows.namespace
         return Head(view.number, view.fingerprint, view.dimension, self._metric, space, seq, change)
+
+    def _exact(self) -> FaissIndex:
+        index = self._filled(FlatIndex(*self._shape))
+        if self._stopping.is_set():  # which cuts filling short
+            raise OutOfDate
+        return index
 
     def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
         index.fill(self._pages(page), self._rows.last_seq())
@@ -135,6 +148,8 @@ class Follower:
             page = self._rows.vectors_after(key, size, self._view.number)
             if not page:
                 return
+            for found, vector in page:
+                self._check_width(found, vector)
             yield page
             key = page[-1][0]
 
@@ -144,8 +159,19 @@ class Follower:
             changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
             if index.watermark < self._rows.pruned():
                 return False
+            for change in changes:
+                if change.vector is not None:
+                    self._check_width(change.key, change.vector)
             index.apply(changes)
         return True
+
+    def _check_width(self, key: int, vector: Vectors) -> None:
+        if len(vector) != self._view.dimension:
+            raise StoreError(
+                f"{self._rows.name} is damaged: the vector {self._view.name!r} of row {key} has"
+                f" {len(vector)} numbers, not {self._view.dimension}",
+                hint="verify(repair=True) makes it again, or bottega verify --repair",
+            )
 
     def _maintain(self, index: FaissIndex) -> None:
         if self._gave_up or self.is_building:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import cast
 
 import faiss
+import numpy as np
+from numpy.typing import NDArray
 
 from bottega.knowledge.index import LISTED_SHARE, FaissIndex, Metric, listed, scan, selector
-from bottega.knowledge.slots import Keys, Slots
+from bottega.knowledge.slots import NOWHERE, Keys, Slots
+from bottega.knowledge.vectors import TINY
 from bottega.protocols import Vectors
 
 LINKS = 16
 EFFORT_BUILDING = 100
 EFFORT_SEARCHING = 128
 MOST_EFFORT = 2048
+# So many are found at least, to see whether they are alike.
+LOOKED_AT = 16
+ALIKE = 1e-6
 
 
 class HnswIndex(FaissIndex):
@@ -45,6 +51,10 @@ class HnswIndex(FaissIndex):
             graph = cast(faiss.IndexHNSWFlat, faiss.clone_index(self._graph))
             return graph, self._slots.marked_keys(), self._watermark
 
+    @property
+    def _width(self) -> int:
+        return self._rows.d
+
     def _add(self, rows: Vectors) -> None:
         self._graph.add(rows)
 
@@ -69,12 +79,27 @@ class HnswIndex(FaissIndex):
         options = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]
             efSearch=int(min(effort, MOST_EFFORT + 2 * k))
         )
-        if chosen is not None:
-            options.sel = selector(self._slots.bits(chosen))
-        elif self._slots.dead:
-            options.sel = selector(self._slots.living())
-        found: tuple[Vectors, Keys] = self._graph.search(queries, k, params=options)
-        return found
+        bits = self._slots.living() if chosen is None else self._slots.bits(chosen)
+        if chosen is not None or self._slots.dead:
+            options.sel = selector(bits)
+        looked_at = min(max(k, LOOKED_AT), kept)
+        scores, slots = self._graph.search(queries, looked_at, params=options)
+        doubtful = np.flatnonzero(_doubtful(scores, slots))
+        if len(doubtful):
+            exact = scan(self._rows, queries[doubtful], looked_at, bits)
+            scores[doubtful], slots[doubtful] = exact
+        return scores[:, :k], slots[:, :k]
+
+
+def _doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
+    """By query, whether the walk came to a dead end, or among rows of which most are alike: those
+    link to one another and to nothing else, so that what is nearer may lie out of reach."""
+    # Not np.isclose, which takes a good part of the time of a walk.
+    steps = np.abs(np.diff(scores, axis=1))
+    alike = (steps <= ALIKE * np.abs(scores[:, 1:]) + TINY).sum(axis=1)
+    crowded = alike > (scores.shape[1] - 1) / 2
+    doubtful: NDArray[np.bool_] = crowded | (slots == NOWHERE).any(axis=1)
+    return doubtful
 
 
 def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:

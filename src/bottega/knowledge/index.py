@@ -10,6 +10,7 @@ from typing import Literal, cast
 import faiss
 import numpy as np
 
+from bottega.errors import SettingError
 from bottega.knowledge.ports import Change, Hit
 from bottega.knowledge.slots import NOWHERE, Bits, Keys, Slots
 from bottega.knowledge.vectors import unit
@@ -64,6 +65,11 @@ class FaissIndex(ABC):
         allowed: Collection[int] | Keys | None = None,
         excluded: Sequence[Collection[int]] | None = None,
     ) -> list[list[Hit]]:
+        if vectors.shape[1:] != (self._width,):
+            raise SettingError(
+                f"vectors of the shape {vectors.shape} cannot be compared with those here",
+                hint=f"give a row of {self._width} numbers for each",
+            )
         barred = excluded or [()] * len(vectors)
         # As many more as may be dropped again: what is left is exact.
         wanted = k + max(map(len, barred), default=0)
@@ -85,6 +91,10 @@ class FaissIndex(ABC):
         """Number and sum of the keys."""
         with self._lock:
             return len(self._slots), int(self._slots.living_keys().sum())
+
+    @property
+    @abstractmethod
+    def _width(self) -> int: ...
 
     @abstractmethod
     def _add(self, rows: Vectors) -> None: ...
@@ -120,6 +130,10 @@ class FlatIndex(FaissIndex):
         super().__init__(metric, Slots(), 0)
         flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
         self._faiss = flat(dimension)
+
+    @property
+    def _width(self) -> int:
+        return self._faiss.d
 
     def _add(self, rows: Vectors) -> None:
         self._faiss.add(rows)

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
+from bottega.knowledge.records import Standing
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
@@ -101,9 +102,11 @@ class RowStore(Protocol):
         examples: Sequence[Example],
         views: Mapping[str, Embedded],
         capacity: Capacity | None = None,
+        standings: Mapping[str, Standing] | None = None,
     ) -> int:
         """Stores those whose id is new and returns how many were. All of them, or none.
 
+        What stands in `standings` by id comes with age, pin and counters, before any is evicted.
         Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
         """
         ...
@@ -160,8 +163,8 @@ class RowStore(Protocol):
 
     def last_seq(self) -> int: ...
 
-    def change_at(self, seq: int) -> str:
-        """What a change was, as a text that tells it from what other files have at its place."""
+    def history(self, seq: int) -> str:
+        """The changes that led to `seq`, as a text that tells them from those of other files."""
         ...
 
     def pruned(self) -> int:

@@ -48,6 +48,14 @@ def identity(example: Example) -> str:
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:ID_LENGTH]
 
 
+def is_text(value: object) -> bool:
+    """One that UTF-8 can write, which not every Python text is."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def with_id(example: Example, id: str) -> Example:
     """With images of its own: the caller's must not keep the pixels that are decoded here."""
     images = tuple(image.apart() for image in example.query.images)

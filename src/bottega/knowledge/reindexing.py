@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
-from bottega.errors import EmbeddingError, SettingError
+from bottega.errors import EmbeddingError, SettingError, StoreError
 from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.ports import StoredView
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View, check_name
-from bottega.knowledge.writing import blob
+from bottega.knowledge.writing import blob, check_widths
 from bottega.types import Example
 
 LACKING = (
@@ -29,16 +30,17 @@ def reindex(
     """How many examples were embedded, those of every namespace.
 
     The new vectors are stored beside the old ones, which go on being searched, and take over in
-    one commit when no example lacks one. Stopped halfway it goes on where it was.
+    one commit when no example lacks one. Stopped halfway it goes on where it was. Of two for one
+    view the one that began last goes on, and the other raises `StoreError`.
     """
     check_name(name)
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
-    number = _begun(rows, name, view)
+    number, complete = _begun(rows, name, view)
     done = 0
-    while number is not None and not _taken_over(rows, name, number):
+    while not _taken_over(rows, name, number):
         for keys in _lacking(rows, number, batch_size):
-            _embed(rows, keys, number, view)
+            _embed(rows, keys, number, view, logged=complete)  # some index lacks them
             done += len(keys)
             if progress is not None:
                 progress(len(keys))
@@ -50,8 +52,8 @@ def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) 
     _embed(rows, keys, number, view, logged=True)
 
 
-def _begun(rows: SqliteRows, name: str, view: View) -> int | None:
-    """The number of the view to fill; None if there is nothing to do."""
+def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
+    """The number of the view to fill, and whether it is the one that is searched."""
     fingerprint = view.embed.fingerprint
     with rows.transaction() as connection:
         _drop(connection, name, "NOT complete AND fingerprint != ?", fingerprint)
@@ -60,11 +62,13 @@ def _begun(rows: SqliteRows, name: str, view: View) -> int | None:
             " VALUES (?, ?, ?, 0)",
             (name, fingerprint, view.embed.dimension),
         )
-        number, complete = connection.execute(
-            "SELECT number, complete FROM views WHERE name = ? AND fingerprint = ?",
+        number, complete, *stored = connection.execute(
+            "SELECT number, complete, number, name, fingerprint, dimension FROM views"
+            " WHERE name = ? AND fingerprint = ?",
             (name, fingerprint),
         ).fetchone()
-    return None if complete else int(number)
+        check_widths({name: StoredView(*stored)}, {name: view.embed.dimension})
+    return int(number), bool(complete)
 
 
 def _lacking(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
@@ -81,6 +85,7 @@ def _embed(
     except EmbeddingError as error:
         raise _naming(error, examples, view) from error
     with rows.transaction() as connection:
+        _check_there(connection, number)
         # Only for rows that are still there.
         connection.executemany(
             "INSERT OR REPLACE INTO vectors SELECT key, ?, ? FROM examples WHERE key = ?",
@@ -107,13 +112,27 @@ def _naming(error: EmbeddingError, examples: Mapping[int, Example], view: View) 
 def _taken_over(rows: SqliteRows, name: str, number: int) -> bool:
     """Whether no example lacked the new vector, in which case it is the view's now."""
     with rows.transaction() as connection:
+        complete = _check_there(connection, number)
         if connection.execute(f"SELECT EXISTS (SELECT 1 {LACKING})", [number]).fetchone()[0]:
             return False
+        if complete:
+            return True
         _drop(connection, name, "number != ?", number)
         connection.execute("UPDATE views SET complete = 1 WHERE number = ?", [number])
         # Tells the other handles that their vectors are gone.
         connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
     return True
+
+
+def _check_there(connection: sqlite3.Connection, number: int) -> bool:
+    """Whether the view is complete; raises if another reindexing has dropped it meanwhile."""
+    found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
+    if found is None:
+        raise StoreError(
+            "another process began to reindex this view with another embedder",
+            hint="let one of them finish, then begin again if it was the wrong one",
+        )
+    return bool(found[0])
 
 
 def _drop(connection: sqlite3.Connection, name: str, which: str, value: str | int) -> None:

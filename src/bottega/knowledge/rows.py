@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -26,6 +27,8 @@ from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
 FIRST_VIEW = 1
+# So many changes tell one history from another: a copy that is put back goes its own way.
+TELLING = 4096
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -57,6 +60,7 @@ class SqliteRows(Database):
         examples: Sequence[Example],
         views: Mapping[str, Embedded],
         capacity: Capacity | None = None,
+        standings: Mapping[str, Standing] | None = None,
     ) -> int:
         with self.transaction() as connection:
             numbers = writing.claim(connection, views)
@@ -65,7 +69,11 @@ class SqliteRows(Database):
                 examples, *(made.vectors for made in views.values()), strict=True
             ):
                 by_number = dict(zip(numbers, vectors, strict=True))
-                new += writing.insert(connection, example, by_number, self.namespace) is not None
+                key = writing.insert(connection, example, by_number, self.namespace)
+                new += key is not None
+                standing = (standings or {}).get(example.id or "")
+                if key is not None and standing is not None:
+                    writing.stand(connection, key, standing)
             if new and capacity is not None:
                 writing.make_room(connection, self.namespace, capacity)
             if new:
@@ -217,9 +225,14 @@ class SqliteRows(Database):
         )
         return row[0], row[1]
 
-    def change_at(self, seq: int) -> str:
-        found = self.read("SELECT op, key, id, namespace FROM changes WHERE seq = ?", seq)
-        return "/".join(map(str, found[0])) if found else ""
+    def history(self, seq: int) -> str:
+        found = self.read(
+            "SELECT seq, op, key, id, namespace FROM changes WHERE seq <= ?"
+            " ORDER BY seq DESC LIMIT ?",
+            seq,
+            TELLING,
+        )
+        return hashlib.sha256(repr([tuple(row) for row in found]).encode()).hexdigest()
 
     def pruned(self) -> int:
         found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")

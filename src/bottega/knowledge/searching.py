@@ -9,9 +9,9 @@ from threading import Lock
 
 import numpy as np
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
 from bottega.knowledge.filters import Filter
-from bottega.knowledge.following import Follower
+from bottega.knowledge.following import Follower, OutOfDate
 from bottega.knowledge.index import FaissIndex, Metric
 from bottega.knowledge.ports import Hit, RowStore, StoredView
 from bottega.knowledge.recent import Recent
@@ -41,6 +41,7 @@ class Searcher:
         self._hnsw_above = hnsw_above
         self._followers: dict[str, Follower] = {}
         self._filters: OrderedDict[Filter, Resolved] = OrderedDict()
+        self._default: str | None = None  # the name of the view that is first
         self._recent = Recent()
         self._lock = Lock()
 
@@ -59,13 +60,13 @@ class Searcher:
 
     def follow(self, by: str | None) -> FaissIndex:
         """The index with every change that any process has committed."""
-        with self._lock:
-            follower = self._followers.get(by or "")
-            if follower is None:
-                view, _ = self.view(by)
-                follower = Follower(self._rows, view, self._metric, self._hnsw_above)
-                self._followers[by or ""] = follower
-        index = follower.current()
+        while True:
+            follower = self._follower(by)
+            try:
+                index = follower.current()
+                break
+            except OutOfDate:
+                self._drop(follower)
         if not len(index):
             raise _empty(self._rows)
         return index
@@ -80,16 +81,23 @@ class Searcher:
         within: Collection[str] | None,
         excluded_for: Sequence[Query] | None,
     ) -> list[list[Candidate]]:
+        rebuilt = False
         while True:
             index = self.follow(by)
             own = None
             if excluded_for is not None:
                 own = [self._rows.own_keys(query) for query in excluded_for]
             allowed = self._allowed(where, within, most=len(index))
+            searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits)
             if candidates is not None:
                 return candidates
+            if searched == self._rows.last_seq():  # no other process's delete explains it
+                if rebuilt:
+                    raise _unlogged(self._rows)
+                self._drop(self._follower(by))
+                rebuilt = True
 
     def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
         view, _ = self.view(by)
@@ -110,6 +118,7 @@ class Searcher:
             for follower in self._followers.values():
                 follower.close()
             self._followers.clear()
+            self._default = None
             self._recent.clear()
 
     def settle(self) -> None:
@@ -118,6 +127,28 @@ class Searcher:
             followers = list(self._followers.values())
         for follower in followers:
             follower.settle()
+
+    def _follower(self, by: str | None) -> Follower:
+        with self._lock:
+            name = self._default if by is None else by
+            follower = None if name is None else self._followers.get(name)
+            if follower is None:
+                view, _ = self.view(by)
+                if by is None:
+                    self._default = view.name
+                follower = self._followers.get(view.name) or Follower(
+                    self._rows, view, self._metric, self._hnsw_above
+                )
+                self._followers[view.name] = follower
+            return follower
+
+    def _drop(self, follower: Follower) -> None:
+        """One that is out of date; nothing of it is kept."""
+        with self._lock:
+            for name, each in list(self._followers.items()):
+                if each is follower:
+                    del self._followers[name]
+        follower.close(keep=False)
 
     def _allowed(
         self, where: Filter | None, within: Collection[str] | None, most: int
@@ -157,6 +188,13 @@ class Searcher:
             self._recent.keep(fetched)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
+
+
+def _unlogged(rows: RowStore) -> StoreError:
+    return StoreError(
+        f"{rows.name} lacks examples whose removal is not in its change log",
+        hint="verify(repair=True), or bottega verify --repair, mends the log",
+    )
 
 
 def _empty(rows: RowStore) -> EmptyKnowledgeBaseError:

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import mmap
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -29,12 +30,14 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"BttgHNSW"
 BLOCK = 1 << 16
+# Odd, so that no bit is lost, and each another, so that no two words can change places.
+WEIGHTS = np.arange(1, BLOCK // 4, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the foot, magic
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the graph was made from; `change` is what change `seq` was (`RowStore.change_at`)."""
+    """What the graph was made from; `change` tells the log up to `seq` (`RowStore.history`)."""
 
     view: int
     fingerprint: str
@@ -83,17 +86,20 @@ def save(path: Path, found: Snapshot) -> bool:
 
 
 def checksum_of(data: mmap.mmap | memoryview) -> int:
-    """A CRC of the sums of blocks: ten times as quick as one of all bytes, and no bit, block or
-    end of a file can change without it."""
+    """A CRC of the weighted sums of blocks: several times as quick as one of all bytes, and no bit,
+    place of a word, block or end of a file can change without it."""
     words = np.frombuffer(data, np.uint8)
     whole = len(words) // BLOCK * BLOCK
-    sums = words[:whole].view(np.uint64).reshape(-1, BLOCK // 8).sum(axis=1, dtype=np.uint64)
+    blocks = words[:whole].view(np.uint64).reshape(-1, len(WEIGHTS))
+    sums = np.einsum("ij,j->i", blocks, WEIGHTS)  # as quick as a plain sum, unlike `@`
     return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
 
 
 def load(path: Path) -> Snapshot | None:
     """None if there is none or it is damaged."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             end = len(data) - FOOT.size
             head_size, checksum, magic = FOOT.unpack_from(data, max(end, 0))

@@ -4,6 +4,7 @@ images/. `load_jsonl` reads it too, apart from pins, counters and examples witho
 from __future__ import annotations
 
 import mimetypes
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import orjson
 from bottega.errors import BottegaError, ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loading.labelled import open_within
-from bottega.knowledge.records import Standing
+from bottega.knowledge.records import Standing, identity
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
 AT_ONCE = 64
+MOST = 2**62
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Imported:
 
 def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | None) -> int:
     """How many examples were written. The list comes last: a folder with one is whole."""
+    _check_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
     part, count = folder / f"{EXAMPLES}.part", 0
@@ -48,6 +51,11 @@ def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | Non
             hint="check its permissions and the space left",
         ) from error
     return count
+
+
+def _check_name(folder: Path) -> None:
+    if "\0" in str(folder):
+        raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
 def _everything(rows: SqliteRows) -> Iterator[tuple[Example, Standing]]:
@@ -88,7 +96,10 @@ def _kept(image: Image, folder: Path) -> str:
 def read_export(folder: Path, on_bad: Callable[[BottegaError], None]) -> Iterator[Imported]:
     """What cannot be read goes to `on_bad` with its line; the others are given."""
     path = folder / EXAMPLES
+    _check_name(folder)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            raise LoadError(f"{path_text(path)} is not a regular file", hint="check the path")
         lines = path.open("rb")
     except OSError as error:
         raise LoadError(
@@ -112,7 +123,7 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
         raise TypeError("question and answer should be texts")
     images = [
-        replace(open_within(folder, name), source=source)
+        _image(folder, name, source)
         for name, source in zip(fields.images, fields.image_sources, strict=True)
     ]
     example = Example(
@@ -123,11 +134,29 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
         tags=dict(fields.tags),
         source=fields.source,
     )
-    return Imported(example, Standing(**fields.standing))
+    if fields.id != identity(example):
+        raise ValueError("its id is not that of its question, answer and images")
+    return Imported(example, _standing(fields.standing))
+
+
+def _image(folder: Path, name: str, source: str | None) -> Image:
+    image = open_within(folder, name)
+    if image.sha256 != Path(name).stem:
+        raise ValueError(f"{name} has other bytes than were exported")
+    return replace(image, source=source)
+
+
+def _standing(fields: dict[str, Any]) -> Standing:
+    standing = Standing(**fields)
+    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
+    if not all(isinstance(number, int | float) and abs(number) < MOST for number in numbers):
+        raise TypeError("its standing should be of numbers")
+    return standing
 
 
 @dataclass(frozen=True)
 class _Fields:
+    id: str
     images: list[str]
     image_sources: list[str | None]
     question: str
@@ -138,25 +167,3 @@ class _Fields:
     tags: dict[str, str]
     source: str | None
     standing: dict[str, Any]
-
-
-def restore(rows: SqliteRows, standings: dict[str, Standing]) -> None:
-    """Age, pins and counters of examples that an import has just added."""
-    with rows.transaction() as connection:
-        for id, standing in standings.items():
-            connection.execute(
-                "UPDATE examples SET created = ? WHERE namespace = ? AND id = ?",
-                (standing.created, rows.namespace, id),
-            )
-            connection.execute(
-                "INSERT OR REPLACE INTO uses (key, count, last, saved_usd, pinned)"
-                " SELECT key, ?, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?",
-                (
-                    standing.uses,
-                    standing.last_used,
-                    standing.saved_usd,
-                    standing.pinned,
-                    rows.namespace,
-                    id,
-                ),
-            )

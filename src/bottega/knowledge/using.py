@@ -6,10 +6,14 @@ import time
 from collections.abc import Collection
 from threading import Lock
 
+from bottega.errors import SettingError
 from bottega.knowledge.ports import RowStore, Use
+from bottega.knowledge.records import is_text
+from bottega.sqlite import may_only_be_read
 
 FLUSHED_AT = 256
 FLUSHED_AFTER = 30.0
+MOST_USD = 1e15  # far from where sums become infinite
 
 
 class UseBuffer:
@@ -23,6 +27,12 @@ class UseBuffer:
         self._lock = Lock()
 
     def note(self, ids: Collection[str], saved_usd: float) -> None:
+        # One that cannot be written would keep all the others from it.
+        if not all(map(is_text, ids)) or not is_amount(saved_usd):
+            raise SettingError(
+                f"ids {list(ids)!a} cannot have saved {saved_usd!a} US dollars",
+                hint="give ids as texts and a finite number",
+            )
         now = time.time()
         share = saved_usd / max(1, len(ids))
         with self._lock:
@@ -37,13 +47,16 @@ class UseBuffer:
             self.flush()
 
     def flush(self) -> None:
+        """Where nothing may be written the counts go: nothing is evicted there either."""
         with self._lock:
             uses, self._uses = self._uses, {}
         if not uses:
             return
         try:
             self._rows.add_uses(uses)
-        except BaseException:
+        except BaseException as error:
+            if may_only_be_read(error):
+                return
             self._put_back(uses)
             raise
 
@@ -54,3 +67,7 @@ class UseBuffer:
                 self._uses[id] = Use(
                     use.count + later.count, later.last, use.saved_usd + later.saved_usd
                 )
+
+
+def is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= MOST_USD

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,22 +12,27 @@ from typing import cast
 
 import numpy as np
 
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.connection import MEMORY
 from bottega.knowledge.database import listed
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.pruning import HORIZON
 from bottega.knowledge.records import identity
-from bottega.knowledge.reindexing import embed_again
+from bottega.knowledge.reindexing import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.slots import NOWHERE
 from bottega.knowledge.snapshots import Snapshot, load
 from bottega.knowledge.vectors import unit
 from bottega.knowledge.views import View
 from bottega.protocols import Vectors
+from bottega.types import Example
+
+log = logging.getLogger(__name__)
 
 PAGE = 256
 NO_EXAMPLE = "NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = {table}.key)"
+NO_VIEW = "NOT EXISTS (SELECT 1 FROM views WHERE views.number = vectors.view)"
 NO_USE = "NOT EXISTS (SELECT 1 FROM example_images AS e WHERE e.sha256 = images.sha256)"
 
 
@@ -57,19 +64,33 @@ Finding = tuple[str, Repair | None]
 
 
 def verify(rows: SqliteRows, views: Mapping[str, View], *, repair: bool) -> Verified:
-    checks = (_pages, _leftovers, _images, _identities, _vectors, _log, _snapshots)
-    problems = []
-    for check in checks:
-        for what, mend in check(rows, views):
-            if repair and mend is not None:
-                mend()
-            problems.append(Problem(what, repair and mend is not None))
+    checks = (_pages, _leftovers, _views, _images, _identities, _vectors, _log, _snapshots)
+    found = [
+        (what, repair and mend is not None and _succeeds(mend))
+        for check in checks
+        for what, mend in check(rows, views)
+    ]
+    again = any(mended for _, mended in found)
+    left = [what for check in checks for what, _ in check(rows, views)] if again else []
+    problems = [Problem(what, mended and what not in left) for what, mended in found]
+    known = {what for what, _ in found}
+    problems += [Problem(what, repaired=False) for what in left if what not in known]
     examples, images, vectors = (
         int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
         for table in ("examples", "images", "vectors")
     )
     snapshots = len(_snapshot_files(rows))
     return Verified(examples, images, vectors, snapshots, tuple(problems))
+
+
+def _succeeds(mend: Repair) -> bool:
+    """What one failure leaves as it was shall not keep the rest from being mended."""
+    try:
+        mend()
+    except (BottegaError, OSError) as error:
+        log.warning("not repaired: %s", error)
+        return False
+    return True
 
 
 def _pages(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
@@ -80,7 +101,8 @@ def _pages(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
 
 def _images(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     for (sha256,) in rows.read("SELECT sha256 FROM images ORDER BY sha256"):
-        for (data,) in rows.read("SELECT data FROM images WHERE sha256 = ?", sha256):
+        chosen = "SELECT CAST(data AS BLOB) FROM images WHERE sha256 = ?"
+        for (data,) in rows.read(chosen, sha256):
             if hashlib.sha256(data).hexdigest() != sha256:
                 yield f"the bytes of image {sha256} are not those that were stored", None
     for row in rows.read(
@@ -92,9 +114,31 @@ def _images(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
 
 def _identities(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     for keys in _paged(rows, "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"):
-        for example in rows.by_keys(keys).values():
-            if identity(example) != example.id:
-                yield f"example {example.id} has another question, answer or image", None
+        try:
+            for wrong in _other_identities(rows, keys):
+                yield wrong, None
+        except StoreError:  # one of them cannot be read
+            for key in keys:
+                try:
+                    for wrong in _other_identities(rows, [key]):
+                        yield wrong, None
+                except StoreError as error:
+                    yield f"row {key} cannot be read: {error}", None
+
+
+def _other_identities(rows: SqliteRows, keys: list[int]) -> list[str]:
+    return [
+        f"example {example.id} has another question, answer or image"
+        for example in rows.by_keys(keys).values()
+        if not _is_itself(example)
+    ]
+
+
+def _is_itself(example: Example) -> bool:
+    try:
+        return identity(example) == example.id
+    except TypeError:  # a field that is no text
+        return False
 
 
 def _leftovers(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
@@ -105,6 +149,27 @@ def _leftovers(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]
         if number:
             mend = _executed(rows, f"DELETE FROM {table} WHERE {orphaned}")
             yield f"{number} {table} of no example", mend
+    ((number,),) = rows.read(f"SELECT count(*) FROM vectors WHERE {NO_VIEW}")
+    if number:
+        yield (
+            f"{number} vectors of no view",
+            _executed(rows, f"DELETE FROM vectors WHERE {NO_VIEW}"),
+        )
+
+
+def _views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """Without one that is complete nothing can be found, and nothing else would be missed."""
+    if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
+        return
+
+    def mend() -> None:
+        for name, view in views.items():
+            reindex(rows, name, view, batch_size=PAGE, progress=None)
+
+    if views:
+        yield "the examples have no vectors at all", mend
+    else:
+        yield "the examples have no vectors at all; repaired only with the embedder", None
 
 
 def _vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
@@ -171,11 +236,13 @@ def _executed(rows: SqliteRows, statement: str) -> Repair:
 
 def _snapshots(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     for path in _snapshot_files(rows):
+        if not path.is_file():
+            yield f"{path.name} should be a file; move it away", None
+            continue
         if path.suffix == ".part":
             yield f"{path.name} was never finished", path.unlink
             continue
-        found = load(path)
-        if found is None or not _agrees(rows, found):
+        if not _fits(rows, path):
             yield f"{path.name} does not fit the rows", path.unlink
 
 
@@ -183,15 +250,28 @@ def _snapshot_files(rows: SqliteRows) -> list[Path]:
     if rows.path == MEMORY:
         return []
     path = Path(rows.path)
-    beside = (each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}."))
-    return sorted(each for each in beside if each.suffix in (".index", ".part"))
+    views = "|".join(re.escape(row[0]) for row in rows.read("SELECT DISTINCT name FROM views"))
+    # What people keep beside it is theirs.
+    ours = re.compile(
+        rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"
+        r"(\.index|\.part|\.index\.[0-9]+-[0-9]+\.part)"
+    )
+    return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
+
+
+def _fits(rows: SqliteRows, path: Path) -> bool:
+    found = load(path)
+    try:
+        return found is not None and _agrees(rows, found)
+    except StoreError:  # a vector that cannot be read, which is told elsewhere
+        return False
 
 
 def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     head = found.head
     if head.seq < rows.read(HORIZON)[0][0]:  # not wrong, only too old to be taken up
         return True
-    if head.seq > rows.last_seq() or rows.change_at(head.seq) != head.change:
+    if head.seq > rows.last_seq() or rows.history(head.seq) != head.change:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)
     if stored is None or stored.fingerprint != head.fingerprint:

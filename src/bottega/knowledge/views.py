@@ -42,8 +42,13 @@ class Views:
         self._named = dict(given) if isinstance(given, Mapping) else {}
         if isinstance(given, Mapping) and not given:
             raise SettingError("there is no view", hint="embed={'image': View(embedder)}")
-        for name in self._named:
+        for name, view in self._named.items():
             check_name(name)
+            if not isinstance(view, View):
+                raise SettingError(
+                    f"the view {name!r} is {type(view).__name__}",
+                    hint=f"embed={{{name!r}: View(embedder)}}",
+                )
 
     def __bool__(self) -> bool:
         return self._bare is not None or bool(self._named)
@@ -75,7 +80,7 @@ def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
 
 
 def check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise SettingError(
             f"{name!r} cannot name a view", hint="use up to 40 letters, digits, - and _"
         )

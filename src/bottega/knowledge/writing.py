@@ -10,12 +10,16 @@ import numpy as np
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.ports import Capacity, Embedded, StoredView, Use
-from bottega.knowledge.records import COLUMNS, to_row
+from bottega.knowledge.records import COLUMNS, Standing, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 
 PLACES = ", ".join("?" * (len(COLUMNS) + 1))
-INSERT = f"INSERT OR IGNORE INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+# Not OR IGNORE, which would also pass over what a column refuses.
+INSERT = (
+    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+    " ON CONFLICT (namespace, id) DO NOTHING"
+)
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
 
@@ -23,18 +27,28 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list
     """The numbers of the views in their order. The first batch decides which views a file has."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
+        _check_empty(connection)
         connection.executemany(
             "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)",
             [(name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()],
         )
         return claim(connection, views)
     check_views(stored, {name: made.fingerprint for name, made in views.items()})
+    check_widths(stored, {name: made.vectors.shape[1] for name, made in views.items()})
     if missing := stored.keys() - views.keys():
         raise SettingError(
             f"examples here also have the vectors {', '.join(sorted(missing))}",
             hint="KnowledgeBase.open(path, {name: View(...), ...}) with all of them to add",
         )
     return [stored[name].number for name in views]
+
+
+def _check_empty(connection: sqlite3.Connection) -> None:
+    if connection.execute("SELECT EXISTS (SELECT 1 FROM examples)").fetchone()[0]:
+        raise StoreError(
+            "the examples here have no vectors",
+            hint="verify(repair=True) makes them, or bottega verify --repair",
+        )
 
 
 def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str]) -> None:
@@ -46,6 +60,16 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
             )
         if stored[name].fingerprint != fingerprint:
             raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
+
+
+def check_widths(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
+    for name, width in widths.items():
+        if stored[name].dimension != width:
+            raise StoreError(
+                f"the vectors {name!r} here have {stored[name].dimension} numbers, those of"
+                f" {stored[name].fingerprint!r} now {width}",
+                hint="an embedder that makes other vectors needs another fingerprint",
+            )
 
 
 def insert(
@@ -74,6 +98,15 @@ def insert(
         (key, example.id, namespace),
     )
     return key
+
+
+def stand(connection: sqlite3.Connection, key: int, standing: Standing) -> None:
+    """Age, pin and counters of an example that was just inserted."""
+    connection.execute("UPDATE examples SET created = ? WHERE key = ?", (standing.created, key))
+    connection.execute(
+        "INSERT INTO uses (key, count, last, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
+        (key, standing.uses, standing.last_used, standing.saved_usd, standing.pinned),
+    )
 
 
 def blob(vector: Vectors) -> bytes:

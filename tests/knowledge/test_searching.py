@@ -1,0 +1,168 @@
+"""Searches beside what else happens to a handle and to its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.rows import SqliteRows
+from bottega.protocols import Vectors
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        lambda kb: kb.verify(),
+        lambda kb: kb.reindex("default", SeededEmbedder()),
+    ],
+)
+def test_a_search_during_upkeep_misses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, beside: Callable[[KnowledgeBase], object]
+) -> None:
+    filling, go_on = Event(), Event()
+    read = SqliteRows.vectors_after
+
+    def slowly(rows: SqliteRows, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
+        page = read(rows, key, 10, view)
+        filling.set()
+        go_on.wait(0.5)
+        return page
+
+    found: list[int] = []
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(30)])
+        monkeypatch.setattr(SqliteRows, "vectors_after", slowly)
+        vectors = vector_of(Query("q1"))[None]
+        search = Thread(target=lambda: found.append(len(kb.nearest(vectors, 99)[0])))
+        search.start()
+        filling.wait()
+        upkeep = Thread(target=beside, args=[kb])
+        upkeep.start()
+        search.join()
+        upkeep.join()
+        go_on.set()
+        assert found == [30]
+        assert len(kb.search(Query("q1"), 99)) == 30
+
+
+def test_a_handle_outlives_reindexing_there_and_back(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
+        kb.add([asked("q")])
+        assert kb.search(Query("q"), 1)
+        with KnowledgeBase.open(path, None) as other:
+            other.reindex("default", SeededEmbedder("B"))
+            other.reindex("default", SeededEmbedder("A"))
+        assert kb.search(Query("q"), 1)[0].score == pytest.approx(1.0)
+
+
+def test_the_default_view_has_one_index_by_either_name(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("q")])
+        kb.search(Query("q"), 1)
+        kb.search(Query("q"), 1, by="default")
+        assert len(kb._searcher._followers) == 1
+
+
+def test_a_row_that_went_without_a_word_does_not_hang_a_search(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b"), asked("c")])
+        kb.search(Query("a"), 1, within=kb.ids()[:1])
+        with kb._file.transaction() as connection:
+            connection.execute("DELETE FROM examples WHERE question = 'c'")
+        assert {c.example.query.text for c in kb.search(Query("c"), 3)} == {"a", "b"}
+
+
+def test_a_search_that_cannot_be_set_right_says_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        monkeypatch.setattr(SqliteRows, "by_keys", lambda self, keys: {})
+        with pytest.raises(StoreError) as raised:
+            kb.search(Query("a"), 1)
+        assert "--repair" in raised.value.hint
+
+
+class Wider(SeededEmbedder):
+    """Says that it is the same, and is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dimension = 16
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        return np.tile(super().embed(queries), 2)
+
+
+def test_another_width_under_the_same_fingerprint_is_refused(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+    with KnowledgeBase.open(path, Wider()) as kb:
+        with pytest.raises(StoreError, match="8 numbers"):
+            kb.add([asked("b")])
+        with pytest.raises(StoreError, match="8 numbers"):
+            kb.reindex("default", Wider())
+        with pytest.raises(SettingError, match="cannot be compared"):
+            kb.search(Query("a"), 1)
+        assert len(kb) == 1
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_vector_of_another_length_is_named(path: Path, first: bool) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        if not first:
+            kb.search(Query("a"), 1)
+        kb.add([asked("b")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE vectors SET vector = x'0000803f' WHERE key = 2")
+        with pytest.raises(StoreError, match="row 2") as raised:
+            kb.search(Query("a"), 1)
+        assert "--repair" in raised.value.hint
+        kb.verify(repair=True)
+        assert len(kb.search(Query("a"), 9)) == 2
+
+
+def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        uses: list[Callable[[], object]] = [
+            lambda: kb.get("\ud83d" * 5),
+            lambda: kb.delete(["\ud83d" * 5]),
+            lambda: kb.search(Query("a", id="\ud83d"), 1),
+            lambda: kb.set_note("n", "\ud83d"),
+            lambda: list(kb.changes(2**70)),
+        ]
+        for use in uses:
+            with pytest.raises(SettingError):
+                use()
+        assert len(kb) == 1
+
+
+def test_a_bare_embedder_among_views_is_told(path: Path) -> None:
+    with pytest.raises(SettingError) as raised:
+        KnowledgeBase.open(path, {"a": SeededEmbedder()})  # type: ignore[dict-item]
+    assert "View(embedder)" in raised.value.hint
+
+
+def test_what_looks_damaged_may_only_be_in_the_midst_of_a_write(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        with kb._file.transaction() as connection:
+            connection.execute("UPDATE examples SET choices = 'no json'")
+        with pytest.raises(StoreError, match="damaged") as raised:
+            list(kb)
+        assert "open it again" in raised.value.hint
