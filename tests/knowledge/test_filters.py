@@ -165,3 +165,20 @@ def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> No
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (Eq("tags.n", "a"), "a"),
+        (Eq("tags.n", "a\0"), "b"),
+        (In("tags.n", ("a", "c")), "a"),
+        (In("tags.n", ("a\0", "c")), "b"),
+        (Range("tags.n", high="a"), "a"),
+        (Range("tags.n", low="a\0"), "b"),
+    ],
+)
+def test_a_tag_does_not_end_at_a_nul(where: Filter, found: str) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a", tags={"n": "a"}), asked("b", tags={"n": "a\0"})])
+        assert "".join(e.query.text for e in kb.get_many(kb.ids(where=where))) == found
