@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +150,14 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("spoil", [flip, lambda path: path.with_suffix(".part").touch()])
+def leave_unfinished(path: Path) -> None:
+    """Of two that are not finished, one may still be written."""
+    for part, age in ((path.with_suffix(".part"), 7200), (path.with_suffix(".index.1-2.part"), 0)):
+        part.touch()
+        os.utime(part, (time.time() - age,) * 2)
+
+
+@pytest.mark.parametrize("spoil", [flip, leave_unfinished])
 def test_verify_looks_at_index_files(path: Path, spoil: Callable[[Path], None]) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])

@@ -26,6 +26,8 @@ def short() -> Iterator[None]:
 def shorten(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(pruning, "KEPT", 10)
     patched.setattr(pruning, "LOOKED_EVERY", 1)
+    for module in ("rows", "index_files"):
+        patched.setattr(f"bottega.knowledge.{module}.TELLING", 5)
 
 
 @pytest.fixture
@@ -92,6 +94,17 @@ def test_an_index_file_that_is_far_behind_is_left_out(path: Path) -> None:
         assert texts(kb) == {str(number) for number in range(180, 200)}
         kb.settle()
         assert kb.verify().problems == ()
+
+
+def test_an_index_file_outlives_the_loss_of_older_changes(path: Path) -> None:
+    with opened(path, hnsw_above=5) as kb:
+        churn(kb, 0, 35)
+        texts(kb)
+        kb.settle()
+    with opened(path) as kb:
+        for number in range(35, 60):
+            churn(kb, number, number + 1)
+            assert kb.verify().problems == ()
 
 
 def test_an_outsider_that_is_far_behind_is_told(path: Path) -> None:

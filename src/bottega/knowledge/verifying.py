@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from bottega.errors import BottegaError, StoreError
-from bottega.knowledge.connection import MEMORY
 from bottega.knowledge.database import listed
-from bottega.knowledge.index import Metric
+from bottega.knowledge.index_files import index_files, wrong_index_files
 from bottega.knowledge.ports import StoredView
-from bottega.knowledge.pruning import HORIZON
 from bottega.knowledge.records import identity
 from bottega.knowledge.reindexing import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.slots import NOWHERE
-from bottega.knowledge.snapshots import Snapshot, load
-from bottega.knowledge.vectors import unit
 from bottega.knowledge.views import View
-from bottega.protocols import Vectors
 from bottega.types import Example
 
 log = logging.getLogger(__name__)
@@ -64,7 +55,7 @@ Finding = tuple[str, Repair | None]
 
 
 def verify(rows: SqliteRows, views: Mapping[str, View], *, repair: bool) -> Verified:
-    checks = (_pages, _leftovers, _views, _images, _identities, _vectors, _log, _snapshots)
+    checks = (_pages, _leftovers, _views, _images, _identities, _vectors, _log, _index_files)
     found = [
         (what, repair and mend is not None and _succeeds(mend))
         for check in checks
@@ -79,7 +70,7 @@ def verify(rows: SqliteRows, views: Mapping[str, View], *, repair: bool) -> Veri
         int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
         for table in ("examples", "images", "vectors")
     )
-    snapshots = len(_snapshot_files(rows))
+    snapshots = len(index_files(rows))
     return Verified(examples, images, vectors, snapshots, tuple(problems))
 
 
@@ -226,71 +217,17 @@ def _log(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
             yield f"{number} rows whose {op} is not in the change log", _executed(rows, statement)
 
 
+def _index_files(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    for what, path in wrong_index_files(rows):
+        yield what, path.unlink if path.is_file() else None
+
+
 def _executed(rows: SqliteRows, statement: str) -> Repair:
     def mend() -> None:
         with rows.transaction() as connection:
             connection.execute(statement)
 
     return mend
-
-
-def _snapshots(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    for path in _snapshot_files(rows):
-        if not path.is_file():
-            yield f"{path.name} should be a file; move it away", None
-            continue
-        if path.suffix == ".part":
-            yield f"{path.name} was never finished", path.unlink
-            continue
-        if not _fits(rows, path):
-            yield f"{path.name} does not fit the rows", path.unlink
-
-
-def _snapshot_files(rows: SqliteRows) -> list[Path]:
-    if rows.path == MEMORY:
-        return []
-    path = Path(rows.path)
-    views = "|".join(re.escape(row[0]) for row in rows.read("SELECT DISTINCT name FROM views"))
-    # What people keep beside it is theirs.
-    ours = re.compile(
-        rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"
-        r"(\.index|\.part|\.index\.[0-9]+-[0-9]+\.part)"
-    )
-    return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
-
-
-def _fits(rows: SqliteRows, path: Path) -> bool:
-    found = load(path)
-    try:
-        return found is not None and _agrees(rows, found)
-    except StoreError:  # a vector that cannot be read, which is told elsewhere
-        return False
-
-
-def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
-    head = found.head
-    if head.seq < rows.read(HORIZON)[0][0]:  # not wrong, only too old to be taken up
-        return True
-    if head.seq > rows.last_seq() or rows.history(head.seq) != head.change:
-        return False
-    stored = {view.number: view for view in rows.views().values()}.get(head.view)
-    if stored is None or stored.fingerprint != head.fingerprint:
-        return False
-    metric: Metric = "l2" if head.metric == "l2" else "cosine"
-    slots = np.flatnonzero(found.keys != NOWHERE)
-    for start in range(0, len(slots), PAGE):
-        chosen = slots[start : start + PAGE]
-        vectors = rows.vectors(found.keys[chosen].tolist(), head.view)
-        for slot in chosen.tolist():
-            row = vectors.get(int(found.keys[slot]))  # None: deleted since
-            indexed = cast(Vectors, found.graph.reconstruct(slot))
-            if row is not None and not _same(indexed, row, metric):
-                return False
-    return True
-
-
-def _same(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
-    return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)
 
 
 def _paged(rows: SqliteRows, statement: str) -> Iterator[list[int]]:
