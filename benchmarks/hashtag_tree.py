@@ -26,9 +26,9 @@ from scipy import stats
 from bottega import Candidate, Example, Query, TokenEmbedder, TowerEmbedder
 from bottega.protocols import Vectors
 from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
-from bottega.retrieval.following import Change
 from bottega.tasks.attributes import Attributes
 from bottega.tasks.scenes import ATTRIBUTES
+from bottega.types import Changed
 
 SHOTS, ENTRIES, COLD_START, FIXED = 8, 1500, 300, 10
 AT_ONCE = 1_000
@@ -55,8 +55,8 @@ class Cache:
         self._place = {str(example.id): place for place, example in enumerate(stream)}
         self.size = 0
 
-    def changes(self, since: int) -> list[Change]:
-        return [Change(i + 1, str(self._stream[i].id)) for i in range(since, self.size)]
+    def changes(self, since: int) -> list[Changed]:
+        return [Changed(i + 1, str(self._stream[i].id)) for i in range(since, self.size)]
 
     def rows(self, ids: Sequence[str], vectors: Vectors) -> Vectors:
         return vectors[[self._place[id] for id in ids]]

@@ -12,7 +12,6 @@ from bottega.generation import (
 from bottega.image import Image
 from bottega.knowledge import (
     And,
-    Changed,
     DualEmbedder,
     Eq,
     Eviction,
@@ -81,6 +80,7 @@ from bottega.routing import always
 from bottega.types import (
     Answer,
     Candidate,
+    Changed,
     Completion,
     Example,
     Message,

@@ -55,6 +55,15 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Changed:
+    """One entry of a change log: an example that was stored, or is gone by now (`deleted`)."""
+
+    seq: int
+    id: str
+    deleted: bool = False
+
+
+@dataclass(frozen=True)
 class Message:
     role: Role
     parts: tuple[str | Image, ...]

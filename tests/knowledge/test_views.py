@@ -13,8 +13,8 @@ from bottega.errors import (
     SettingError,
     StoreError,
 )
-from bottega.knowledge import Changed, KnowledgeBase, View
-from bottega.types import Example, Query
+from bottega.knowledge import KnowledgeBase, View
+from bottega.types import Changed, Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from bottega.errors import NotFoundError
 from bottega.protocols import Vectors
-from bottega.retrieval.following import Change
 from bottega.retrieval.own import is_self
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Changed, Example, Query
 from tests.builders import ListPool, picture
 
 DIMENSION = 16
@@ -51,20 +50,20 @@ class Memory:
     def __init__(self, examples: Sequence[Example] = ()) -> None:
         self.embed = Words()
         self.examples: dict[str, Example] = {}
-        self.log: list[Change] = []
+        self.log: list[Changed] = []
         self.add(examples)
 
     def add(self, examples: Sequence[Example]) -> None:
         for example in examples:
             self.examples[str(example.id)] = example
-            self.log.append(Change(len(self.log) + 1, str(example.id)))
+            self.log.append(Changed(len(self.log) + 1, str(example.id)))
 
     def delete(self, ids: Sequence[str]) -> None:
         for id in ids:
             del self.examples[id]
-            self.log.append(Change(len(self.log) + 1, id, deleted=True))
+            self.log.append(Changed(len(self.log) + 1, id, deleted=True))
 
-    def changes(self, since: int, /) -> list[Change]:
+    def changes(self, since: int, /) -> list[Changed]:
         return self.log[since:]
 
     def ids(self) -> Sequence[str]:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
 from bottega.retrieval import BM25
-from bottega.retrieval.following import Change
-from bottega.types import Example, Query
+from bottega.types import Changed, Example, Query
 from tests.retrieval.doubles import Memory, asked
 
 WORDS = ("red", "green", "blue", "round", "square", "3", "+", "5")
@@ -92,7 +91,7 @@ class Forgetful(Memory):
 
     lost = 0
 
-    def changes(self, since: int, /) -> list[Change]:
+    def changes(self, since: int, /) -> list[Changed]:
         if 0 < since < self.lost:
             raise LogPrunedError("pruned")
         kept = (c for c in super().changes(since) if c.seq > self.lost or c.id in self.examples)

@@ -29,14 +29,12 @@ from bottega.knowledge.loading import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.knowledge.ports import Changed
 from bottega.knowledge.verifying import Problem, Verified
 from bottega.knowledge.views import View
 
 __all__ = [
     "Added",
     "And",
-    "Changed",
     "DualEmbedder",
     "Effort",
     "Eq",

@@ -18,7 +18,7 @@ from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import Metric
 from bottega.knowledge.listing import Listing
-from bottega.knowledge.ports import Capacity, Changed
+from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import Standing, identity, is_text
 from bottega.knowledge.reindexing import reindex
 from bottega.knowledge.rows import SqliteRows
@@ -28,7 +28,7 @@ from bottega.knowledge.using import UseBuffer
 from bottega.knowledge.verifying import Verified, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder, Vectors
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Changed, Example, Query
 
 PAGE = 4096
 HNSW_ABOVE = 50_000

@@ -11,7 +11,7 @@ from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.records import Standing
 from bottega.protocols import Vectors
-from bottega.types import Example, Query
+from bottega.types import Changed, Example, Query
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,6 @@ class Change:
     seq: int
     key: int
     vector: Vectors | None
-
-
-@dataclass(frozen=True)
-class Changed:
-    """An example that was stored, or is gone by now (`deleted`)."""
-
-    seq: int
-    id: str
-    deleted: bool
 
 
 class Hit(NamedTuple):
@@ -164,7 +155,8 @@ class RowStore(Protocol):
     def last_seq(self) -> int: ...
 
     def history(self, seq: int) -> str:
-        """The changes that led to `seq`, as a text that tells them from those of other files."""
+        """The last changes that led to `seq`, as a text that tells them from those of other
+        files. It changes when the log loses one of them."""
         ...
 
     def pruned(self) -> int:

@@ -15,20 +15,17 @@ from bottega.knowledge.filters import LABELS, Filter, condition
 from bottega.knowledge.ports import (
     Capacity,
     Change,
-    Changed,
     Embedded,
     Footprint,
     StoredView,
     Use,
 )
-from bottega.knowledge.pruning import LOST, prune
+from bottega.knowledge.pruning import LOST, TELLING, prune
 from bottega.knowledge.records import Standing, from_row
 from bottega.protocols import Vectors
-from bottega.types import Example, Query
+from bottega.types import Changed, Example, Query
 
 FIRST_VIEW = 1
-# So many changes tell one history from another: a copy that is put back goes its own way.
-TELLING = 4096
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -227,10 +224,10 @@ class SqliteRows(Database):
 
     def history(self, seq: int) -> str:
         found = self.read(
-            "SELECT seq, op, key, id, namespace FROM changes WHERE seq <= ?"
-            " ORDER BY seq DESC LIMIT ?",
+            "SELECT seq, op, key, id, namespace FROM changes WHERE seq > ? AND seq <= ?"
+            " ORDER BY seq",
+            seq - TELLING,
             seq,
-            TELLING,
         )
         return hashlib.sha256(repr([tuple(row) for row in found]).encode()).hexdigest()
 

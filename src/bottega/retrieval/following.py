@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from bottega.errors import LogPrunedError, NotFoundError
-from bottega.retrieval.ports import Changed, Changes, Listed
-from bottega.types import Example
+from bottega.retrieval.ports import Changes, Listed
+from bottega.types import Changed, Example
 
 Take = Callable[[Sequence[str], Sequence[str]], None]
-
-
-@dataclass(frozen=True)
-class Change:
-    seq: int
-    id: str
-    deleted: bool = False
 
 
 class Still:
@@ -27,7 +19,7 @@ class Still:
 
     def changes(self, since: int, /) -> list[Changed]:
         ids = list(self._pool.ids())[since:]
-        return [Change(since + place, id) for place, id in enumerate(ids, start=1)]
+        return [Changed(since + place, id) for place, id in enumerate(ids, start=1)]
 
     def get_many(self, ids: Sequence[str], /) -> list[Example]:
         return self._pool.get_many(ids)

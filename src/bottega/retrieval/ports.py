@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from bottega.protocols import Vectors
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Changed, Example, Query
 
 Search = Callable[[Query, int], list[Candidate]]
 # (n, d), one row for each id. Raises `NotFoundError` for an id that is gone.
@@ -25,19 +25,6 @@ class Pool(Listed, Protocol):
     """The part of a knowledge base that sampling needs."""
 
     def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
-
-
-class Changed(Protocol):
-    """One entry of a change log: the example was stored, or is gone."""
-
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def deleted(self) -> bool: ...
 
 
 # In the order of `seq`, those after the given one only. Blocks.

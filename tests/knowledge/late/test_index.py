@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
-from bottega.knowledge import Changed, KnowledgeBase, PixelEmbedder
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.late import LateIndex
 from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
 from bottega.retrieval import Dense
-from bottega.types import Example, Query
+from bottega.types import Changed, Example, Query
 from tests.builders import picture
 
 WORDS = ("red", "green", "blue", "round", "square", "small", "large")

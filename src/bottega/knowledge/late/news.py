@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bottega.errors import NotFoundError, StoreError
-from bottega.types import Example
+from bottega.types import Changed, Example
 
 Held = Callable[[], Collection[str]]
 
@@ -20,19 +20,6 @@ class Followed(Protocol):
     def get_many(self, ids: Sequence[str]) -> list[Example]: ...
 
 
-class Told(Protocol):
-    """One entry of a change log: the example was stored, or is gone."""
-
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def deleted(self) -> bool: ...
-
-
 @runtime_checkable
 class Logged(Protocol):
     """A source that can also say what happened after change number `since`, in order.
@@ -40,7 +27,7 @@ class Logged(Protocol):
     One that no longer knows all of it raises `StoreError`, or begins at `since` or before.
     """
 
-    def changes(self, since: int, /) -> Iterable[Told]: ...
+    def changes(self, since: int, /) -> Iterable[Changed]: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
     return [*present(source, ids[:half]), *present(source, ids[half:])]
 
 
-def _of_log(told: Sequence[Told], since: int, held: Held) -> News:
+def _of_log(told: Sequence[Changed], since: int, held: Held) -> News:
     if not told:
         return News([], [], since)
     last: dict[str, bool] = {}
@@ -89,7 +76,7 @@ def _of_log(told: Sequence[Told], since: int, held: Held) -> News:
     return News(gone, new, told[-1].seq)
 
 
-def _told(source: Followed, since: int) -> list[Told] | None:
+def _told(source: Followed, since: int) -> list[Changed] | None:
     """None where the log has a gap."""
     if not isinstance(source, Logged):
         return None
