@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bottega.cli.measuring import Run, Work, measure
-from bottega.evaluation.benchmarks import load_benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.pairing import Paired, paired
 from bottega.evaluation.runner import Result
 from bottega.generation import Transformers

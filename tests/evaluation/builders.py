@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.types import Example, Query
 from tests.builders import picture
 

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from bottega.errors import MissingDependencyError, SettingError
-from bottega.evaluation.benchmarks import Benchmark, load_benchmark
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.tasks.sums import RULES
 
 RULE_ROWS = "rules:episodes=5,shown=6,asked=4"

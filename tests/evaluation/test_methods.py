@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import (
     PAPER,
     Method,

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from bottega.evaluation.metrics import accuracy, macro_f1
+from bottega.evaluation.metrics.intervals import accuracy
+from bottega.evaluation.metrics.labels import macro_f1
 
 LABELS = ("a", "b", "c")
 LABEL_SETS = st.lists(st.sets(st.sampled_from(LABELS)), min_size=1, max_size=30)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import multinomial
 
 from bottega.evaluation.methods import Method, Outcome
-from bottega.evaluation.metrics import mcnemar, paired_difference
+from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Result, Scored, evaluate
 from bottega.types import Answer, Example, Query
@@ -128,18 +128,18 @@ async def test_only_items_that_both_answered_are_compared() -> None:
 async def test_items_that_ask_the_same_are_not_taken_for_each_other(again: Example) -> None:
     items = (Example(Query("q"), "a"), again, Example(Query("other"), "c"))
     answers = Outcome(Answer("x", labels=("x",)))
-    right = [Scored(item, answers, place == 0) for place, item in enumerate(items)]
+    right = [Scored(item, answers, float(place == 0)) for place, item in enumerate(items)]
     result, _ = await _run("visual-rag", 5, 0)
     [same] = paired([(result, right), (replace(result, method="vote"), right)])
     assert (same.n, same.value, same.p_value) == (3, 0.0, 1.0)
-    wrong = [replace(one, correct=False) for one in right]
+    wrong = [replace(one, score=0.0) for one in right]
     [one] = paired([(result, right), (replace(result, method="vote"), wrong[::-1])])
     assert one.value == pytest.approx(1 / 3)
 
 
 async def test_an_item_that_stands_twice_is_paired_in_order() -> None:
     item, answers = Example(Query("q"), "a"), Outcome(Answer("x", labels=("x",)))
-    right = [Scored(item, answers, True), Scored(item, answers, False)]
+    right = [Scored(item, answers, 1.0), Scored(item, answers, 0.0)]
     result, _ = await _run("visual-rag", 5, 0)
     [same] = paired([(result, right), (replace(result, method="vote"), right)])
     assert (same.n, same.value, same.low < 0 < same.high, same.p_value) == (2, 0.0, True, 1.0)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, UnreachableError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import Method, Outcome
+from bottega.evaluation.metrics.labels import MacroF1
 from bottega.evaluation.runner import evaluate
 from bottega.types import Answer, Query
 from tests.builders import example
@@ -81,7 +83,7 @@ async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
 
 
 async def test_several_labels_are_scored_by_macro_f1() -> None:
-    several = Benchmark("letters", ITEMS[:1], ITEMS, ("a", "b"), multi_label=True)
+    several = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
     result, _ = await evaluate(several, Method("m", 0, always_a), concurrency=4, seed=0)
     assert result.metric == "macro_f1"
     assert result.value == pytest.approx((2 / 3 + 0) / 2)

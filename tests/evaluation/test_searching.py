@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.searching import RETRIEVE, searching, stored
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.protocols import Embedder

@@ -13,7 +13,7 @@ from bottega.cli.measuring import Run, Work, check_output, measure, print_result
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, print_json, say
 from bottega.cli.resolving import BUNDLED, open_model, open_prices
-from bottega.evaluation.benchmarks import load_benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import PAPER
 from bottega.evaluation.page import render
 from bottega.evaluation.pairing import paired

@@ -22,8 +22,9 @@ from bottega.cli.options import (
 from bottega.cli.output import say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark, load_benchmark
-from bottega.evaluation.drawn import DRAWN
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.drawn import DRAWN
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import METHODS, PAPER, check, default_methods
 from bottega.evaluation.pairing import paired
 from bottega.recipes import Classification

@@ -11,7 +11,7 @@ from pathlib import Path
 from bottega.cli.output import note, print_table, progress, say, warn
 from bottega.cli.resolving import BUNDLED, open_recorder, open_retrieval
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.memo import MemoEmbedder

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.protocols import Prompter, Recorder
 from bottega.types import Candidate, Example, Prompt, Query, Trace
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Retriever

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of

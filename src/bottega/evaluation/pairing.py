@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bottega.evaluation.metrics import mcnemar, paired_difference
+from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.runner import Result, Scored
 
 PAIRS = (("visual-rag", "vote"),)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from bottega.errors import BottegaError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.failures import concerns_one, first
-from bottega.evaluation.labels import labels_of
 from bottega.evaluation.methods import Method, Outcome
-from bottega.evaluation.metrics import Estimate, accuracy, macro_f1
+from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.metric import Judged
 from bottega.types import Example, Query
 
 
@@ -39,11 +39,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Scored:
-    """An answered item and whether the answer was right."""
+    """An answered item with the answer's score by the benchmark's first metric."""
 
     item: Example
     outcome: Outcome
-    correct: bool
+    score: float
+
+    @property
+    def correct(self) -> bool:
+        return self.score == 1.0
 
 
 async def evaluate(
@@ -62,7 +66,9 @@ async def evaluate(
         async with limiter:
             outcome = await _attempt(method.answer, item.query)
         done()
-        return None if outcome is None else Scored(item, outcome, _right(item, outcome))
+        if outcome is None:
+            return None
+        return Scored(item, outcome, benchmark.metrics[0].score(item, outcome.answer))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -85,10 +91,6 @@ async def _attempt(answer: Callable[[Query], Awaitable[Outcome]], query: Query) 
         return None
 
 
-def _right(item: Example, outcome: Outcome) -> bool:
-    return outcome.answer.valid and set(outcome.answer.labels) == set(labels_of(item))
-
-
 def _tally(
     benchmark: Benchmark,
     method: Method,
@@ -104,7 +106,7 @@ def _tally(
         method=method.name,
         shots=method.shots,
         n=len(scored),
-        metric="macro_f1" if benchmark.multi_label else "accuracy",
+        metric=benchmark.metrics[0].name,
         value=estimate.value if estimate else None,
         low=estimate.low if estimate else None,
         high=estimate.high if estimate else None,
@@ -121,8 +123,5 @@ def _tally(
 def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Estimate | None:
     if not scored:
         return None
-    if not benchmark.multi_label:
-        return accuracy([s.correct for s in scored])
-    truth = [labels_of(s.item) for s in scored]
-    said = [s.outcome.answer.labels for s in scored]
-    return macro_f1(truth, said, benchmark.labels, seed=seed)
+    judged = [Judged(s.item, s.outcome.answer, s.score) for s in scored]
+    return benchmark.metrics[0].estimate(judged, seed=seed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmarks import Benchmark
+from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import ByEpisode, nearest
 from bottega.evaluation.memo import MemoEmbedder, MemoTokens
 from bottega.knowledge import (

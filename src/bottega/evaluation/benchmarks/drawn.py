@@ -8,7 +8,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from bottega.errors import MissingDependencyError
-from bottega.evaluation.knobs import read_knobs
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.knobs import read_knobs
+from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.noise import Wrong
 
 if TYPE_CHECKING:
@@ -17,13 +19,18 @@ if TYPE_CHECKING:
 DRAWN = ("glyphs", "attributes", "rules", "facts")
 
 
-def draw_task(kind: str, knobs: str | None, seed: int) -> Task:
-    """`knobs` are written as in `ways=5,shots=5`, None for none. Raises `SettingError` for
-    what is not one."""
-    make = _maker(kind)
+def drawn(source: Source) -> Benchmark:
+    """Knobs are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
+    make = _maker(source.kind)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
-    task: Task = make(**read_knobs(kind, knobs, defaults)).draw(seed)
-    return task
+    task: Task = make(**read_knobs(source.kind, source.knobs, defaults)).draw(source.seed)
+    return Benchmark(
+        source.spec,
+        task.knowledge,
+        task.items,
+        task.labels,
+        episode_of=task.episode_of,
+    )
 
 
 def wrong_answer(spec: str) -> Wrong | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
+CELLS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -27,25 +28,23 @@ def accuracy(correct: Sequence[bool]) -> Estimate:
     return Estimate(sum(correct) / len(correct), float(interval.low), float(interval.high))
 
 
-def macro_f1(
-    truth: Sequence[Sequence[str]],
-    predicted: Sequence[Sequence[str]],
-    labels: Sequence[str],
-    *,
-    seed: int,
-) -> Estimate:
-    """Unweighted mean of the labels' F1 with its percentile bootstrap interval over items.
+def mean(values: Sequence[float], *, seed: int) -> Estimate:
+    """Their mean, of at least one: with Wilson's interval if all are 0 or 1, else with the
+    percentile bootstrap's."""
+    if all(value in (0.0, 1.0) for value in values):
+        return accuracy([value == 1.0 for value in values])
+    known = np.asarray(values, np.float64)
+    drawn = resampled(len(known), seed) @ known / len(known)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Estimate(float(known.mean()), float(low), float(high))
 
-    A label that neither the truth nor the predictions hold is left out of the mean.
-    """
-    gold, said = _indicators(truth, labels), _indicators(predicted, labels)
-    everything = np.ones((1, len(truth)))
-    draws = np.random.default_rng(seed).multinomial(
-        len(truth), np.full(len(truth), 1 / len(truth)), size=RESAMPLES
-    )
-    value = _macro_f1(gold, said, everything)[0]
-    low, high = np.percentile(_macro_f1(gold, said, draws.astype(float)), [2.5, 97.5])
-    return Estimate(float(value), float(low), float(high))
+
+def resampled(n: int, seed: int) -> NDArray[np.float64]:
+    """How often each of n items is drawn: (resamples, n). Fewer resamples of very many items, so
+    that they fit into memory."""
+    rows = max(200, min(RESAMPLES, CELLS // n))
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=rows)
+    return drawn.astype(np.float64)
 
 
 def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Estimate:
@@ -85,19 +84,3 @@ def _correlation(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
         together = max(together - n / 2, 0.0)
     spread = math.sqrt(we * (n - we) * they * (n - they))
     return together / spread if spread else 0.0
-
-
-def _indicators(sets: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.float64]:
-    return np.array([[float(label in chosen) for label in labels] for chosen in sets])
-
-
-def _macro_f1(
-    gold: NDArray[np.float64], said: NDArray[np.float64], weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """One value for each row of item weights."""
-    both = weights @ (gold * said)
-    total = weights @ (gold + said)
-    occurs = total > 0
-    f1 = np.divide(2 * both, total, out=np.zeros_like(total), where=occurs)
-    result: NDArray[np.float64] = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
-    return result

@@ -1,0 +1,52 @@
+"""What a benchmark is: examples to show, items to ask, how replies are read and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.labels import Accuracy, MacroF1
+from bottega.evaluation.metrics.metric import Metric
+from bottega.parsing import LabelParser
+from bottega.protocols import Parser, Prompter
+from bottega.types import Example
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """`items` are asked, `knowledge` is what may be shown. Nothing stands in both.
+
+    No `labels` means that any text may be answered. `episode_of` maps the id of every item and
+    every example's query to its episode, whose examples alone may be shown; empty if all may.
+    `made_wrong` examples were given a wrong answer; None where no label noise was asked for.
+    Methods are compared by the first of the `metrics`. `prompt` is what suits the questions, None
+    if that is the model's affair.
+    """
+
+    name: str
+    knowledge: tuple[Example, ...]
+    items: tuple[Example, ...]
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    episode_of: Mapping[str, str] = field(default_factory=dict)
+    made_wrong: int | None = None
+    metrics: tuple[Metric, ...] = field(default=(Accuracy(),), compare=False)
+    parse: Parser = field(default_factory=LabelParser, compare=False)
+    prompt: Prompter | None = field(default=None, compare=False)
+
+
+def labelled(name: str, knowledge: Iterable[Example], items: Iterable[Example]) -> Benchmark:
+    """A benchmark of the labels that stand in its examples."""
+    knowledge, items = tuple(knowledge), tuple(items)
+    labels = tuple(dict.fromkeys(label for e in (*knowledge, *items) for label in labels_of(e)))
+    several = any(e.labels is not None and len(e.labels) != 1 for e in (*knowledge, *items))
+    return Benchmark(
+        name,
+        knowledge,
+        items,
+        labels,
+        several,
+        metrics=(MacroF1(labels) if several else Accuracy(),),
+        parse=LabelParser(multi_label=several),
+    )

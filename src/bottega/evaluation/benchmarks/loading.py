@@ -1,0 +1,137 @@
+"""Benchmarks by name: whole, thinned, made wrong in part, and never overlapping by accident."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bottega.errors import ImageError, LoadError, SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.digits import digits
+from bottega.evaluation.benchmarks.drawn import DRAWN, drawn, wrong_answer
+from bottega.evaluation.benchmarks.folders import image_folder, manyicl
+from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.noise import confused, corrupted
+from bottega.types import Example
+
+SOURCES: dict[str, Callable[[Source], Benchmark]] = {
+    "digits": digits,
+    **dict.fromkeys(DRAWN, drawn),
+    "image-folder": image_folder,
+    "manyicl": manyicl,
+}
+WITHOUT_PLACE = {"digits", *DRAWN}
+
+
+def load_benchmark(
+    spec: str,
+    *,
+    seed: int,
+    limit: int | None = None,
+    per_class: int | None = None,
+    label_noise: float = 0.0,
+    allow_overlap: bool = False,
+    on_bad: OnBad | None = None,
+) -> Benchmark:
+    """`digits` or a drawn task with its knobs, such as `digits:half=second` or
+    `glyphs:ways=5,shots=5`, `image-folder:DIR` or `manyicl:DIR`.
+
+    `limit` keeps that many items and `per_class` that many examples a label in the knowledge
+    base (of each episode); both are drawn by `seed`, as is the split of a folder without train/ and
+    test/. `label_noise` is the share of the knowledge base's answers that are made wrong first.
+    Images that stand in both parts are refused unless `allow_overlap`.
+    """
+    whole = _whole(spec, seed, on_bad)
+    found = [example for example in whole.knowledge if _is_readable(example, on_bad)]
+    items = [item for item in whole.items if _is_readable(item, on_bad)]
+    knowledge = found
+    if label_noise:
+        wrong = wrong_answer(spec) or confused(found)
+        knowledge = corrupted(found, label_noise, wrong, seed=seed)
+    rng = random.Random(seed)
+    rng.shuffle(items)
+    if per_class is not None:
+        knowledge = _thin(knowledge, per_class, rng)
+    benchmark = replace(
+        whole,
+        knowledge=tuple(knowledge),
+        items=tuple(items[:limit]),
+        made_wrong=_replaced(found, knowledge) if label_noise else None,
+    )
+    _check_size(benchmark)
+    if not allow_overlap:
+        _check_overlap(benchmark)
+    return benchmark
+
+
+def _whole(spec: str, seed: int, on_bad: OnBad | None) -> Benchmark:
+    """Everything there is, as it is found."""
+    source = Source(spec, seed, on_bad)
+    if source.kind not in SOURCES or not (source.place or source.kind in WITHOUT_PLACE):
+        places = ", ".join(name if name in WITHOUT_PLACE else f"{name}:DIR" for name in SOURCES)
+        raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {places}")
+    return SOURCES[source.kind](source)
+
+
+def _is_readable(item: Example, on_bad: OnBad | None) -> bool:
+    """A damaged image is named and left out before anything is counted or run."""
+    try:
+        for image in item.query.images:
+            image.decode(at_least=1)
+    except ImageError as error:
+        if on_bad is None:
+            raise
+        on_bad(error)
+        return False
+    return True
+
+
+def _replaced(before: Sequence[Example], after: Sequence[Example]) -> int:
+    """How many of `after` are not the very objects of `before`, which may be more."""
+    kept = {id(example) for example in before}
+    return sum(id(example) not in kept for example in after)
+
+
+def _thin(knowledge: Sequence[Example], per_class: int, rng: random.Random) -> list[Example]:
+    """Passages have no class: all of them stay."""
+    kept: dict[tuple[str | None, str], int] = defaultdict(int)
+    chosen: list[Example] = []
+    for example in rng.sample(knowledge, len(knowledge)):
+        classes = [(example.tags.get("episode"), label) for label in labels_of(example)]
+        if is_passage(example) or any(kept[one] < per_class for one in classes):
+            chosen.append(example)
+            for one in classes:
+                kept[one] += 1
+    return chosen
+
+
+def _check_size(benchmark: Benchmark) -> None:
+    if not benchmark.items or not benchmark.knowledge:
+        raise LoadError(
+            f"{benchmark.name} has {len(benchmark.items)} items to ask and "
+            f"{len(benchmark.knowledge)} examples to show; both are needed",
+            hint="give each class a folder with at least two images",
+        )
+
+
+def _check_overlap(benchmark: Benchmark) -> None:
+    known = {part for example in benchmark.knowledge for part in _identities(example)}
+    shared = sum(not known.isdisjoint(_identities(item)) for item in benchmark.items)
+    if shared:
+        raise LoadError(
+            f"{shared} of {len(benchmark.items)} test items also stand in the knowledge base (the"
+            " same question, about the same image if it has one)",
+            hint="remove them from one of the two, or pass --allow-overlap and say so",
+        )
+
+
+def _identities(example: Example) -> list[tuple[str, str]]:
+    """The question, written in any way, with each of its images."""
+    folded = unicodedata.normalize("NFKC", example.query.text).casefold()
+    text = " ".join(re.findall(r"\w+", folded))
+    return [(text, image.sha256) for image in example.query.images] or [(text, "")]
