@@ -6,7 +6,7 @@ from pathlib import Path
 from bottega.cli.measuring import Run, Work, measure
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.pairing import Paired, paired
-from bottega.evaluation.runner import Result
+from bottega.evaluation.tally import Result
 from bottega.generation import Transformers
 from bottega.recipes import Classification
 

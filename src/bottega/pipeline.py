@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from bottega.errors import SettingError
@@ -31,7 +32,8 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Pipeline:
     """`fetch` candidates are retrieved for the re-ranker to choose from (default: as many as are
-    shown). `choices` are given to queries that bring none."""
+    shown). `choices` are given to queries that bring none. Of the answers in a reply of several
+    completions `choose` makes one; the first, if not told otherwise."""
 
     route: Router
     prompt: Prompter
@@ -43,6 +45,7 @@ class Pipeline:
     sampling: Sampling = field(default_factory=Sampling)
     choices: tuple[str, ...] = ()
     fetch: int | None = None
+    choose: Callable[[Sequence[Answer]], Answer] = itemgetter(0)
 
     async def answer(self, query: Query) -> Answer:
         return (await self.trace(query)).answer
@@ -67,7 +70,7 @@ class Pipeline:
             candidates=tuple(shown),
             prompt=prompt,
             reply=reply,
-            answer=self.parse(query, reply.completions[0]),
+            answer=self.choose([self.parse(query, one) for one in reply.completions]),
             seconds=time.perf_counter() - clock,
             cost_usd=self.price(reply.model, reply.usage) if self.price else None,
         )

@@ -9,13 +9,13 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import (
     PAPER,
-    Method,
     default_methods,
     majority,
     needs_search,
     plan,
 )
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.outcomes import Method
+from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import Interleaved
@@ -100,7 +100,7 @@ async def test_the_oracle_reads_passages_and_free_answers_are_scored() -> None:
     with EMPTY() as knowledge:
         methods = plan(["oracle", "random"], [3], HOMES, knowledge, settings(script), seed=0)
         oracle, rand = [
-            (await evaluate(HOMES, method, concurrency=2, seed=0))[0] for method in methods
+            (await evaluate(HOMES, method, Conditions(concurrency=2)))[0] for method in methods
         ]
     assert (oracle.value, oracle.shots, oracle.invalid) == (1.0, 3, 0)
     assert rand.value is not None

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multinomial
 
-from bottega.evaluation.methods import Method, Outcome
 from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
-from bottega.evaluation.pairing import paired
-from bottega.evaluation.runner import Result, Scored, evaluate
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.pairing import difference, paired
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.tally import Result
 from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic
 
@@ -106,7 +107,7 @@ async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[Scored]]
         label = "?" if query in bad else RIGHT[query]
         return Outcome(Answer(label, labels=(label,)))
 
-    return await evaluate(DATA, Method(name, shots, answer), concurrency=2, seed=0)
+    return await evaluate(DATA, Method(name, shots, answer), Conditions(concurrency=2))
 
 
 async def test_methods_are_paired_at_the_same_number_of_shots() -> None:
@@ -124,22 +125,39 @@ async def test_only_items_that_both_answered_are_compared() -> None:
     assert paired([(result, []), vote]) == []
 
 
-@pytest.mark.parametrize("again", [Example(Query("q"), "b"), Example(Query("q"), "a")])
-async def test_items_that_ask_the_same_are_not_taken_for_each_other(again: Example) -> None:
-    items = (Example(Query("q"), "a"), again, Example(Query("other"), "c"))
-    answers = Outcome(Answer("x", labels=("x",)))
-    right = [Scored(item, answers, float(place == 0)) for place, item in enumerate(items)]
+async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
+    items = [Example(Query("q"), answer) for answer in ("a", "b", "a", "c")]
+    answer = Answer("x", labels=("x",))
+    right = [Scored(i, item, answer, (float(i == 0),)) for i, item in enumerate(items)]
     result, _ = await _run("visual-rag", 5, 0)
     [same] = paired([(result, right), (replace(result, method="vote"), right)])
-    assert (same.n, same.value, same.p_value) == (3, 0.0, 1.0)
-    wrong = [replace(one, score=0.0) for one in right]
+    assert (same.n, same.value, same.p_value) == (4, 0.0, 1.0)
+    wrong = [replace(one, scores=(0.0,)) for one in right]
     [one] = paired([(result, right), (replace(result, method="vote"), wrong[::-1])])
-    assert one.value == pytest.approx(1 / 3)
+    assert one.value == pytest.approx(1 / 4)
 
 
-async def test_an_item_that_stands_twice_is_paired_in_order() -> None:
-    item, answers = Example(Query("q"), "a"), Outcome(Answer("x", labels=("x",)))
-    right = [Scored(item, answers, 1.0), Scored(item, answers, 0.0)]
-    result, _ = await _run("visual-rag", 5, 0)
-    [same] = paired([(result, right), (replace(result, method="vote"), right)])
-    assert (same.n, same.value, same.low < 0 < same.high, same.p_value) == (2, 0.0, True, 1.0)
+async def test_what_retrieves_is_compared_with_its_baselines() -> None:
+    runs = [await _run("top-k", 5, 0), await _run("random", 5, 3), await _run("zero-shot", 0, 6)]
+    assert [(p.method, p.against, p.value) for p in paired(runs)] == [
+        ("top-k", "random", 0.5),
+        ("top-k", "zero-shot", 1.0),
+    ]
+
+
+def test_scores_between_0_and_1_are_compared_by_resampling() -> None:
+    rng = np.random.default_rng(0)
+    theirs = rng.uniform(0, 0.5, 60)
+    gain, p_value = difference([*(theirs + 0.2)], [*theirs], seed=0)
+    assert gain.value == pytest.approx(0.2)
+    assert gain.low == pytest.approx(0.2)
+    assert p_value < 0.001
+    gain, p_value = difference([*theirs], [*rng.permutation(theirs)], seed=0)
+    assert gain.low < 0 < gain.high
+    assert p_value > 0.05
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_a_method_does_not_differ_from_itself(scores: list[float]) -> None:
+    gain, p_value = difference(scores, scores, seed=0)
+    assert (gain.value, p_value) == (0.0, 1.0)

@@ -7,9 +7,9 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, UnreachableError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods import Method, Outcome
 from bottega.evaluation.metrics.labels import MacroF1
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Query
 from tests.builders import example
 
@@ -22,7 +22,7 @@ async def always_a(query: Query) -> Outcome:
 
 
 async def test_every_item_is_counted_and_scored() -> None:
-    result, scored = await evaluate(BENCHMARK, Method("m", 3, always_a), concurrency=4, seed=0)
+    result, scored = await evaluate(BENCHMARK, Method("m", 3, always_a), Conditions(concurrency=4))
     assert (result.n, result.value, result.invalid, result.failed) == (10, 0.5, 0, 0)
     assert [s.item for s in scored] == list(ITEMS)
     assert (result.method, result.shots, result.metric, result.calls) == ("m", 3, "accuracy", 0)
@@ -32,7 +32,7 @@ async def test_an_invalid_reply_is_wrong_and_stays_in_n() -> None:
     async def invalid(query: Query) -> Outcome:
         return Outcome(Answer("a", valid=False, labels=("a",)))
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, invalid), concurrency=4, seed=0)
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, invalid), Conditions(concurrency=4))
     assert (result.n, result.value, result.invalid) == (10, 0.0, 10)
 
 
@@ -44,7 +44,7 @@ async def test_a_failed_request_is_counted_but_never_scored() -> None:
             raise EndpointTimeoutError("too slow")
         return await always_a(query)
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, sometimes), concurrency=2, seed=0)
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, sometimes), Conditions(concurrency=2))
     assert (result.n, result.failed, result.value) == (8, 2, 0.5)
 
 
@@ -59,7 +59,7 @@ async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> Non
         raise error
 
     with pytest.raises(type(error)):
-        await evaluate(BENCHMARK, Method("m", 0, failing), concurrency=1, seed=0)
+        await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=1))
     assert asked < len(ITEMS)
 
 
@@ -74,17 +74,17 @@ async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
         running -= 1
         return await always_a(query)
 
-    def done() -> None:
+    def done(scored: Scored | None) -> None:
         nonlocal steps
         steps += 1
 
-    await evaluate(BENCHMARK, Method("m", 0, slow), concurrency=3, seed=0, done=done)
+    await evaluate(BENCHMARK, Method("m", 0, slow), Conditions(concurrency=3), done=done)
     assert (most, steps) == (3, 10)
 
 
 async def test_several_labels_are_scored_by_macro_f1() -> None:
     several = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
-    result, _ = await evaluate(several, Method("m", 0, always_a), concurrency=4, seed=0)
+    result, _ = await evaluate(several, Method("m", 0, always_a), Conditions(concurrency=4))
     assert result.metric == "macro_f1"
     assert result.value == pytest.approx((2 / 3 + 0) / 2)
     assert result.low is not None and result.high is not None
@@ -95,5 +95,5 @@ async def test_no_answers_at_all_have_no_value() -> None:
     async def failing(query: Query) -> Outcome:
         raise EndpointTimeoutError("too slow")
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), concurrency=2, seed=0)
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=2))
     assert (result.n, result.failed, result.value, result.low) == (0, 10, None, None)

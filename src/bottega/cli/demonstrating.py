@@ -14,9 +14,11 @@ from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, print_json, say
 from bottega.cli.resolving import BUNDLED, open_model, open_prices
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.ledger import Shown
 from bottega.evaluation.methods import PAPER
 from bottega.evaluation.page import render
 from bottega.evaluation.pairing import paired
+from bottega.evaluation.runner import Conditions
 from bottega.recipes import Classification
 
 TITLE = "Bottega: it learned by looking"
@@ -39,9 +41,11 @@ def demo(
     data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
     settings = Classification(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
     runs: list[Run] = []
-    measure(data, settings, Work(PAPER, (1, 5, 10, 20), traces=traces), runs)
+    shown = Shown("visual-rag", 5)
+    conditions = Conditions(seed=seed, ledger=shown)
+    measure(data, settings, Work(PAPER, (1, 5, 10, 20), traces=traces, conditions=conditions), runs)
     results = [result for result, _ in runs]
-    shown = next(scored for r, scored in runs if (r.method, r.shots) == ("visual-rag", 5))
+    rows = next(scored for r, scored in runs if (r.method, r.shots) == shown.key)
     facts = {
         "model": settings.generator.name,
         "images": "scikit-learn's handwritten digits, never used in training",
@@ -49,7 +53,7 @@ def demo(
         "seed": str(seed),
         "made": f"{datetime.now(UTC):%Y-%m-%d} by bottega {__version__}",
     }
-    page = render(results, shown, title=TITLE, facts=facts, note=BUNDLED_NOTE)
+    page = render(results, rows, shown.by_place, title=TITLE, facts=facts, note=BUNDLED_NOTE)
     out.write_text(page, encoding="utf-8")
     if json:
         print_json({"page": str(out), "results": results})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,7 @@ import typer
 
 from bottega import __version__
 from bottega.cli.answering import parse_order
-from bottega.cli.measuring import CONCURRENCY, Run, Work, check_output, measure, print_results
+from bottega.cli.measuring import Run, Work, check_output, measure, print_results
 from bottega.cli.options import (
     DemonstrationOrder,
     Model,
@@ -22,12 +24,19 @@ from bottega.cli.options import (
 from bottega.cli.output import say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import METHODS, PAPER, check, default_methods
+from bottega.evaluation.budget import Budget
+from bottega.evaluation.journal import Journal
+from bottega.evaluation.ledger import Unkept
+from bottega.evaluation.methods import METHODS, PAPER, SAMPLES, check, default_methods
 from bottega.evaluation.pairing import paired
+from bottega.evaluation.runner import Conditions
 from bottega.recipes import Classification
+
+LABEL_TOKENS, ANSWER_TOKENS = 64, 512
+SHOWN_FAILURES = 10
 
 BenchmarkSpec = Annotated[
     str,
@@ -65,6 +74,35 @@ Overlap = Annotated[
     bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
 ]
 ResultFile = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keep every answer in this folder as it comes. The same command goes on where it was "
+        "stopped, asks again what failed, and `bottega report` reads it."
+    ),
+]
+Money = Annotated[
+    float | None, typer.Option(help="Stop before more US dollars than this are spent.")
+]
+Samples = Annotated[
+    int, typer.Option(min=2, help="Samples that majority and best-of-n choose from.")
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Longest reply.",
+        show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
+    ),
+]
+RoundSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Ask in the items' order, so many at once, each round after the one before: for what "
+        "learns from its answers.",
+    ),
+]
 
 
 def evaluate(
@@ -80,8 +118,13 @@ def evaluate(
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
     seed: Seed = 0,
-    concurrency: AtOnce = CONCURRENCY,
+    samples: Samples = SAMPLES,
+    max_tokens: Tokens = None,
+    concurrency: AtOnce = 32,
+    round_size: RoundSize = None,
     allow_overlap: Overlap = False,
+    budget: Money = None,
+    out: RunFolder = None,
     json: ResultFile = None,
     price: PriceOption = None,
     traces: TraceFile = None,
@@ -91,14 +134,17 @@ def evaluate(
     A folder without train/ and test/ is split by the seed: a quarter of each class is asked. What
     was finished is printed and written even if a later method fails.
 
-    in-context shows everything there is, oracle the right passage among others. swap-image and
-    swap-question are visual-rag asked with another item's picture or question.
+    top-k shows the nearest examples, which for labelled images is visual-rag; majority and
+    best-of-n choose among several samples of its reply. in-context shows everything there is,
+    oracle the right passage among others. swap-image and swap-question are visual-rag asked with
+    another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)
     check(METHODS if names is None else names, counts)
     check_retrieve(retrieve, embed)
     check_output(json)
+    limits = Budget(budget)
     settings = Classification(
         open_model(model),
         labels=(),
@@ -116,6 +162,8 @@ def evaluate(
         allow_overlap=allow_overlap,
         on_bad=warn,
     )
+    longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
+    settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
     asked = {
         "benchmark": benchmark,
         "model": settings.generator.name,
@@ -125,17 +173,50 @@ def evaluate(
         "prompt": prompt,
         "order": order,
         "seed": seed,
+        "samples": samples,
+        "max_tokens": longest,
+        "round_size": round_size,
     }
-    work = Work(names or default_methods(data), counts, retrieve, embed, traces, concurrency)
     runs: list[Run] = []
-    try:
-        measure(data, settings, work, runs)
-    finally:
-        _report(data, asked, runs, json)
+    with _ledger(out, asked, data) as ledger:
+        if isinstance(ledger, Journal):
+            limits = Budget(budget, ledger.spent())
+        conditions = Conditions(concurrency, seed, round_size, ledger, limits)
+        work = Work(
+            names or default_methods(data), counts, retrieve, embed, traces, samples, conditions
+        )
+        try:
+            measure(data, settings, work, runs)
+        finally:
+            _report(data, asked, runs, json)
+            _say_failures(ledger, out)
+    if limits.is_spent:
+        say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
     failed = sum(result.failed for result, _ in runs)
     if failed:
         say(f"{failed} requests failed; run the command again")
         raise typer.Exit(1)
+
+
+@contextmanager
+def _ledger(
+    out: Path | None, asked: Mapping[str, object], data: Benchmark
+) -> Iterator[Journal | Unkept]:
+    if out is None:
+        yield Unkept()
+        return
+    metrics = [metric.name for metric in data.metrics]
+    settings = {**asked, "metrics": metrics, "data": fingerprint(data)}
+    with closing(Journal.open(out, settings, data.items)) as journal:
+        yield journal
+
+
+def _say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
+    failures = ledger.failures() if isinstance(ledger, Journal) else []
+    for one in failures[:SHOWN_FAILURES]:
+        say(f"failed: {one.method} {one.shots or ''}, item {one.place}: {one.error}")
+    if len(failures) > SHOWN_FAILURES:
+        say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
 
 
 def _report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bottega.cli.output import note, print_table, progress, say, warn
@@ -15,18 +15,23 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import SEARCHING, Method, check_fit, needs_search, plan
+from bottega.evaluation.methods import SAMPLES, SEARCHING, check_fit, needs_search, plan
+from bottega.evaluation.outcomes import Method, Scored
 from bottega.evaluation.pairing import Paired
-from bottega.evaluation.runner import Result, Scored
+from bottega.evaluation.runner import Conditions
 from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.searching import searching, stored
+from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
 
-CONCURRENCY = 32
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIGURES = ("method", "against", "shots", "n", "value", "low", "high")
 VOTE = "vote is the majority label of the nearest examples, without a model; a tie is wrong."
+PAIRED_TESTS = (
+    "Newcombe's interval and McNemar's exact p-value where answers are right or wrong, else the "
+    "bootstrap's and a permutation test's"
+)
 FOOTNOTE = "An invalid reply is wrong; a failed request is in no figure."
 
 Run = tuple[Result, list[Scored]]
@@ -41,7 +46,8 @@ class Work:
     retrieve: str = "image"
     embed: str = BUNDLED
     traces: Path | None = None
-    concurrency: int = CONCURRENCY
+    samples: int = SAMPLES
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 def check_output(path: Path | None) -> None:
@@ -64,8 +70,17 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
         seed = settings.seed
         search = nearest if embedder is None else searching(work.retrieve, embedder, seed=seed)
-        planned = plan(work.methods, work.shots, data, knowledge, asked, seed=seed, search=search)
-        asyncio.run(_run_all(data, planned, settings, work.concurrency, runs))
+        planned = plan(
+            work.methods,
+            work.shots,
+            data,
+            knowledge,
+            replace(asked, prompt=settings.prompt or data.prompt),
+            seed=seed,
+            search=search,
+            samples=work.samples,
+        )
+        asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
 
 
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
@@ -80,7 +95,7 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
         say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
     if paired:
-        say("\ndifference on the same items: Newcombe's interval, McNemar's exact p-value")
+        say(f"\ndifference on the same items: {PAIRED_TESTS}")
         rows = [[getattr(one, name) for name in PAIRED_FIGURES] for one in paired]
         for row, one in zip(rows, paired, strict=True):
             row.append(one.p_value if one.p_value >= 0.001 else "< 0.001")
@@ -123,22 +138,24 @@ async def _run_all(
     data: Benchmark,
     planned: Sequence[Method],
     settings: Classification,
-    concurrency: int,
+    conditions: Conditions,
     runs: list[Run],
 ) -> None:
     try:
         for method in planned:
-            runs.append(await _run(data, method, settings.seed, concurrency))
+            with progress(method.title, len(data.items), counts_money=True) as step:
+                run = await run_method(data, method, conditions, done=lambda s: step(1, _cost(s)))
+            runs.append(run)
+            note(_line(method, run[0]))
     finally:
         await settings.generator.aclose()
 
 
-async def _run(data: Benchmark, method: Method, seed: int, concurrency: int) -> Run:
-    name = f"{method.name} {method.shots or ''}".strip()
-    with progress(name, len(data.items)) as step:
-        run = await run_method(
-            data, method, concurrency=concurrency, seed=seed, done=lambda: step(1)
-        )
-    value = run[0].value
-    note(f"{name}: {'-' if value is None else f'{value:.3f}'} in {run[0].seconds:.1f} s")
-    return run
+def _cost(scored: Scored | None) -> float:
+    return 0.0 if scored is None else scored.cost_usd or 0.0
+
+
+def _line(method: Method, result: Result) -> str:
+    value = "-" if result.value is None else f"{result.value:.3f}"
+    cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
+    return f"{method.title}: {value} in {result.seconds:.1f} s{cost}"

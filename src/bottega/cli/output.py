@@ -6,9 +6,10 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -97,18 +98,31 @@ def waiting(title: str) -> AbstractContextManager[object]:
     return notes.status(title) if notes.is_terminal else nullcontext()
 
 
+class Step(Protocol):
+    def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
+
+
 @contextmanager
-def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances the bar; on a terminal only."""
+def progress(title: str, total: int | None, *, counts_money: bool = False) -> Iterator[Step]:
+    """Yields a function that advances the bar, with the rate and, if wanted, what it has cost; on a
+    terminal only."""
+    cost = "  {task.fields[usd]:.4f} USD" if counts_money else ""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}" + cost),
         TimeRemainingColumn(),
         console=notes,
         transient=True,
         disable=not notes.is_terminal,
     )
     with bar:
-        task = bar.add_task(title, total=total)
-        yield lambda steps: bar.advance(task, steps)
+        task = bar.add_task(title, total=total, usd=0.0, rate="")
+
+        def step(steps: int, cost_usd: float = 0.0, /) -> None:
+            speed, usd = bar.tasks[task].speed, bar.tasks[task].fields["usd"]
+            rate = "" if speed is None else f"{speed:.1f}/s"
+            bar.update(task, advance=steps, usd=usd + cost_usd, rate=rate)
+
+        yield step

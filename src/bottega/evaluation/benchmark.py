@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -50,3 +51,14 @@ def labelled(name: str, knowledge: Iterable[Example], items: Iterable[Example]) 
         metrics=(MacroF1(labels) if several else Accuracy(),),
         parse=LabelParser(multi_label=several),
     )
+
+
+def fingerprint(data: Benchmark) -> str:
+    """Of everything that is asked and everything that may be shown, in their order."""
+    digest = hashlib.sha256()
+    for example in (*data.items, *data.knowledge):
+        query = example.query
+        images = [image.sha256 for image in query.images]
+        told = (query.text, images, query.choices, example.answer, example.rationale)
+        digest.update(repr(told).encode(errors="replace"))
+    return digest.hexdigest()

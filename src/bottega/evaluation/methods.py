@@ -1,51 +1,46 @@
-"""The methods of the Visual RAG paper and their controls: each turns a query into an answer.
+"""The methods that are compared, and their controls: each turns a query into an answer.
 
-`in-context` shows everything there is in an order by the seed, `oracle` the right passage among
-others. The swap controls retrieve as `visual-rag` and then ask with another item's picture or
-question: accuracy falls as far as the model makes use of it.
+`top-k` shows the nearest examples; where they are labelled images that is `visual-rag`. `majority`
+and `best-of-n` do the same and choose among several samples. `in-context` shows everything there is
+in an order by the seed, `oracle` the right passage among others. The swap controls retrieve as
+`visual-rag` and then ask with another item's picture or question: accuracy falls as far as the
+model makes use of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.searching import Searching
+from bottega.evaluation.voting import most_confident, most_frequent
 from bottega.knowledge import KnowledgeBase
+from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt
 from bottega.retrieval import Balanced, Pool, Uniform
 from bottega.routing import always
-from bottega.types import Answer, Candidate, Query, Trace
+from bottega.types import Answer, Candidate, Query
 
 PAPER = ("zero-shot", "random", "balanced", "visual-rag", "vote")
 READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
-METHODS = (*PAPER, "in-context", "oracle", *CONTROLS)
-SEARCHING = {"visual-rag", "vote", *CONTROLS}
+ANSWERING = ("zero-shot", "random", "top-k")
+CHOOSING = {"majority": most_frequent, "best-of-n": most_confident}
+METHODS = (*PAPER, "top-k", *CHOOSING, "in-context", "oracle", *CONTROLS)
+SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *CONTROLS}
 LABELLED = {"balanced", "vote"}
 MOST_IN_CONTEXT = 200
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One answered query; `trace` is None where no model was asked."""
-
-    answer: Answer
-    trace: Trace | None = None
-
-
-@dataclass(frozen=True)
-class Method:
-    name: str
-    shots: int
-    answer: Callable[[Query], Awaitable[Outcome]]
+SAMPLES = 5
+# Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
+TEMPERATURE = 0.7
 
 
 def plan(
@@ -57,34 +52,42 @@ def plan(
     *,
     seed: int,
     search: Searching = nearest,
+    samples: int = SAMPLES,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
-    `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples.
-    Raises `SettingError`.
+    `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
+    `samples` is how many of one reply the choosing ones choose from. Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
     planned: list[Method] = []
     for name in dict.fromkeys(names):
         if name == "zero-shot":
-            planned.append(Method(name, 0, _asking(settings, None, 0, f"{name}, {data.name}")))
+            pipeline = _pipeline(data, settings, None, 0, f"{name}, {data.name}")
+            planned.append(Method(name, 0, _asking(pipeline)))
             continue
         retrieve = _retriever(name, data, knowledge, seed, search)
         controlled = _controlled(name, data, settings, seed)
         counts = (_largest(data),) if name == "in-context" else dict.fromkeys(shots)
         for k in counts:
             if name == "vote":
-                answer = _voting(retrieve, k, settings.multi_label)
-            else:
-                answer = _asking(controlled, retrieve, k, f"{name}, {k} shots, {data.name}")
-            planned.append(Method(name, k, answer))
+                planned.append(Method(name, k, _voting(retrieve, k, settings.multi_label)))
+                continue
+            tier = f"{name}, {k} shots, {data.name}"
+            pipeline = _pipeline(data, controlled, retrieve, k, tier)
+            if name in CHOOSING:
+                pipeline = _sampling(pipeline, CHOOSING[name], samples, seed)
+            planned.append(Method(name, k, _asking(pipeline)))
     return planned
 
 
 def default_methods(data: Benchmark) -> tuple[str, ...]:
-    """What suits the benchmark: the paper's methods, or reading where there are passages."""
-    return READING if _has_passages(data) else PAPER
+    """What suits the benchmark: the paper's methods for labels, reading where there are passages,
+    and what needs no labels elsewhere."""
+    if _has_passages(data):
+        return READING
+    return ANSWERING if _has_own_choices(data) else PAPER
 
 
 def needs_search(names: Sequence[str], data: Benchmark) -> bool:
@@ -116,6 +119,12 @@ def check_fit(names: Sequence[str], data: Benchmark) -> None:
         raise SettingError(
             f"{data.name} has passages without labels, which {' and '.join(labelled)} would count",
             hint=f"use {', '.join(READING)} or visual-rag",
+        )
+    if labelled and _has_own_choices(data):
+        raise SettingError(
+            f"the questions of {data.name} have no labels in common, which"
+            f" {' and '.join(labelled)} would count",
+            hint=f"use {', '.join(ANSWERING)}",
         )
     if "in-context" in names and not data.episode_of and len(data.knowledge) > MOST_IN_CONTEXT:
         raise SettingError(
@@ -174,13 +183,26 @@ def _has_passages(data: Benchmark) -> bool:
     return any(map(is_passage, data.knowledge))
 
 
-def _asking(
-    settings: Classification, retrieve: Retriever | None, shots: int, tier: str
-) -> Callable[[Query], Awaitable[Outcome]]:
+def _has_own_choices(data: Benchmark) -> bool:
+    return any(item.query.choices for item in data.items)
+
+
+def _pipeline(
+    data: Benchmark, settings: Classification, retrieve: Retriever | None, shots: int, tier: str
+) -> Pipeline:
     """`tier` is what the traces are found by."""
     route = always(Tier(tier, settings.generator, shots))
-    pipeline = replace(settings.pipeline(retrieve, shots), route=route)
+    return replace(settings.pipeline(retrieve, shots), route=route, parse=data.parse)
 
+
+def _sampling(
+    pipeline: Pipeline, choose: Callable[[Sequence[Answer]], Answer], samples: int, seed: int
+) -> Pipeline:
+    sampling = replace(pipeline.sampling, n=samples, temperature=TEMPERATURE, seed=seed)
+    return replace(pipeline, sampling=sampling, choose=choose)
+
+
+def _asking(pipeline: Pipeline) -> Callable[[Query], Awaitable[Outcome]]:
     async def answer(query: Query) -> Outcome:
         trace = await pipeline.trace(query)
         return Outcome(trace.answer, trace)

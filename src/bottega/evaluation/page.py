@@ -12,8 +12,10 @@ from jinja2 import Environment, StrictUndefined
 from PIL import Image as Pillow
 
 from bottega.evaluation.labels import labels_of
-from bottega.evaluation.runner import Result, Scored
+from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.tally import Result
 from bottega.image import Image
+from bottega.types import Candidate
 
 THUMBNAIL = 160
 SHOWN_ROWS = 8
@@ -47,13 +49,14 @@ class Line:
 def render(
     results: Sequence[Result],
     scored: Sequence[Scored],
+    shown: Mapping[int, Sequence[Candidate]],
     *,
     title: str,
     facts: Mapping[str, str],
     note: str,
 ) -> str:
-    """`scored` are the items of the method whose rows are shown; `facts` go under the title and
-    `note` under the figures."""
+    """`scored` are the items of the method whose rows are shown, `shown` its demonstrations by the
+    item's place; `facts` go under the title and `note` under the figures."""
     results = [row for row in results if row.value is not None]
     mistakes = [s for s in scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -64,6 +67,7 @@ def render(
         facts=facts,
         note=note,
         results=results,
+        shown=shown,
         rows=[*scored[:SHOWN_ROWS], *mistakes],
         mistakes=mistakes,
         lines=_lines(results),

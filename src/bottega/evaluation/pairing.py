@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
-from bottega.evaluation.runner import Result, Scored
+from bottega.evaluation.metrics.intervals import (
+    Estimate,
+    mcnemar,
+    paired_difference,
+    paired_mean_difference,
+    sign_flips,
+)
+from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.tally import Result
 
-PAIRS = (("visual-rag", "vote"),)
+RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n")
+AGAINST = ("vote", "top-k", "random", "zero-shot")
 
 
 @dataclass(frozen=True)
 class Paired:
-    """`value` is the accuracy of `method` less that of `against`, on the `n` items that both
-    answered, with the 95 % interval of that difference and the p-value of McNemar's test."""
+    """`value` is the mean score of `method` less that of `against`, on the `n` items that both
+    answered, with its 95 % interval and p-value: Newcombe's and McNemar's where every score is 0
+    or 1, else the bootstrap's and a permutation test's."""
 
     method: str
     against: str
@@ -27,15 +35,20 @@ class Paired:
     p_value: float
 
 
-def paired(runs: Sequence[tuple[Result, Sequence[Scored]]]) -> list[Paired]:
-    """Every pair that was run at the same number of shots and is scored by accuracy."""
-    by_name = {(r.method, r.shots): scored for r, scored in runs if r.metric == "accuracy"}
+def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) -> list[Paired]:
+    """What retrieves against its baselines at the same number of shots, or at none. Sets that are
+    scored as a whole (macro-F1) have no such pairs."""
+    by_name = {
+        (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
+    }
     return [
         compared
-        for (name, shots), scored in by_name.items()
-        for method, against in PAIRS
-        if name == method and (against, shots) in by_name
-        if (compared := _compare(method, against, shots, scored, by_name[against, shots]))
+        for (method, shots), scored in by_name.items()
+        for against in AGAINST
+        if method in RETRIEVING and method != against
+        for theirs in [by_name.get((against, 0 if against == "zero-shot" else shots))]
+        if theirs is not None
+        if (compared := _compare(method, against, shots, scored, theirs, seed)) is not None
     ]
 
 
@@ -45,21 +58,29 @@ def _compare(
     shots: int,
     ours: Sequence[Scored],
     theirs: Sequence[Scored],
+    seed: int,
 ) -> Paired | None:
     """None if no item was answered by both."""
     both = _both(ours, theirs)
     if not both:
         return None
-    answers = [a for a, _ in both], [b for _, b in both]
-    gain = paired_difference(*answers)
-    p_value = mcnemar(*answers)
+    gain, p_value = difference([a for a, _ in both], [b for _, b in both], seed=seed)
     return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high, p_value)
 
 
-def _both(ours: Sequence[Scored], theirs: Sequence[Scored]) -> list[tuple[bool, bool]]:
-    """Who was right, on each item that both answered: on the very same item, because another one
-    may ask the same. Items that stand twice in a benchmark are paired in order."""
-    known: defaultdict[int, deque[bool]] = defaultdict(deque)
-    for one in theirs:
-        known[id(one.item)].append(one.correct)
-    return [(one.correct, known[id(one.item)].popleft()) for one in ours if known[id(one.item)]]
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], *, seed: int
+) -> tuple[Estimate, float]:
+    """Our mean score less theirs on the same items, and the p-value."""
+    if all(score in (0.0, 1.0) for score in (*ours, *theirs)):
+        right = [[score == 1.0 for score in scores] for scores in (ours, theirs)]
+        return paired_difference(*right), mcnemar(*right)
+    gain = paired_mean_difference(ours, theirs, seed=seed)
+    return gain, sign_flips(ours, theirs, seed=seed)
+
+
+def _both(ours: Sequence[Scored], theirs: Sequence[Scored]) -> list[tuple[float, float]]:
+    """The scores of each item that both answered; an item is its place in the benchmark, because
+    another one may ask the same."""
+    known = {one.place: one.score for one in theirs}
+    return [(one.score, known[one.place]) for one in ours if one.place in known]

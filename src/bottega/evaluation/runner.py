@@ -4,124 +4,129 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.budget import Budget
 from bottega.evaluation.failures import concerns_one, first
-from bottega.evaluation.methods import Method, Outcome
-from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.metrics.metric import Judged
-from bottega.types import Example, Query
+from bottega.evaluation.ledger import Ledger, Unkept
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.tally import Result, tally
+from bottega.types import Example
 
 
 @dataclass(frozen=True)
-class Result:
-    """One row of the table. `n` counts answered items, invalid replies included; `failed` items
-    (the endpoint did not answer) are in no other figure. Values are None if none was answered."""
+class Conditions:
+    """How a run goes, whatever is asked: `concurrency` questions at once; with `round_size` only
+    among so many in a row, in their order, and a method may learn from a round before the next."""
 
-    method: str
-    shots: int
-    n: int
-    metric: str
-    value: float | None
-    low: float | None
-    high: float | None
-    invalid: int
-    failed: int
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Scored:
-    """An answered item with the answer's score by the benchmark's first metric."""
-
-    item: Example
-    outcome: Outcome
-    score: float
-
-    @property
-    def correct(self) -> bool:
-        return self.score == 1.0
+    concurrency: int = 32
+    seed: int = 0
+    round_size: int | None = None
+    ledger: Ledger = field(default_factory=Unkept)
+    budget: Budget = field(default_factory=Budget)
 
 
 async def evaluate(
     benchmark: Benchmark,
     method: Method,
+    conditions: Conditions,
     *,
-    concurrency: int,
-    seed: int,
-    done: Callable[[], None] = lambda: None,
+    done: Callable[[Scored | None], None] = lambda scored: None,
 ) -> tuple[Result, list[Scored]]:
-    """One method over all items. Raises the first error that would meet every item."""
+    """One method over all items that the ledger does not hold; stops where the budget is spent.
+
+    `done` is told of each answer, of those in the ledger too, and of each failure (None). Raises
+    the first error that would meet every item.
+    """
     started = time.perf_counter()
-    limiter = asyncio.Semaphore(concurrency)
-
-    async def one(item: Example) -> Scored | None:
-        async with limiter:
-            outcome = await _attempt(method.answer, item.query)
-        done()
-        if outcome is None:
-            return None
-        return Scored(item, outcome, benchmark.metrics[0].score(item, outcome.answer))
-
+    run = _Run(benchmark, method, conditions, done)
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in benchmark.items]
+        for places in _rounds(len(benchmark.items), conditions.round_size):
+            await run.round(places)
     except ExceptionGroup as errors:
         raise first(errors) from errors
-    scored = [result for task in tasks if (result := task.result()) is not None]
+    scored = [run.scored[place] for place in sorted(run.scored)]
     seconds = time.perf_counter() - started
-    failed = len(tasks) - len(scored)
-    return _tally(benchmark, method, scored, failed, seconds, seed), scored
+    return tally(
+        benchmark, method, scored, failed=run.failed, seconds=seconds, seed=conditions.seed
+    ), scored
 
 
-async def _attempt(answer: Callable[[Query], Awaitable[Outcome]], query: Query) -> Outcome | None:
-    """None if this one item failed."""
-    try:
-        return await answer(query)
-    except BottegaError as error:
-        if not concerns_one(error):
-            raise
-        return None
+def _rounds(items: int, size: int | None) -> Iterator[range]:
+    step = size or items
+    return (range(start, min(start + step, items)) for start in range(0, items, step))
 
 
-def _tally(
-    benchmark: Benchmark,
-    method: Method,
-    scored: Sequence[Scored],
-    failed: int,
-    seconds: float,
-    seed: int,
-) -> Result:
-    estimate = _estimate(benchmark, scored, seed)
-    traces = [s.outcome.trace for s in scored if s.outcome.trace is not None]
-    costs = [trace.cost_usd for trace in traces if trace.cost_usd is not None]
-    return Result(
-        method=method.name,
-        shots=method.shots,
-        n=len(scored),
-        metric=benchmark.metrics[0].name,
-        value=estimate.value if estimate else None,
-        low=estimate.low if estimate else None,
-        high=estimate.high if estimate else None,
-        invalid=sum(not s.outcome.answer.valid for s in scored),
-        failed=failed,
-        calls=len(traces),
-        prompt_tokens=sum(trace.reply.usage.prompt_tokens for trace in traces),
-        completion_tokens=sum(trace.reply.usage.completion_tokens for trace in traces),
-        cost_usd=sum(costs) if len(costs) == len(traces) else None,
-        seconds=round(seconds, 3),
-    )
+class _Run:
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        method: Method,
+        conditions: Conditions,
+        done: Callable[[Scored | None], None],
+    ) -> None:
+        self._benchmark = benchmark
+        self._method = method
+        self._conditions = conditions
+        self._done = done
+        self.scored = conditions.ledger.answered(method, benchmark.items)
+        self.failed = 0
+        for one in self.scored.values():
+            done(one)
 
+    async def round(self, places: Sequence[int]) -> None:
+        waiting = (place for place in places if place not in self.scored)
 
-def _estimate(benchmark: Benchmark, scored: Sequence[Scored], seed: int) -> Estimate | None:
-    if not scored:
-        return None
-    judged = [Judged(s.item, s.outcome.answer, s.score) for s in scored]
-    return benchmark.metrics[0].estimate(judged, seed=seed)
+        async def work() -> None:
+            for place in waiting:
+                if not self._conditions.budget.starts():
+                    return
+                await self._one(place)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._conditions.concurrency, len(places))):
+                group.create_task(work())
+        if self._method.learn is not None:
+            for one in (self.scored[place] for place in places if place in self.scored):
+                await self._method.learn(one.item.query, one.answer, one.tier)
+
+    async def _one(self, place: int) -> None:
+        """Whatever the answer cost, it is in the ledger before it counts."""
+        item, ledger = self._benchmark.items[place], self._conditions.ledger
+        try:
+            outcome = await self._method.answer(item.query)
+        except BottegaError as error:
+            await ledger.fail(self._method, place, error)
+            if not concerns_one(error):
+                raise
+            self.failed += 1
+            self._conditions.budget.ended(0.0, answered=False)
+            self._done(None)
+            return
+        scored = self._judged(place, item, outcome)
+        await ledger.keep(self._method, scored, outcome)
+        # What its reasoning was stands in the ledger, not in memory.
+        self.scored[place] = replace(scored, answer=replace(scored.answer, rationale=None))
+        self._conditions.budget.ended(scored.cost_usd, answered=True)
+        self._done(scored)
+
+    def _judged(self, place: int, item: Example, outcome: Outcome) -> Scored:
+        scores = tuple(metric.score(item, outcome.answer) for metric in self._benchmark.metrics)
+        trace = outcome.trace
+        if trace is None:
+            return Scored(place, item, outcome.answer, scores)
+        usage = trace.reply.usage
+        return Scored(
+            place,
+            item,
+            outcome.answer,
+            scores,
+            trace.tier,
+            1,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            trace.cost_usd,
+        )

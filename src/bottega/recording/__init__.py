@@ -1,7 +1,15 @@
 """What is kept: traces and costs."""
 
 from bottega.recording.costs import Price, Prices
-from bottega.recording.stored import Demonstration, StoredMessage, StoredPart, StoredTrace
+from bottega.recording.stored import (
+    Demonstration,
+    StoredMessage,
+    StoredPart,
+    StoredTrace,
+    from_json,
+    stored,
+    to_json,
+)
 from bottega.recording.traces import Summary, Traces
 
 __all__ = [
@@ -13,4 +21,7 @@ __all__ = [
     "StoredTrace",
     "Summary",
     "Traces",
+    "from_json",
+    "stored",
+    "to_json",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -101,7 +101,7 @@ def _message(message: Message) -> StoredMessage:
 
 
 def to_json(trace: StoredTrace) -> str:
-    return orjson.dumps(asdict(trace)).decode()
+    return orjson.dumps(trace).decode()
 
 
 def from_json(text: str) -> StoredTrace:

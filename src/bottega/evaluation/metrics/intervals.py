@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
+PERMUTATIONS = 10_000
 CELLS = 20_000_000
 
 
@@ -59,6 +60,28 @@ def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> Estimate:
     below = _joined(we.value - we.low, they.high - they.value, phi)
     above = _joined(we.high - we.value, they.value - they.low, phi)
     return Estimate(value, value - below, value + above)
+
+
+def paired_mean_difference(
+    ours: Sequence[float], theirs: Sequence[float], *, seed: int
+) -> Estimate:
+    """The same for scores between 0 and 1, with the percentile bootstrap's interval over items."""
+    gain = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    low, high = np.percentile(resampled(len(gain), seed) @ gain / len(gain), [2.5, 97.5])
+    return Estimate(float(gain.mean()), float(low), float(high))
+
+
+def sign_flips(ours: Sequence[float], theirs: Sequence[float], *, seed: int) -> float:
+    """The two-sided p-value of a permutation test that swaps the two scores of each item at random.
+    Never below one over the number of permutations."""
+    gain = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
+    gain = gain[gain != 0]
+    if not len(gain):
+        return 1.0
+    rows = max(200, min(PERMUTATIONS, CELLS // len(gain)))
+    signs = np.random.default_rng(seed).integers(0, 2, (rows, len(gain)), np.int8) * 2 - 1
+    as_far = np.abs(signs @ gain) >= abs(gain.sum()) - 1e-9
+    return float((as_far.sum() + 1) / (rows + 1))
 
 
 def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:

@@ -1,0 +1,249 @@
+"""What a run has answered so far, in one SQLite file: kill it at any moment, and the same command
+goes on without asking anything twice."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from bottega.errors import BottegaError, SettingError, StoreError
+from bottega.evaluation.committing import Committer, Write
+from bottega.evaluation.labels import labels_of
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.recording import stored, to_json
+from bottega.sqlite import FileKind
+from bottega.types import Answer, Example, Trace
+
+FILE = "run.db"
+BUSY_SECONDS = 10.0
+JOURNAL = FileKind(
+    "run",
+    application_id=0x42747267,  # "Btrg"
+    migrations=(
+        """
+        CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+        CREATE TABLE items (
+            place INTEGER PRIMARY KEY,
+            question TEXT NOT NULL,
+            images TEXT NOT NULL,
+            choices TEXT NOT NULL,
+            truth TEXT NOT NULL,
+            tags TEXT NOT NULL
+        );
+        CREATE TABLE answers (
+            method TEXT NOT NULL,
+            shots INTEGER NOT NULL,
+            place INTEGER NOT NULL,
+            answer TEXT NOT NULL,
+            scores TEXT NOT NULL,
+            calls INTEGER NOT NULL,
+            prompt_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            cost_usd REAL,
+            seconds REAL NOT NULL,
+            tier TEXT NOT NULL,
+            trace TEXT,
+            PRIMARY KEY (method, shots, place)
+        ) WITHOUT ROWID;
+        CREATE TABLE failures (
+            method TEXT NOT NULL,
+            shots INTEGER NOT NULL,
+            place INTEGER NOT NULL,
+            time REAL NOT NULL,
+            error TEXT NOT NULL,
+            PRIMARY KEY (method, shots, place)
+        ) WITHOUT ROWID;
+        CREATE TABLE thumbnails (sha256 TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+        """,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    method: str
+    shots: int
+    place: int
+    error: str
+
+
+class Journal:
+    """The answers of a run in a folder. An answer is stored when `keep` returns: a killed process
+    loses nothing of it. A failure is forgotten when the item is answered."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = _locked(path.with_suffix(".lock"))
+        try:
+            with JOURNAL.translated(str(path)):
+                self._connection = _connected(path)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._committer = Committer(lambda: _connected(path))
+
+    @classmethod
+    def open(
+        cls, folder: Path, settings: Mapping[str, object], items: tuple[Example, ...]
+    ) -> Journal:
+        """`settings` are what the answers depend on. Raises `SettingError` if those in the folder
+        are of other ones."""
+        journal = cls(_file_in(folder))
+        try:
+            journal._begin(settings, items)
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, Scored]:
+        rows = self._read(
+            "SELECT place, answer, scores, tier, calls, prompt_tokens, completion_tokens, cost_usd"
+            " FROM answers WHERE method = ? AND shots = ? ORDER BY place",
+            method.name,
+            method.shots,
+        )
+        return {
+            place: Scored(place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest)
+            for place, answer, scores, *rest in rows
+        }
+
+    def spent(self) -> tuple[float, int]:
+        """US dollars, and by how many answers."""
+        ((usd, answers),) = self._read("SELECT total(cost_usd), count(*) FROM answers")
+        return usd, answers
+
+    def failures(self) -> list[Failure]:
+        rows = self._read(
+            "SELECT method, shots, place, error FROM failures ORDER BY method, shots, place"
+        )
+        return [Failure(*row) for row in rows]
+
+    async def keep(self, method: Method, scored: Scored, outcome: Outcome) -> None:
+        key = (method.name, method.shots, scored.place)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM failures WHERE (method, shots, place) = (?, ?, ?)", key)
+            connection.execute(
+                f"REPLACE INTO answers VALUES ({', '.join('?' * 12)})",
+                (*key, *_row(scored, outcome.trace)),
+            )
+
+        await self._write(write)
+
+    async def fail(self, method: Method, place: int, error: BottegaError) -> None:
+        row = (method.name, method.shots, place, time.time(), str(error))
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", row)
+
+        await self._write(write)
+
+    def close(self) -> None:
+        self._committer.close()
+        self._connection.close()
+        self._lock.close()
+
+    async def _write(self, write: Write) -> None:
+        with JOURNAL.translated(str(self.path)):
+            await self._committer.write(write)
+
+    def _read(self, statement: str, *values: object) -> list[Any]:
+        with JOURNAL.translated(str(self.path)):
+            return self._connection.execute(statement, values).fetchall()
+
+    def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
+        wanted = {name: orjson.dumps(value).decode() for name, value in settings.items()}
+        found = dict(self._read("SELECT name, value FROM settings"))
+        differing = [name for name in wanted if found and found.get(name) != wanted[name]]
+        if differing:
+            name = differing[0]
+            raise SettingError(
+                f"{self.path.parent} holds a run with {name} {found.get(name)}, not {wanted[name]}",
+                hint="name another folder, or repeat the command that began it",
+            )
+        if found:
+            return
+        with JOURNAL.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
+            rows = (_item(place, item) for place, item in enumerate(items))
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    try:
+        JOURNAL.migrate(connection, str(path))
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Held until it is closed, or its process is gone: two runs would ask everything twice."""
+    try:
+        lock = path.open("ab")
+    except OSError as error:
+        raise StoreError(
+            f"{path.parent} cannot be written: {error.strerror}", hint="check its permissions"
+        ) from error
+    try:
+        import fcntl
+    except ImportError:  # Windows: two runs at once are the user's affair
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise StoreError(
+            f"another process is running in {path.parent}",
+            hint="wait for it, or name another folder",
+        ) from error
+    return lock
+
+
+def _file_in(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be made: {error.strerror}", hint="name a folder to write to"
+        ) from error
+    return folder / FILE
+
+
+def _item(place: int, item: Example) -> tuple[object, ...]:
+    query = item.query
+    images = [image.sha256 for image in query.images]
+    lists = (images, query.choices, labels_of(item), dict(item.tags))
+    return (place, query.text, *(orjson.dumps(one).decode() for one in lists))
+
+
+def _row(scored: Scored, trace: Trace | None) -> tuple[object, ...]:
+    return (
+        orjson.dumps(scored.answer).decode(),
+        orjson.dumps(scored.scores).decode(),
+        scored.calls,
+        scored.prompt_tokens,
+        scored.completion_tokens,
+        scored.cost_usd,
+        0.0 if trace is None else trace.seconds,
+        "" if trace is None else trace.tier,
+        None if trace is None else to_json(stored(trace)),
+    )
+
+
+def _answer(text: str) -> Answer:
+    row: dict[str, Any] = orjson.loads(text)
+    return Answer(**row | {"labels": tuple(row["labels"])})

@@ -1,0 +1,84 @@
+"""From answered items to one row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.metrics.metric import Judged, Metric
+from bottega.evaluation.outcomes import Method, Scored
+
+
+@dataclass(frozen=True)
+class Figure:
+    metric: str
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table. `n` counts answered items, invalid replies included; `failed` items
+    (the endpoint did not answer) and `missing` ones (not asked: the budget was spent) are in no
+    other figure. Values are None if none was answered. `seconds` are those of this run alone,
+    `also` are the benchmark's further metrics."""
+
+    method: str
+    shots: int
+    n: int
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+    invalid: int
+    failed: int
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    seconds: float
+    missing: int = 0
+    also: tuple[Figure, ...] = field(default=())
+
+
+def tally(
+    benchmark: Benchmark,
+    method: Method,
+    scored: Sequence[Scored],
+    *,
+    failed: int,
+    seconds: float,
+    seed: int,
+) -> Result:
+    figures = [
+        _figure(metric, [Judged(s.item, s.answer, s.scores[place]) for s in scored], seed)
+        for place, metric in enumerate(benchmark.metrics)
+        if scored
+    ]
+    first = figures[0] if figures else None
+    costs = [s.cost_usd for s in scored if s.cost_usd is not None]
+    return Result(
+        method=method.name,
+        shots=method.shots,
+        n=len(scored),
+        metric=benchmark.metrics[0].name,
+        value=first.value if first else None,
+        low=first.low if first else None,
+        high=first.high if first else None,
+        invalid=sum(not s.answer.valid for s in scored),
+        failed=failed,
+        calls=sum(s.calls for s in scored),
+        prompt_tokens=sum(s.prompt_tokens for s in scored),
+        completion_tokens=sum(s.completion_tokens for s in scored),
+        cost_usd=sum(costs) if len(costs) == len(scored) else None,
+        seconds=round(seconds, 3),
+        missing=len(benchmark.items) - len(scored) - failed,
+        also=tuple(figures[1:]),
+    )
+
+
+def _figure(metric: Metric, judged: Sequence[Judged], seed: int) -> Figure:
+    estimate = metric.estimate(judged, seed=seed)
+    return Figure(metric.name, estimate.value, estimate.low, estimate.high)

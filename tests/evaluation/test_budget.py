@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.budget import Budget
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
+from tests.evaluation.test_runner import BENCHMARK
+
+
+def priced(cost_usd: float | None) -> Method:
+    async def answer(query: Query) -> Outcome:
+        said = Answer("a", labels=("a",))
+        reply = Reply("m", (Completion("a"),))
+        trace = Trace("t", 0.0, query, "m", (), Prompt(()), reply, said, 0.0, cost_usd)
+        return Outcome(said, trace)
+
+    return Method("m", 0, answer)
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (4, 6)])
+async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most: int) -> None:
+    budget = Budget(0.35)
+    conditions = Conditions(concurrency=concurrency, budget=budget)
+    result, scored = await evaluate(BENCHMARK, priced(0.1), conditions)
+    assert 3 <= result.n == len(scored) <= most
+    assert budget.is_spent
+    assert (result.missing, result.failed) == (10 - result.n, 0)
+    assert result.cost_usd == pytest.approx(budget.spent)
+
+
+async def test_what_was_spent_before_counts() -> None:
+    conditions = Conditions(concurrency=1, budget=Budget(0.35, (0.2, 2)))
+    result, _ = await evaluate(BENCHMARK, priced(0.1), conditions)
+    assert result.n == 1
+
+
+async def test_without_a_price_there_is_no_budget_but_a_run() -> None:
+    with pytest.raises(SettingError, match="price"):
+        await evaluate(BENCHMARK, priced(None), Conditions(budget=Budget(1.0)))
+    result, _ = await evaluate(BENCHMARK, priced(None), Conditions())
+    assert (result.n, result.cost_usd) == (10, None)
+
+
+@pytest.mark.parametrize("usd", [0, -1, float("nan")])
+def test_a_budget_is_positive(usd: float) -> None:
+    with pytest.raises(SettingError):
+        Budget(usd)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
+from bottega.evaluation.journal import FILE, Journal
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.types import Query
+from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
+
+SETTINGS = {"model": "m", "seed": 0}
+
+
+def journal(folder: Path, **settings: object) -> closing[Journal]:
+    return closing(Journal.open(folder, SETTINGS | settings, ITEMS))
+
+
+def places(scored: list[Scored]) -> list[int]:
+    return [one.place for one in scored]
+
+
+async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+    asked: list[Query] = []
+
+    async def once(query: Query) -> Outcome:
+        asked.append(query)
+        if len(asked) > 4:
+            raise RejectedError("bad key", status=401)
+        return await always_a(query)
+
+    with journal(tmp_path) as ledger, pytest.raises(RejectedError):
+        await evaluate(BENCHMARK, Method("m", 1, once), Conditions(concurrency=1, ledger=ledger))
+    with journal(tmp_path) as ledger:
+        again = Method("m", 1, always_a)
+        result, scored = await evaluate(BENCHMARK, again, Conditions(ledger=ledger))
+        assert places(scored) == list(range(10))
+        assert ledger.failures() == []
+    whole, expected = await evaluate(BENCHMARK, again, Conditions())
+    assert replace(result, seconds=0) == replace(whole, seconds=0)
+    assert scored == expected
+
+
+async def test_failures_are_kept_apart_and_asked_again(tmp_path: Path) -> None:
+    async def failing(query: Query) -> Outcome:
+        if query == ITEMS[3].query:
+            raise EndpointTimeoutError("too slow")
+        return await always_a(query)
+
+    with journal(tmp_path) as ledger:
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, failing), Conditions(ledger=ledger))
+        assert (result.n, result.failed) == (9, 1)
+        [failure] = ledger.failures()
+        assert (failure.place, failure.error) == (3, "too slow")
+    asked: list[Query] = []
+
+    async def telling(query: Query) -> Outcome:
+        asked.append(query)
+        return await always_a(query)
+
+    with journal(tmp_path) as ledger:
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, telling), Conditions(ledger=ledger))
+        assert (result.n, result.failed, ledger.failures()) == (10, 0, [])
+    assert asked == [ITEMS[3].query]
+
+
+async def test_methods_and_shots_are_kept_apart(tmp_path: Path) -> None:
+    with journal(tmp_path) as ledger:
+        await evaluate(BENCHMARK, Method("m", 1, always_a), Conditions(ledger=ledger))
+        for other in (Method("m", 2, always_a), Method("n", 1, always_a)):
+            assert ledger.answered(other, ITEMS) == {}
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    with journal(tmp_path):
+        pass
+    with pytest.raises(SettingError, match="seed 0, not 1"):
+        journal(tmp_path, seed=1)
+    with journal(tmp_path):
+        pass
+
+
+def test_two_processes_do_not_ask_the_same(tmp_path: Path) -> None:
+    with journal(tmp_path), pytest.raises(StoreError, match="another process"):
+        journal(tmp_path)
+
+
+async def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
+    with journal(tmp_path) as ledger:
+        other = sqlite3.connect(tmp_path / FILE)
+        other.execute("DROP TABLE answers")
+        other.close()
+        with pytest.raises(StoreError):
+            await evaluate(BENCHMARK, Method("m", 1, always_a), Conditions(ledger=ledger))
+
+
+async def test_a_method_learns_in_order_round_after_round(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    async def answer(query: Query) -> Outcome:
+        await asyncio.sleep(random.random() / 1000)
+        events.append("asked")
+        return await always_a(query)
+
+    async def learn(query: Query, answer: object, tier: str) -> None:
+        events.append(next(str(i) for i, item in enumerate(ITEMS) if item.query is query))
+
+    method = Method("m", 1, answer, learn)
+    for expected in ([*["asked"] * 4, *"0123", *["asked"] * 4, *"4567", *["asked"] * 2, *"89"],):
+        with journal(tmp_path) as ledger:
+            await evaluate(BENCHMARK, method, Conditions(8, 0, 4, ledger))
+        assert events == expected
+    events.clear()
+    with journal(tmp_path) as ledger:
+        await evaluate(BENCHMARK, method, Conditions(8, 0, 4, ledger))
+    assert events == [*"0123456789"]
+
+
+WORKER = """
+import asyncio, sys
+from contextlib import closing
+from pathlib import Path
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.journal import Journal
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.types import Answer, Example, Query
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+items = tuple(Example(Query(f"question {i}"), "ab"[i % 2]) for i in range(count))
+data = Benchmark("letters", items[:1], items)
+asked = (folder / "asked").open("a", buffering=1)
+
+async def answer(query):
+    asked.write(query.text + "\\n")
+    await asyncio.sleep(0.004)
+    label = "ab"[len(query.text) * 7 % 2]
+    return Outcome(Answer(label, labels=(label,)))
+
+async def main():
+    with closing(Journal.open(folder, {"seed": 0}, items)) as ledger:
+        print("ready", flush=True)
+        result, _ = await evaluate(data, Method("m", 0, answer), Conditions(8, ledger=ledger))
+        print(result.n, result.value, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def kept(folder: Path) -> set[str]:
+    if not (folder / FILE).exists():
+        return set()
+    with closing(sqlite3.connect(folder / FILE)) as connection:
+        found = connection.execute("SELECT question FROM answers JOIN items USING (place)")
+        return {question for (question,) in found}
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"), [(150, 3), pytest.param(500, 20, marks=pytest.mark.slow)]
+)
+def test_a_killed_run_goes_on_and_asks_nothing_twice(
+    tmp_path: Path, count: int, kills: int
+) -> None:
+    rng = random.Random(0)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir()
+    whole.mkdir()
+    known: set[str] = set()
+    line = 0
+    for _ in range(kills):
+        with _begun(killed, count) as process:
+            time.sleep(rng.uniform(0, 0.03))
+            os.kill(process.pid, signal.SIGKILL)
+        asked = (killed / "asked").read_text().splitlines()
+        assert known.isdisjoint(asked[line:])
+        known, line = kept(killed), len(asked)
+    outputs = []
+    for folder in (killed, whole):
+        with _begun(folder, count) as process:
+            outputs.append(process.communicate(timeout=60)[0])
+    asked = (killed / "asked").read_text().splitlines()
+    assert known.isdisjoint(asked[line:])
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith(f"{count} ")
+    assert max(Counter((whole / "asked").read_text().splitlines()).values()) == 1
+
+
+def _begun(folder: Path, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, str(folder), str(count)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
