@@ -170,6 +170,8 @@ def evaluate(
         "embedder": embed,
         "retrieve": retrieve,
         "label_noise": label_noise,
+        "limit": limit,
+        "kb_per_class": kb_per_class,
         "prompt": prompt,
         "order": order,
         "seed": seed,

@@ -21,6 +21,7 @@ from bottega.sqlite import FileKind
 from bottega.types import Answer, Example, Trace
 
 FILE = "run.db"
+DATA = "data"
 BUSY_SECONDS = 10.0
 JOURNAL = FileKind(
     "run",
@@ -164,8 +165,9 @@ class Journal:
         differing = [name for name in wanted if found and found.get(name) != wanted[name]]
         if differing:
             name = differing[0]
+            other = f"with {name} {found.get(name)}, not {wanted[name]}"
             raise SettingError(
-                f"{self.path.parent} holds a run with {name} {found.get(name)}, not {wanted[name]}",
+                f"{self.path.parent} holds a run {'over other data' if name == DATA else other}",
                 hint="name another folder, or repeat the command that began it",
             )
         if found:
