@@ -31,6 +31,7 @@ from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.methods import METHODS, PAPER, SAMPLES, check, default_methods
+from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
 from bottega.recipes import Classification
@@ -196,7 +197,8 @@ def evaluate(
         say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
     failed = sum(result.failed for result, _ in runs)
     if failed:
-        say(f"{failed} requests failed; run the command again")
+        again = "the same command asks them again" if out else "--out DIR keeps what was answered"
+        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {again}")
         raise typer.Exit(1)
 
 
@@ -216,7 +218,7 @@ def _ledger(
 def _say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
     failures = ledger.failures() if isinstance(ledger, Journal) else []
     for one in failures[:SHOWN_FAILURES]:
-        say(f"failed: {one.method} {one.shots or ''}, item {one.place}: {one.error}")
+        say(f"failed: {titled(one.method, one.shots)}, item {one.place}: {one.error}")
     if len(failures) > SHOWN_FAILURES:
         say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
 
