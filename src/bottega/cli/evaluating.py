@@ -147,7 +147,7 @@ def evaluate(
     check_output(json)
     limits = Budget(budget)
     settings = Classification(
-        open_model(model),
+        open_model(model, concurrency=concurrency),
         labels=(),
         prompt=open_prompt(prompt),
         order=parse_order(order),

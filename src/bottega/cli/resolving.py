@@ -32,9 +32,9 @@ NO_TRACES = "none"
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
-def open_model(spec: str) -> Generator:
-    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL), or a
-    Hugging Face id or folder."""
+def open_model(spec: str, *, concurrency: int = 16) -> Generator:
+    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
+    requests at once), or a Hugging Face id or folder."""
     if spec == BUNDLED:
         return bundled()
     if spec.startswith(f"{BUNDLED}:"):
@@ -43,7 +43,7 @@ def open_model(spec: str) -> Generator:
         name = spec.removeprefix("openai:")
         if not name:
             raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
-        return OpenAICompatible(name)
+        return OpenAICompatible(name, concurrency=concurrency)
     # The bundled embedder may have set torch to one thread.
     return Transformers(spec, threads=os.cpu_count())
 
