@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 
 from bottega.bundled import bundled_folder
-from bottega.cli.options import Json, KnowledgeFile, TraceFile
+from bottega.cli.namespaces import none_here, option_for, others
+from bottega.cli.opening import open_rows
+from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile
 from bottega.cli.output import clock, note, print_json, print_table, say
-from bottega.cli.resolving import open_rows, open_traces
+from bottega.cli.resolving import open_traces
 from bottega.errors import NotFoundError
 from bottega.generation import OpenAICompatible
 from bottega.recording import StoredTrace
@@ -28,13 +30,19 @@ def ls(
     file: KnowledgeFile,
     label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
     limit: Limit = 20,
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """List examples."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         examples = knowledge.get_many(knowledge.ids(label=label)[:limit])
         total, labels = len(knowledge), knowledge.labels()
-    if label is not None and label not in labels:
+        elsewhere = {} if total else others(knowledge, namespace)
+    if elsewhere:
+        note(f"{none_here(namespace, elsewhere)}; give {option_for(elsewhere)}")
+        if not json:
+            return
+    elif label is not None and label not in labels:
         raise NotFoundError(
             f"no example has the label {label!r}", hint=f"labels here: {', '.join(labels[:20])}"
         )
@@ -52,10 +60,11 @@ def show(
     image: Annotated[
         Path | None, typer.Option(help="Write the example's first image to this file.")
     ] = None,
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """Show one example."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         example = knowledge.get(id)
     if image is not None and example.query.images:
         image.write_bytes(example.query.images[0].data)
@@ -68,15 +77,24 @@ def show(
         print_table(("field", "value"), rows)
 
 
-def stats(file: KnowledgeFile, json: Json = False) -> None:
-    """Count examples, images and labels, and name the embedder."""
-    with open_rows(file) as knowledge:
-        found = knowledge.stats()
+def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) -> None:
+    """Count examples, images and labels; name the views and the other namespaces."""
+    with open_rows(file, namespace) as knowledge:
+        found, stored = vars(knowledge.stats()), knowledge.views()
+        namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
+    views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
     if json:
-        print_json(found)
-    else:
-        fields = ((name, getattr(found, name)) for name in found.__dataclass_fields__)
-        print_table(("what", "value"), [(name, str(value)) for name, value in fields])
+        print_json({**found, "views": views, "namespaces": namespaces})
+        return
+    single = [(name, str(value)) for name, value in found.items() if name != "views"]
+    print_table(("what", "value"), single)
+    say("")
+    print_table(
+        ("view", "embedder", "dimension"), [(n, *view.values()) for n, view in views.items()]
+    )
+    if elsewhere:
+        say("")
+        print_table(("other namespace", "examples"), list(elsewhere.items()))
 
 
 def log(

@@ -8,6 +8,12 @@ from typing import Annotated
 import typer
 
 KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace", help="Which namespace of the file (default: the one without a name)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,
