@@ -13,6 +13,7 @@ import typer
 
 from bottega.cli.opening import open_to_search
 from bottega.cli.options import (
+    By,
     DemonstrationOrder,
     Embed,
     Json,
@@ -57,6 +58,7 @@ def classify(
     model: Model = BUNDLED,
     shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 10,
     namespace: Namespace = "",
+    by: By = None,
     embed: Embed = None,
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
@@ -68,7 +70,10 @@ def classify(
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
-    with open_to_search(file, embed, namespace) as knowledge, open_recorder(traces) as record:
+    with (
+        open_to_search(file, embed, namespace, by) as knowledge,
+        open_recorder(traces) as record,
+    ):
         labels = knowledge.labels()
         pipeline = visual_rag(
             knowledge,
@@ -99,6 +104,7 @@ def ask(
     ] = None,
     shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 3,
     namespace: Namespace = "",
+    by: By = None,
     model: Model = BUNDLED,
     embed: Embed = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length limit of the answer.")] = 512,
@@ -107,11 +113,11 @@ def ask(
     json: Json = False,
 ) -> None:
     """Ask a free question, with similar examples as demonstrations if --kb is given."""
-    if kb is None and namespace:
-        raise SettingError("--namespace is one of a knowledge base", hint="add --kb K.db")
+    if kb is None and (namespace or by):
+        raise SettingError("--namespace and --by are of a knowledge base", hint="add --kb K.db")
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
-    knowledge = open_to_search(kb, embed, namespace) if kb else None
+    knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=always(Tier(generator.name, generator, shots if knowledge else 0)),

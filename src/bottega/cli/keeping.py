@@ -11,7 +11,8 @@ from bottega.cli.namespaces import counted, option_for, others, whole_name
 from bottega.cli.opening import open_rows, open_to_add, open_to_repair
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
 from bottega.cli.output import note, print_json, progress, say, warn
-from bottega.cli.resolving import BUNDLED, open_embedder
+from bottega.cli.resolving import open_embedder
+from bottega.cli.views import note_maker, to_reindex
 from bottega.errors import BottegaError
 
 Ids = Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")]
@@ -97,7 +98,7 @@ def reindex(
     file: KnowledgeFile,
     embed: Embed = None,
     by: Annotated[
-        str | None, typer.Option(help="The view to make anew, or a new one (default: the first).")
+        str | None, typer.Option(help="The view to make anew, or a new one (default: default).")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -106,13 +107,11 @@ def reindex(
     Stopped halfway, it goes on where it was.
     """
     with open_rows(file) as knowledge:
-        spec = embed or knowledge.note("embed") or BUNDLED
-        name = by or next(iter(knowledge.stats().views), "default")
+        name, spec = to_reindex(knowledge, embed, by, file)
         embedder = open_embedder(spec)
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             count = knowledge.reindex(name, embedder, progress=step)
-        if by is None:
-            knowledge.set_note("embed", spec)
+        note_maker(knowledge, name, spec)
     if json:
         print_json({"view": name, "embedded": count, "embedder": embedder.fingerprint})
     else:

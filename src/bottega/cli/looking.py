@@ -25,6 +25,8 @@ Limit = Annotated[
     int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
 ]
 
+OF_VIEWS = ("views", "embedder", "dimension")
+
 
 def ls(
     file: KnowledgeFile,
@@ -86,8 +88,8 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if json:
         print_json({**found, "views": views, "namespaces": namespaces})
         return
-    single = [(name, str(value)) for name, value in found.items() if name != "views"]
-    print_table(("what", "value"), single)
+    whole = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
+    print_table(("what", "value"), whole)
     say("")
     print_table(
         ("view", "embedder", "dimension"), [(n, *view.values()) for n, view in views.items()]

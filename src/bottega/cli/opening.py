@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from bottega.cli.namespaces import check_filled
 from bottega.cli.resolving import BUNDLED, open_embedder
+from bottega.cli.views import NOTE, chosen, maker, to_add, to_repair
 from bottega.errors import StoreError
-from bottega.knowledge import KnowledgeBase
-
-NOTE = "embed"
+from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge.views import DEFAULT
 
 
 def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:
@@ -19,29 +20,33 @@ def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:
     return KnowledgeBase.open(file, embed=None, create=False, namespace=namespace)
 
 
-def open_to_search(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
-    """Without `embed`, by the embedder that built the file."""
+def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None) -> KnowledgeBase:
+    """With one view, by which it is searched. Without `embed`, the embedder that made it."""
     with open_rows(file, namespace) as rows:
         check_filled(rows, file, namespace)
-        spec = embed or rows.note(NOTE) or BUNDLED
-    return KnowledgeBase.open(file, open_embedder(spec), namespace=namespace)
+        view = chosen(rows.views(), by, file)
+        spec = embed or maker(rows, view)
+    return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
 
 
-def open_to_add(file: Path, embed: str | None, namespace: str = "") -> KnowledgeBase:
-    """Creates the file if it is not there, and notes in it by which embedder."""
-    spec = embed or (_noted(file) if file.exists() else None) or BUNDLED
-    knowledge = KnowledgeBase.open(file, open_embedder(spec), namespace=namespace)
-    if knowledge.note(NOTE) != spec:
-        knowledge.set_note(NOTE, spec)
+def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
+    """With all views of the file, which is created if it is not there."""
+    specs = {DEFAULT: embed or BUNDLED}
+    if file.exists():
+        with open_rows(file) as rows:
+            specs = to_add(rows, embed, file)
+    knowledge = KnowledgeBase.open(file, _opened(specs), namespace=namespace)
+    if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
+        knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
 
 
 def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
-    """Every namespace is looked at; the embedder makes missing vectors again."""
-    spec = embed or _noted(file) or BUNDLED
-    return KnowledgeBase.open(file, open_embedder(spec), create=False)
-
-
-def _noted(file: Path) -> str | None:
+    """With those views whose vectors can be made again; of the others verifying tells."""
     with open_rows(file) as rows:
-        return rows.note(NOTE)
+        specs = to_repair(rows, embed, file)
+    return KnowledgeBase.open(file, _opened(specs) or None, create=False)
+
+
+def _opened(specs: Mapping[str, str]) -> dict[str, View]:
+    return {name: View(open_embedder(spec)) for name, spec in specs.items()}

@@ -60,10 +60,14 @@ def open_prompt(name: str) -> Prompter | None:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """`bundled`, `pixels`, or a sentence-transformers id or folder, `:image` (default), `:text`
-    or `:average` behind it."""
+    """`bundled`, `pixels`, `words`, `dual`, or a sentence-transformers id or folder, `:image`
+    (default), `:text` or `:average` behind it."""
     if spec == "pixels":
         return PixelEmbedder()
+    if spec == "words":
+        return TokenEmbedder.bundled()
+    if spec == "dual":
+        return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     with waiting(f"loading the embedder {spec}"):
         return _load_embedder(spec)
 
