@@ -27,6 +27,37 @@ def test_add_list_show_remove(run: Run, pets: Path) -> None:
     assert (stats["examples"], stats["labels"]) == (11, 3)
 
 
+def test_an_image_is_written_as_what_it_is(run: Run, pets: Path) -> None:
+    run("add", "k.db", "pets", "--embed", "pixels")
+    Path("photos/leaf").mkdir(parents=True)
+    Path("query.jpg").rename("photos/leaf/query.jpg")
+    run("add", "photos.db", "photos", "--embed", "pixels")
+    run("add", "bare.db", _without_images(), "--embed", "words")
+    id, photo, bare = (_first_id(run, file) for file in ("k.db", "photos.db", "bare.db"))
+    wrong = run("show", "photos.db", photo, "--image", "copy.png")
+    assert (wrong.code, wrong.out, Path("copy.png").exists()) == (2, "", False)
+    assert "image/jpeg" in wrong.err
+    assert "--image copy.jpg" in wrong.err
+    assert run("show", "k.db", id, "--image", "copy.jpg").code == 2
+    for name in ("copy.jpg", "copy.jpeg", "copy"):
+        assert run("show", "photos.db", photo, "--image", name).code == 0
+        assert Path(name).read_bytes() == Path("photos/leaf/query.jpg").read_bytes()
+    none = run("show", "bare.db", bare, "--image", "copy.png")
+    assert (none.code, "has no image" in none.err) == (1, True)
+
+
+def _without_images() -> Path:
+    path = Path("bare.jsonl")
+    path.write_text('{"question": "What is green?", "answer": "leaf"}')
+    return path
+
+
+def _first_id(run: Run, file: str) -> str:
+    listed = run("ls", file, "--json").json
+    assert isinstance(listed, list)
+    return str(listed[0]["id"])
+
+
 def test_tables_for_people(run: Run, pets: Path) -> None:
     run("add", "k.db", pets)
     assert "ruby" in run("ls", "k.db").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import os
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from bottega.cli.opening import open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.cli.resolving import open_traces
-from bottega.errors import NotFoundError
+from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAICompatible
 from bottega.recording import StoredTrace
 from bottega.types import Example
@@ -60,7 +61,8 @@ def show(
     file: KnowledgeFile,
     id: Annotated[str, typer.Argument(help="An id, or its beginning.")],
     image: Annotated[
-        Path | None, typer.Option(help="Write the example's first image to this file.")
+        Path | None,
+        typer.Option(help="Write the example's first image, as it is stored, to this file."),
     ] = None,
     namespace: Namespace = "",
     json: Json = False,
@@ -68,8 +70,8 @@ def show(
     """Show one example."""
     with open_rows(file, namespace) as knowledge:
         example = knowledge.get(id)
-    if image is not None and example.query.images:
-        image.write_bytes(example.query.images[0].data)
+    if image is not None:
+        _write_image(example, image)
         note(f"wrote {image}")
     described = _described(example)
     if json:
@@ -169,6 +171,21 @@ async def _at_endpoint() -> list[str]:
         return await generator.list_models()
     finally:
         await generator.aclose()
+
+
+def _write_image(example: Example, file: Path) -> None:
+    """The stored bytes, unless the file's suffix says that they are something else."""
+    if not example.query.images:
+        raise NotFoundError(f"example {example.id} has no image", hint="leave --image out")
+    first = example.query.images[0]
+    suffix = mimetypes.guess_extension(first.media_type, strict=False)
+    named, _ = mimetypes.guess_type(file.name, strict=False)
+    if suffix is not None and named not in (None, first.media_type):
+        raise SettingError(
+            f"the image is {first.media_type}, and {file} would not be",
+            hint=f"--image {file.with_suffix(suffix)}",
+        )
+    file.write_bytes(first.data)
 
 
 def _described(example: Example) -> dict[str, object]:
