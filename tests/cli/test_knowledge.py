@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sqlite3
+import time
+from datetime import datetime
 from pathlib import Path
 
 from tests.cli.conftest import Run
@@ -56,6 +59,34 @@ def _first_id(run: Run, file: str) -> str:
     listed = run("ls", file, "--json").json
     assert isinstance(listed, list)
     return str(listed[0]["id"])
+
+
+def test_examples_are_listed_by_tag_and_by_age(run: Run) -> None:
+    lines = (
+        f'{{"question": "Who?", "answer": "{i}", "tags": {{"ward": "{i % 2}", "bed": "b"}}}}'
+        for i in range(4)
+    )
+    Path("wards.jsonl").write_text("\n".join(lines))
+    run("add", "k.db", "wards.jsonl", "--embed", "words")
+
+    def answers(*options: object) -> list[str]:
+        listed = run("ls", "k.db", "--json", *options).json
+        assert isinstance(listed, list)
+        return [row["answer"] for row in listed]
+
+    assert answers("--tag", "ward=1") == ["1", "3"]
+    assert answers("--tag", "ward=1", "--tag", "bed=b", "--limit", 1) == ["1"]
+    assert answers("--tag", "ward=1", "--tag", "ward=0") == []
+    assert run("ls", "k.db", "--tag", "ward").code == 2
+    now = time.time()
+    connection = sqlite3.connect("k.db")
+    connection.execute("UPDATE examples SET created = ? WHERE answer < '2'", [now - 2 * 86_400])
+    connection.commit()
+    connection.close()
+    yesterday = datetime.fromtimestamp(now - 86_400)
+    assert answers("--since", f"{yesterday:%Y-%m-%d %H:%M:%S}") == ["2", "3"]
+    assert answers("--since", f"{yesterday:%Y-%m-%d}", "--tag", "ward=0") == ["2"]
+    assert answers("--since", "0001-01-01") == ["0", "1", "2", "3"]
 
 
 def test_tables_for_people(run: Run, pets: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
+from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.cli.resolving import open_traces
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAICompatible
+from bottega.knowledge import And, Eq, Filter, Range
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -26,19 +29,28 @@ Limit = Annotated[
     int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
 ]
 
+EPOCH = datetime(1970, 1, 2)  # no example is older, and not every date before has a timestamp
 OF_VIEWS = ("views", "embedder", "dimension")
 
 
 def ls(
     file: KnowledgeFile,
     label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only examples so tagged; may be repeated."),
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only examples stored then or later, local time.")
+    ] = None,
     limit: Limit = 20,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """List examples."""
     with open_rows(file, namespace) as knowledge:
-        examples = knowledge.get_many(knowledge.ids(label=label)[:limit])
+        found = knowledge.ids(label=label, where=_filter(tag or (), since))
+        examples = knowledge.get_many(found[:limit])
         total, labels = len(knowledge), knowledge.labels()
         elsewhere = {} if total else others(knowledge, namespace)
     if elsewhere:
@@ -55,6 +67,20 @@ def ls(
     rows = [(e.id, e.answer, _shapes(e), e.source or "-") for e in examples]
     print_table(("id", "answer", "image", "source"), rows)
     say(f"{len(examples)} of {total} examples")
+
+
+def _filter(tags: Sequence[str], since: datetime | None) -> Filter:
+    parts: list[Filter] = [_tagged(text) for text in tags]
+    if since is not None:
+        parts.append(Range("created", low=max(since, EPOCH).timestamp()))
+    return And(tuple(parts))
+
+
+def _tagged(text: str) -> Filter:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise SettingError(f"--tag {text!r} is not NAME=VALUE", hint="for example --tag ward=3")
+    return Eq(f"tags.{name}", value)
 
 
 def show(
@@ -92,10 +118,10 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
         return
     whole = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
     print_table(("what", "value"), whole)
-    say("")
-    print_table(
-        ("view", "embedder", "dimension"), [(n, *view.values()) for n, view in views.items()]
-    )
+    if views:
+        say("")
+        rows = [(name, *view.values()) for name, view in views.items()]
+        print_table(("view", "embedder", "dimension"), rows)
     if elsewhere:
         say("")
         print_table(("other namespace", "examples"), list(elsewhere.items()))
