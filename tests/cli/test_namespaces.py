@@ -107,6 +107,6 @@ def test_of_many_namespaces_the_first_are_named(run: Run, pets: Path) -> None:
     assert "12 in 'n4', and 2 more namespaces; give --namespace NAME" in told
 
 
-def test_reindex_counts_every_namespace(run: Run, file: str) -> None:
+def test_reindex_embeds_every_namespace(run: Run, file: str) -> None:
     done = run("reindex", file, "--embed", "pixels", "--by", "looks", "--json").json
     assert record(done)["embedded"] == 16

@@ -140,6 +140,9 @@ def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
 
 
 def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path) -> None:
+    assert (
+        "made them: image, answer, odd" in run("verify", file, "--repair", "--embed", "pixels").err
+    )
     run("reindex", file, "--embed", "pixels", "--by", "looks")
     connection = sqlite3.connect(file)
     connection.execute("DELETE FROM vectors WHERE key = 3")

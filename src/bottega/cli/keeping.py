@@ -98,7 +98,10 @@ def reindex(
     file: KnowledgeFile,
     embed: Embed = None,
     by: Annotated[
-        str | None, typer.Option(help="The view to make anew, or a new one (default: default).")
+        str | None,
+        typer.Option(
+            help="The view to make anew, or a new one (default: the only one, or 'default')."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

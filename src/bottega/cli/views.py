@@ -70,7 +70,13 @@ def to_repair(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[s
     """As `to_add`, of those views that can be made."""
     stored = knowledge.views()
     own = {name: view for name, view in stored.items() if _is_own(knowledge, view)}
-    return {} if stored and not own else _makers(knowledge, own, embed, file)
+    if own or not stored:
+        return _makers(knowledge, own, embed, file)
+    if embed is not None:
+        raise StoreError(
+            _only_python_knows(file, list(stored)), hint="leave --embed out, or repair from Python"
+        )
+    return {}
 
 
 def _makers(
