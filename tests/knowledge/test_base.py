@@ -331,7 +331,7 @@ def test_a_busy_file_can_be_written_later(tmp_path: Path) -> None:
         def while_writing() -> Iterator[Example]:
             yield shown(2)
 
-        with holder._rows.transaction():  # type: ignore[attr-defined]
+        with holder._rows.transaction():
             with pytest.raises(StoreBusyError):
                 other.add(while_writing())
             assert len(other.search(Query("x"), 5)) == 1
