@@ -12,6 +12,7 @@ from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
 ASKED = ("--methods", "zero-shot,top-k", "--shots", 1, "--model", "openai:m", "--concurrency", 1)
+MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvision"
 GOOD = ok("Answer Choice: leaf")
 
 
@@ -94,3 +95,18 @@ def test_round_after_round_in_the_order_of_the_items(run: Run, pets: Path, serve
     items = load_benchmark(f"image-folder:{pets}", seed=0).items
     shown = [body["messages"][0]["content"][0]["image_url"]["url"] for body in served.bodies]
     assert shown == [item.query.images[0].data_url for item in items]
+
+
+@pytest.mark.skipif(not MATHVISION.exists(), reason="sample data are absent")
+def test_a_published_benchmark_is_asked_as_published(run: Run, served: Server) -> None:
+    served.answers = [ok("Final answer: (B)")]
+    done = run(
+        "eval", f"mathvision:{MATHVISION}", "--methods", "zero-shot,random,top-k", "--shots", 2,
+        "--model", "openai:m", "--json", "f",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    document = orjson.loads(Path("f").read_bytes())
+    assert (document["items"], document["knowledge_base"]) == (24, 72)
+    assert [row["n"] for row in document["results"]] == [24, 24, 24]
+    images = [orjson.dumps(body).count(b'"type":"image_url"') for body in served.bodies]
+    assert images == [1] * 24 + [3] * 48
