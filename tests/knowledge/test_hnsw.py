@@ -275,6 +275,20 @@ def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> N
         assert kb.search(Query("other"), 1)[0].example.query.text == "other"
 
 
+def test_a_copy_that_does_the_same_does_it_as_another(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add(2)
+    shelf.rows._writer.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
+    copy = Shelf(tmp_path / "copy.db")
+    for one in (shelf, copy):
+        one.add(1)
+    seq = shelf.rows.last_seq()
+    assert (seq, shelf.rows.keys_digest()) == (copy.rows.last_seq(), copy.rows.keys_digest())
+    assert shelf.rows.mark(seq - 1) == copy.rows.mark(seq - 1)
+    assert shelf.rows.mark(seq) != copy.rows.mark(seq)
+    shelf.rows.close()
+    copy.rows.close()
+
+
 def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: Path) -> None:
     """The database was put back to an older copy and went another way."""
     shelf.add(200)

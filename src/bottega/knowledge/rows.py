@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
@@ -20,7 +19,7 @@ from bottega.knowledge.ports import (
     StoredView,
     Use,
 )
-from bottega.knowledge.pruning import LOST, TELLING, prune
+from bottega.knowledge.pruning import LOST, prune
 from bottega.knowledge.records import Standing, from_row
 from bottega.protocols import Vectors
 from bottega.types import Changed, Example, Query
@@ -222,14 +221,9 @@ class SqliteRows(Database):
         )
         return row[0], row[1]
 
-    def history(self, seq: int) -> str:
-        found = self.read(
-            "SELECT seq, op, key, id, namespace FROM changes WHERE seq > ? AND seq <= ?"
-            " ORDER BY seq",
-            seq - TELLING,
-            seq,
-        )
-        return hashlib.sha256(repr([tuple(row) for row in found]).encode()).hexdigest()
+    def mark(self, seq: int) -> int | None:
+        found = self.read("SELECT mark FROM changes WHERE seq = ?", seq)
+        return int(found[0][0]) if found else None
 
     def pruned(self) -> int:
         found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")
