@@ -20,13 +20,23 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
     json: Json = False,
 ) -> None:
-    """Write all examples as examples.jsonl and a folder of images."""
+    """Write all examples as examples.jsonl and a folder of images. Exits with 1 if any is damaged:
+    it is named, and the others are written."""
+    bad: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        bad.append(error)
+        warn(error)
+
     with open_rows(file) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, progress=step)
+        count = knowledge.export_to(folder, on_bad=on_bad, progress=step)
     if json:
-        print_json({"examples": count})
+        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
+        print_json({"examples": count, "skipped": skipped})
     else:
-        say(f"{count} examples written to {folder}")
+        say(f"{count} examples written to {folder}, {len(bad)} skipped")
+    if bad:
+        raise typer.Exit(1)
 
 
 def import_(
@@ -66,13 +76,16 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Make vectors, log and index files again.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Embed every example again and compare the vectors.")
+    ] = False,
     embed: Embed = None,
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
     # The embedder is only needed to make vectors again.
-    with open_knowledge(file, embed) if repair else open_rows(file) as knowledge:
-        found = knowledge.verify(repair=repair)
+    with open_knowledge(file, embed) if deep or repair else open_rows(file) as knowledge:
+        found = knowledge.verify(deep=deep, repair=repair)
     if json:
         print_json({"sound": found.sound, **vars(found)})
     else:

@@ -276,18 +276,26 @@ class KnowledgeBase(Listing):
         self._searcher.forget()
         return done
 
-    def verify(self, *, repair: bool = False) -> Verified:
+    def verify(self, *, deep: bool = False, repair: bool = False) -> Verified:
         """Compares images with their hashes, and vectors, change log and index files with the
-        rows, in all namespaces. `repair` makes derived parts again (vectors with this handle's
+        rows, in all namespaces. `deep` also embeds every example again, and finds vectors that
+        are whole but another's. `repair` makes derived parts again (vectors with this handle's
         embedders)."""
         self._searcher.forget()  # its files, too, are looked at
         views = self._views.over(self._rows.views()) if self._views else {}
-        return verify(self._file, views, repair=repair)
+        return verify(self._file, views, deep=deep, repair=repair)
 
-    def export_to(self, folder: str | Path, progress: Callable[[int], None] | None = None) -> int:
-        """Writes this namespace as examples.jsonl and images/ into a new folder."""
+    def export_to(
+        self,
+        folder: str | Path,
+        *,
+        on_bad: OnBad | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Writes this namespace as examples.jsonl and images/ into a new folder; how many examples
+        were written. One that is damaged goes to `on_bad`, which raises unless it is given."""
         self._uses.flush()
-        return export(self._file, Path(folder), progress)
+        return export(self._file, Path(folder), or_raise(on_bad), progress)
 
     def import_from(
         self,

@@ -48,6 +48,23 @@ def identity(example: Example) -> str:
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:ID_LENGTH]
 
 
+def is_itself(example: Example) -> bool:
+    """Whether it still has the id that its content gave it."""
+    try:
+        return identity(example) == example.id
+    except TypeError:  # a field that is no text
+        return False
+
+
+def damage(example: Example) -> str | None:
+    """What of a stored example is not as it was stored."""
+    for image in example.query.images:
+        data = image.data  # SQLite holds any type in any column
+        if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != image.sha256:
+            return f"the bytes of image {image.sha256} are not those that were stored"
+    return None if is_itself(example) else "it has another question, answer or image"
+
+
 def is_text(value: object) -> bool:
     """One that UTF-8 can write, which not every Python text is."""
     try:
