@@ -29,6 +29,7 @@ from bottega.knowledge.ports import Embedded
 from bottega.knowledge.records import with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
+from tests.builders import picture
 from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
 
 
@@ -399,6 +400,12 @@ def test_another_process_sees_what_a_killed_one_had_acknowledged(tmp_path: Path)
         asked("half \ud83d"),
         asked("q", source=b"bytes"),
         asked("q", tags={"\ud83d": "x"}),
+        asked("q", tags={"year": 1999}),
+        asked("q", tags=["a tag"]),
+        asked("q", labels=5),
+        asked("q", labels=("a\0b",)),
+        Example(Query("q", (replace(picture(1), source="\ud83d"),)), "a"),
+        Example(Query("q", choices=("a", "b\0")), "a"),
     ],
 )
 def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Example) -> None:
@@ -415,7 +422,7 @@ def test_a_row_that_the_table_refuses_is_no_duplicate(kb: KnowledgeBase) -> None
         kb._rows.put([broken], {"default": Embedded("seeded-8", np.ones((1, 8), np.float32))})
 
 
-@pytest.mark.parametrize("namespace", [None, 5, "\ud83d"])
+@pytest.mark.parametrize("namespace", [None, 5, "\ud83d", "a\0b"])
 def test_a_namespace_is_a_text(namespace: str) -> None:
     with pytest.raises(SettingError, match="namespace"):
         KnowledgeBase.open(":memory:", SeededEmbedder(), namespace=namespace)

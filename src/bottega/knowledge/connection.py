@@ -7,8 +7,6 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-import orjson
-
 from bottega.errors import StoreError
 from bottega.image import path_text
 
@@ -21,9 +19,7 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
     A file that may not be written opens for reading.
     """
     if path == MEMORY:
-        connection = sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
-        _add_functions(connection)
-        return connection
+        return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
     _check_path(Path(path), create)
     connection = sqlite3.connect(
         _uri(Path(path), create),
@@ -33,17 +29,7 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
         check_same_thread=False,
     )
     connection.execute("PRAGMA synchronous = FULL")
-    _add_functions(connection)
     return connection
-
-
-def _add_functions(connection: sqlite3.Connection) -> None:
-    connection.create_function("tag_of", 2, _tag_of, deterministic=True)
-
-
-def _tag_of(tags: str, name: str) -> str | None:
-    tag: str | None = orjson.loads(tags).get(name)
-    return tag
 
 
 def _check_path(path: Path, create: bool) -> None:

@@ -66,9 +66,10 @@ def damage(example: Example) -> str | None:
 
 
 def is_text(value: object) -> bool:
-    """One that UTF-8 can write, which not every Python text is."""
+    """One that UTF-8 can write, which not every Python text is, and without a NUL: SQLite's own
+    functions read a text up to there, so that two labels would look like one."""
     try:
-        return isinstance(value, str) and value.encode() is not None
+        return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
 

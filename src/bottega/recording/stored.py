@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
-from bottega.image import Image
+from bottega.image import Image, path_text
 from bottega.types import Answer, Candidate, Completion, Message, Role, Trace, Usage
 
 
@@ -101,7 +102,12 @@ def _message(message: Message) -> StoredMessage:
 
 
 def to_json(trace: StoredTrace) -> str:
-    return orjson.dumps(asdict(trace)).decode()
+    row = asdict(trace)
+    try:
+        return orjson.dumps(row).decode()
+    except TypeError:  # half a character, as some replies and terminals give
+        whole = path_text(json.dumps(row, ensure_ascii=False))
+        return orjson.dumps(json.loads(whole)).decode()
 
 
 def from_json(text: str) -> StoredTrace:
