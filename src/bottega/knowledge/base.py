@@ -93,7 +93,8 @@ class KnowledgeBase(Listing):
 
         With a `capacity` no commit leaves more examples in the namespace than that: `evict` says
         who goes (by default who was used longest ago), pinned ones stay. Up to `hnsw_above`
-        examples a search is exact.
+        examples a search is exact. Where the folder may not be written, what others write is seen
+        only if one of them had the file open first.
         """
         if metric not in ("cosine", "l2"):
             raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
@@ -248,7 +249,8 @@ class KnowledgeBase(Listing):
 
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
         """These examples were shown, which saved so many US dollars, shared among them. Counted in
-        memory and written in batches; what eviction goes by."""
+        memory and written in batches; what eviction goes by. Ids that are not here count for
+        nothing: what was shown may have been evicted since."""
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
     def pin(self, ids: Collection[str]) -> int:
