@@ -22,7 +22,9 @@ from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
 AT_ONCE = 64
-AGAIN = "delete it and add it again, or restore the file from a copy"
+AGAIN = (
+    "restore the file from a copy, or delete it, with all that show its images, and add it again"
+)
 MOST = 2**62
 
 
