@@ -26,8 +26,6 @@ def short() -> Iterator[None]:
 def shorten(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(pruning, "KEPT", 10)
     patched.setattr(pruning, "LOOKED_EVERY", 1)
-    for module in ("rows", "index_files"):
-        patched.setattr(f"bottega.knowledge.{module}.TELLING", 5)
 
 
 @pytest.fixture

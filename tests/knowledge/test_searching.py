@@ -141,6 +141,7 @@ def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
         kb.add([asked("a")])
         uses: list[Callable[[], object]] = [
             lambda: kb.get("\ud83d" * 5),
+            lambda: kb.search(Query("a"), 1, within=[f"{kb.ids()[0]}\0"]),
             lambda: kb.delete(["\ud83d" * 5]),
             lambda: kb.search(Query("a", id="\ud83d"), 1),
             lambda: kb.set_note("n", "\ud83d"),

@@ -24,16 +24,26 @@ def export(
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Write a namespace's examples as examples.jsonl and a folder of images."""
+    """Write a namespace's examples as examples.jsonl and a folder of images. Exits with 1 if any is
+    damaged: it is named, and the others are written."""
+    bad: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        bad.append(error)
+        warn(error)
+
     with open_rows(file, namespace) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, progress=step)
+        count = knowledge.export_to(folder, on_bad=on_bad, progress=step)
         left = others(knowledge, namespace)
     if json:
-        print_json({"examples": count})
+        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
+        print_json({"examples": count, "skipped": skipped})
     else:
-        say(f"{count} examples written to {folder}")
+        say(f"{count} examples written to {folder}, {len(bad)} skipped")
     if left:
         note(f"not exported: {counted(left)}; name another folder and {option_for(left)}")
+    if bad:
+        raise typer.Exit(1)
 
 
 def import_(
@@ -74,13 +84,16 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Make vectors, log and index files again.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Embed every example again and compare the vectors.")
+    ] = False,
     embed: Embed = None,
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
     # The embedder is only needed to make vectors again.
-    with open_to_repair(file, embed) if repair else open_rows(file) as knowledge:
-        found = knowledge.verify(repair=repair)
+    with open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge:
+        found = knowledge.verify(deep=deep, repair=repair)
     if json:
         print_json({"sound": found.sound, **vars(found)})
     else:
