@@ -11,10 +11,15 @@ from dataclasses import replace
 
 from bottega.errors import ImageError, LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.aokvqa import aokvqa
 from bottega.evaluation.benchmarks.digits import digits
 from bottega.evaluation.benchmarks.drawn import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.folders import image_folder, manyicl
+from bottega.evaluation.benchmarks.jsonl import jsonl
+from bottega.evaluation.benchmarks.okvqa import okvqa
 from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.benchmarks.vizwiz import vizwiz
+from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.noise import confused, corrupted
 from bottega.types import Example
@@ -24,6 +29,11 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     **dict.fromkeys(DRAWN, drawn),
     "image-folder": image_folder,
     "manyicl": manyicl,
+    "jsonl": jsonl,
+    "okvqa": okvqa,
+    "aokvqa": aokvqa,
+    "vizwiz": vizwiz,
+    "vl-icl": vl_icl,
 }
 WITHOUT_PLACE = {"digits", *DRAWN}
 
