@@ -38,7 +38,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.parsing import ChoiceParser, LabelParser
+from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
 from bottega.pipeline import Pipeline
 from bottega.prompting import AppendixA, Interleaved, Lettered
 from bottega.protocols import (
@@ -114,6 +114,7 @@ __all__ = [
     "Eviction",
     "Example",
     "Filter",
+    "FinalAnswerParser",
     "FlmrEmbedder",
     "GeneratedKeywords",
     "Generator",

@@ -2,6 +2,7 @@
 probability."""
 
 from bottega.parsing.choices import ChoiceParser, open_candidates
+from bottega.parsing.final import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
 
-__all__ = ["ChoiceParser", "LabelParser", "open_candidates", "plain_text"]
+__all__ = ["ChoiceParser", "FinalAnswerParser", "LabelParser", "open_candidates", "plain_text"]

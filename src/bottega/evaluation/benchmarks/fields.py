@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_uppercase
 
 from bottega.errors import ImageError, LoadError
 from bottega.image import Image
@@ -47,6 +48,10 @@ def option(choices: tuple[str, ...], index: object) -> str:
     if isinstance(index, int) and 0 <= index < len(choices):
         return choices[index]
     raise LoadError(f"the answer is none of the {len(choices)} choices", hint=UNUSABLE)
+
+
+def by_letter(choices: tuple[str, ...], letter: str) -> str:
+    return option(choices, ascii_uppercase.find(letter) if len(letter) == 1 else None)
 
 
 def image(value: object, place: str, source: str) -> Image:

@@ -18,6 +18,9 @@ from bottega.image import path_text
 from bottega.knowledge.bad import or_raise
 from bottega.types import Example
 
+# Of a row and what it is called. None if the row is no part of the benchmark.
+Make = Callable[[Row, str], Example | None]
+
 HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
 COLUMNAR = (".parquet", ".arrow")
 SUFFIXES = (*COLUMNAR, ".jsonl", ".json")
@@ -27,20 +30,22 @@ BATCH = 64
 def read_examples(
     place: str,
     split: str,
-    make: Callable[[Row, str], Example],
+    make: Make,
     *,
     on_bad: OnBad | None,
     several: bool = False,
 ) -> list[Example]:
-    """What `make` makes of each row and of what it is called. Rows of which it raises `LoadError`
-    or `ImageError` go to `on_bad`."""
+    """What `make` makes of each row, but for None. Rows of which it raises `LoadError` or
+    `ImageError` go to `on_bad`."""
     report = or_raise(on_bad)
     made: list[Example] = []
     for source, row in read_rows(place, split, several=several):
         try:
-            made.append(make(row, source))
+            example = make(row, source)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            made += [] if example is None else [example]
     return made
 
 
