@@ -66,6 +66,7 @@ def test_the_google_search_corpus(tmp_path: Path) -> None:
         Query('Surfers, they say, "hang ten".\nA board.', id="GS_0"), "", source=str(path)
     )
     assert (second.query.id, second.query.text) == (f"GS_{GS_TRAIN}", "Sushi")
+    assert first.source is second.source  # not a text for each of 168,306
     assert list(told(path, train=True)) == ["GS_0"]
 
 
