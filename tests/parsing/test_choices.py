@@ -34,6 +34,7 @@ def said(reply: str, query: Query = CITIES) -> str | None:
         ("(A) or rather (C)", "New York"),
         ("(C) it is, and not B at all", "New York"),
         ("I say A or B , I am not sure", "Paris"),
+        ("A or B , or C , or A after all", "Rome"),
         ("It is the city of new york, I am sure", "New York"),
         ("It is either Rome or Paris for all I know", "Paris"),
         ("Answer: (B)\nConfidence Score: 0.7", "Paris"),

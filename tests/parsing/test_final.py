@@ -25,6 +25,7 @@ parse = FinalAnswerParser()
         ("The correct answer should be D. It is not A", "$6$"),
         ("**Final Answer:** E", "3"),
         ("Not B.\nAnswer: A\nConfidence: 0.5", r"$\frac{1}{2}$"),
+        (r"Answer: B, or rather \boxed{3}", "3"),
         ("(B) 2.5", "2.5"),
         ("B. 2.5", "2.5"),
         ("B\nbecause it is", "2.5"),

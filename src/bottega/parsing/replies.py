@@ -18,7 +18,9 @@ STATED_CONFIDENCE = re.compile(
     r"^\W*confidence(?: score)?\W*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
 )
 TEMPLATE_OPENS = re.compile(r"^\W*BEGIN FORMAT TEMPLATE\W*$", re.MULTILINE)
-CONFIDENCE_LINE = re.compile(r"^\W*confidence(?: score)?\W*:.*$", re.IGNORECASE | re.MULTILINE)
+CONFIDENCE_LINE = re.compile(
+    r"^[^\w\n]*confidence(?: score)?[^\w\n]*:.*$", re.IGNORECASE | re.MULTILINE
+)
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 
 
