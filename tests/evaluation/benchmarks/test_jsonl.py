@@ -61,8 +61,9 @@ def test_free_answers_from_two_files(tmp_path: Path) -> None:
 
 def test_bad_lines_are_named_and_missing_files_too(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", {"question": "x?", "answer": "a"}, {"question": "y?"})
-    with pytest.raises(LoadError, match=r"test\.jsonl cannot be read"):
+    with pytest.raises(LoadError, match=r"test\.jsonl is not there") as raised:
         load_benchmark(f"jsonl:{tmp_path}", seed=0, on_bad=lambda error: None)
+    assert "KNOWN.jsonl,ASKED.jsonl" in raised.value.hint
     lines(tmp_path / "test.jsonl", {"question": "z?", "answer": "b"})
     bad: list[BottegaError] = []
     assert len(load_benchmark(f"jsonl:{tmp_path}", seed=0, on_bad=bad.append).knowledge) == 1

@@ -111,4 +111,5 @@ def shown_split(place: str, *splits: str, layout: str) -> Iterator[Named]:
     try:
         return chain([next(rows)], rows)
     except (LoadError, StopIteration) as error:
-        raise LoadError(f"{place} has nothing to show: {error}", hint=layout) from error
+        reason = str(error) or "the table is empty"
+        raise LoadError(f"{place} has nothing to show: {reason}", hint=layout) from error

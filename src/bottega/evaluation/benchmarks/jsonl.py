@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.image import path_text
 from bottega.knowledge import load_jsonl
 
 FILES = ("train.jsonl", "test.jsonl")
+LAYOUT = "expected are DIR/train.jsonl and DIR/test.jsonl, or jsonl:KNOWN.jsonl,ASKED.jsonl"
 
 
 def jsonl(source: Source) -> Benchmark:
@@ -36,5 +39,10 @@ def jsonl(source: Source) -> Benchmark:
 def _paths(place: str) -> tuple[Path, Path]:
     train, comma, test = place.rpartition(",")
     if comma and not Path(place).is_dir():
-        return Path(train), Path(test)
-    return Path(place) / FILES[0], Path(place) / FILES[1]
+        paths = Path(train), Path(test)
+    else:
+        paths = Path(place) / FILES[0], Path(place) / FILES[1]
+    for path in paths:
+        if not path.is_file():
+            raise LoadError(f"{path_text(path)} is not there", hint=LAYOUT)
+    return paths
