@@ -11,13 +11,18 @@ from dataclasses import replace
 
 from bottega.errors import ImageError, LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.aokvqa import aokvqa
 from bottega.evaluation.benchmarks.digits import digits
 from bottega.evaluation.benchmarks.drawn import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.folders import image_folder, manyicl
+from bottega.evaluation.benchmarks.jsonl import jsonl
 from bottega.evaluation.benchmarks.mathvision import mathvision
 from bottega.evaluation.benchmarks.mmmu import mmmu
+from bottega.evaluation.benchmarks.okvqa import okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.benchmarks.vizwiz import vizwiz
+from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.noise import confused, corrupted
@@ -28,6 +33,11 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     **dict.fromkeys(DRAWN, drawn),
     "image-folder": image_folder,
     "manyicl": manyicl,
+    "jsonl": jsonl,
+    "okvqa": okvqa,
+    "aokvqa": aokvqa,
+    "vizwiz": vizwiz,
+    "vl-icl": vl_icl,
     "mathvision": mathvision,
     "mmmu": mmmu,
     "scienceqa": scienceqa,
@@ -35,6 +45,8 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "vsr-mc": vsr_mc,
 }
 WITHOUT_PLACE = {"digits", *DRAWN}
+OWN_DATA = {"image-folder", "manyicl", "jsonl"}
+PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_PLACE | OWN_DATA)
 
 
 def load_benchmark(
