@@ -70,7 +70,7 @@ def test_stats_count_the_other_namespaces(run: Run, file: str) -> None:
 
 def test_export_says_what_it_left_and_import_takes_a_namespace(run: Run, file: str) -> None:
     exported = run("export", file, "copy", "--json")
-    assert exported.json == {"examples": 4}
+    assert exported.json == {"examples": 4, "skipped": []}
     assert "not exported: 12 in 'team-a'" in exported.err
     assert "--namespace team-a" in exported.err
     assert "12 examples written" in run("export", file, "team", *TEAM).out

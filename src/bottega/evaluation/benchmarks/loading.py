@@ -137,7 +137,7 @@ def _check_size(benchmark: Benchmark) -> None:
         raise LoadError(
             f"{benchmark.name} has {len(benchmark.items)} items to ask and "
             f"{len(benchmark.knowledge)} examples to show; both are needed",
-            hint="give each class a folder with at least two images",
+            hint="look at what the folder holds; classes in folders need two images each",
         )
 
 
