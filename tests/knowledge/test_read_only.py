@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,13 +37,14 @@ kb.close()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+def path() -> Iterator[Path]:
+    """Not in pytest's folder, which is closed to other users."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "shelf"
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        yield folder / "kb.db"
         folder.chmod(0o755)
-    folder = tmp_path / "shelf"
-    folder.mkdir()
-    yield folder / "kb.db"
-    folder.chmod(0o755)
 
 
 @pytest.fixture
