@@ -3,7 +3,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from bottega.knowledge import KnowledgeBase, View
+from bottega.types import Query
 from tests.cli.conftest import Run
+from tests.knowledge.doubles import SeededEmbedder
 
 
 def ids(run: Run, file: str) -> list[str]:
@@ -86,3 +89,14 @@ def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
     stats = run("stats", "k.db", "--json").json
     assert isinstance(stats, dict)
     assert set(stats["views"]) == {"default", "looks"}
+
+
+def test_verify_tells_which_views_it_cannot_embed_again(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    with KnowledgeBase.open("k.db", None, create=False) as kb:
+        kb.reindex("answer", View(SeededEmbedder(), lambda example: Query(example.answer)))
+    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
+    told = run("verify", "k.db", "--deep", "--repair")
+    assert told.code == 1
+    assert "repaired: 1 vectors 'default' are not what the embedder makes" in told.out
+    assert "WRONG: vectors 'answer' cannot be compared without their embedder" in told.out

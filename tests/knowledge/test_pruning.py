@@ -44,7 +44,7 @@ def churn(kb: KnowledgeBase, start: int, end: int) -> None:
 
 
 def logged(kb: KnowledgeBase) -> int:
-    return int(kb._file.read("SELECT count(*) FROM changes")[0][0])
+    return int(kb._rows.read("SELECT count(*) FROM changes")[0][0])
 
 
 def texts(kb: KnowledgeBase) -> set[str]:

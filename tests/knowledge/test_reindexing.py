@@ -126,7 +126,7 @@ def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
 def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 2")
         with KnowledgeBase.open(path, SeededEmbedder()) as other:
             assert len(other.search(Query("b"), 9)) == 1

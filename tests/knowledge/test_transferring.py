@@ -36,14 +36,14 @@ def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
         before = list(kb)
         sources = [image.source for example in before for image in example.query.images]
         assert kb.export_to(tmp_path / "out") == 3
-        standings = kb._file.standings([1, 2, 3])
+        standings = kb._rows.standings([1, 2, 3])
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
     assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_bad=Bad()))) == 2
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         assert kb.import_from(tmp_path / "out") == Added(new=3)
         assert list(kb) == before
         assert [i.source for e in kb for i in e.query.images] == sources
-        assert kb._file.standings([1, 2, 3]) == standings
+        assert kb._rows.standings([1, 2, 3]) == standings
         kb.unpin(kb.ids()[:1])
         assert kb.import_from(tmp_path / "out") == Added(duplicates=3)
         assert kb.stats().pinned == 0  # what was there is left as it is
@@ -145,7 +145,7 @@ def test_a_damaged_example_is_named_and_the_others_are_written(
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), shown(2), asked("three")])
         first, *others = kb.ids()
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute(statement)
         with pytest.raises(StoreError, match=f"example {first}.* {told}"):
             kb.export_to(tmp_path / "stopped")

@@ -61,7 +61,6 @@ class KnowledgeBase(Searchable, Closing):
         hnsw_above: int = HNSW_ABOVE,
     ) -> None:
         super().__init__(rows, path, metric, Views(embed), hnsw_above)
-        self._file = rows
         self._capacity = capacity
         self._uses = UseBuffer(rows)
         self._views.over(rows.views())
@@ -202,7 +201,7 @@ class KnowledgeBase(Searchable, Closing):
         new ones are there; stopped halfway, it goes on where it was.
         """
         view = view if isinstance(view, View) else View(view)
-        done = reindex(self._file, name, view, batch_size=batch_size, progress=progress)
+        done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
         self._views.replaced(name, view)
         self._searcher.forget()
         return done
@@ -214,7 +213,7 @@ class KnowledgeBase(Searchable, Closing):
         embedders)."""
         self._searcher.forget()  # its files, too, are looked at
         views = self._views.over(self._rows.views()) if self._views else {}
-        return verify(self._file, views, deep=deep, repair=repair)
+        return verify(self._rows, views, deep=deep, repair=repair)
 
     def export_to(
         self,
@@ -226,7 +225,7 @@ class KnowledgeBase(Searchable, Closing):
         """Writes this namespace as examples.jsonl and images/ into a new folder; how many examples
         were written. One that is damaged goes to `on_bad`, which raises unless it is given."""
         self._uses.flush()
-        return export(self._file, Path(folder), or_raise(on_bad), progress)
+        return export(self._rows, Path(folder), or_raise(on_bad), progress)
 
     def import_from(
         self,

@@ -13,7 +13,6 @@ from bottega.knowledge.index_files import index_files, wrong_index_files
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.verifying_examples import wrong_identities, wrong_images
 from bottega.knowledge.verifying_vectors import (
-    check_complete,
     unlike_vectors,
     wrong_vectors,
     wrong_views,
@@ -54,8 +53,6 @@ def verify(
     rows: SqliteRows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
 ) -> Verified:
     """`deep` also embeds everything again and compares."""
-    if deep:
-        check_complete(rows, views)
     found = [
         (what, repair and mend is not None and _succeeds(mend))
         for what, mend in _findings(rows, views, deep)

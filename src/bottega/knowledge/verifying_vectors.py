@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bottega.errors import BottegaError, SettingError
+from bottega.errors import BottegaError
 from bottega.knowledge.database import listed
 from bottega.knowledge.findings import PAGE, Finding, Repair, paged_keys
 from bottega.knowledge.ports import StoredView
@@ -55,26 +55,20 @@ def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Findi
 
 def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Those that are whole, and not what the embedder makes of the example."""
-    held = rows.views()
-    for name in (name for name in held if name in views):
+    for name, stored in rows.views().items():
+        view = views.get(name)
+        if view is None:
+            yield f"vectors {name!r} cannot be compared without their embedder", None
+            continue
         unlike: list[int] = []
         failed: list[BottegaError] = []
         for keys in paged_keys(rows, EMBEDDED_AT_ONCE):
-            unlike += _unlike(rows, keys, held[name], views[name], failed)
+            unlike += _unlike(rows, keys, stored, view, failed)
         if unlike:
             what = f"{len(unlike)} vectors {name!r} are not what the embedder makes"
-            yield what, _embedding(rows, unlike, held[name], views[name])
+            yield what, _embedding(rows, unlike, stored, view)
         if failed:
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
-
-
-def check_complete(rows: SqliteRows, views: Mapping[str, View]) -> None:
-    missing = ", ".join(rows.views().keys() - views.keys())
-    if missing:
-        raise SettingError(
-            f"without their embedders the vectors {missing} cannot be compared",
-            hint="KnowledgeBase.open(path, embed=...) with all views",
-        )
 
 
 def _unlike(
