@@ -74,14 +74,14 @@ def test_what_is_no_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="neither a folder"):
         numbers(tmp_path / "missing")
     (tmp_path / "test.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(LoadError, match=r"test\.parquet cannot be read"):
+    with pytest.raises(LoadError, match=r"test\.parquet cannot be loaded"):
         numbers(tmp_path)
     (tmp_path / "test.parquet").unlink()
     lines(tmp_path / "test.jsonl", 3)
     with pytest.raises(LoadError, match="does not hold objects"):
         numbers(tmp_path)
     (tmp_path / "test.jsonl").write_text('{"n": 1}\n{"n":', "utf-8")
-    with pytest.raises(LoadError, match=r"test\.jsonl cannot be read"):
+    with pytest.raises(LoadError, match=r"test\.jsonl cannot be loaded"):
         numbers(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.Monkey
         raise ConnectionError("no route to the hub")
 
     monkeypatch.setattr(datasets, "get_dataset_config_names", fail)
-    with pytest.raises(LoadError, match="owner/name cannot be read: no route") as raised:
+    with pytest.raises(LoadError, match="owner/name cannot be loaded: no route") as raised:
         numbers("owner/name")
     assert "folder" in raised.value.hint
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_uppercase
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import LoadError
 from bottega.image import Image
-from bottega.knowledge.loading.labelled import open_within
+from bottega.knowledge.loading.foreign import image_cell
 
 Row = Mapping[str, object]
 
@@ -56,12 +56,8 @@ def by_letter(choices: tuple[str, ...], letter: str) -> str:
 
 def image(value: object, place: str, source: str) -> Image:
     """Encoded bytes, as tables hold them, or a path inside of the folder."""
-    match value:
-        case bytes(data) | {"bytes": bytes(data)}:
-            return Image.from_bytes(data, source=source)
-        case str(path) | {"path": str(path)} if Path(place).is_dir():
-            return open_within(Path(place), path)
-    raise ImageError(f"{type(value).__name__} is not an image", hint=UNUSABLE)
+    folder = Path(place)
+    return image_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
 
 
 def _wrong(name: str, wanted: str, value: object) -> LoadError:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
+from bottega.errors import ImageError, LoadError
 from bottega.evaluation.benchmarks.fields import UNUSABLE, Row
 from bottega.evaluation.benchmarks.source import OnBad
 from bottega.image import path_text
 from bottega.knowledge.bad import or_raise
+from bottega.knowledge.loading.foreign import foreign_errors
 from bottega.types import Example
 
 # Of a row and what it is called. None if the row is no part of the benchmark.
@@ -80,7 +80,7 @@ def _local(folder: Path, split: str, several: bool) -> Iterator[tuple[str, Row]]
         raise _ambiguous(path_text(folder), tables)
     for file in files:
         name = path_text(file)
-        with _failing_as_load_errors(name):
+        with foreign_errors(name):
             for number, row in enumerate(_rows(file, name)):
                 yield f"{name}, row {number}", row
 
@@ -127,7 +127,7 @@ def _columnar(file: Path) -> Iterator[Row]:
 
 
 def _hub(name: str, config: str | None, split: str, several: bool) -> Iterator[tuple[str, Row]]:
-    with _failing_as_load_errors(name):
+    with foreign_errors(name):
         import datasets
 
         configs = [config] if config else datasets.get_dataset_config_names(name)
@@ -147,19 +147,3 @@ def _undecoded(stream: Any) -> Any:
         if isinstance(feature, datasets.Image):
             stream = stream.cast_column(column, datasets.Image(decode=False))
     return stream
-
-
-@contextmanager
-def _failing_as_load_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or "datasets", "eval") from error
-    except BottegaError:
-        raise
-    except Exception as error:  # pyarrow, datasets, the hub's client: each has its own tree
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LoadError(
-            f"{name} cannot be read: {reason}",
-            hint="check the name, the network and the split, or give a folder with the files",
-        ) from error

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bottega.errors import ImageError, LoadError
-from bottega.image import Image
-from bottega.knowledge.loading.labelled import joined, label_text, open_within
+from bottega.errors import LoadError
+from bottega.knowledge.loading.foreign import image_cell
+from bottega.knowledge.loading.labelled import joined, label_text
 from bottega.types import Example, Query
 
 IMAGE_NAMES = ("image", "img", "picture", "decoded_image")
 LABEL_NAMES = ("label", "labels", "class", "category", "fine_label")
 QUESTION_NAMES = ("question", "query", "prompt")
 ANSWER_NAMES = ("answer", "answers", "multiple_choice_answer")
+
+NAME_ONE = "name the column of encoded images with image_column"
 
 Row = Mapping[str, object]
 # Column names to the feature types of `datasets`.
@@ -55,7 +57,7 @@ class Columns:
     def example(self, row: Row, source: str) -> Example:
         names = self.names
         value = None if names.image is None else row[names.image]
-        images = () if value is None else (_image(value, self.folder, source),)
+        images = () if value is None else (image_cell(value, self.folder, source, hint=NAME_ONE),)
         asked = None if names.question is None else row[names.question]
         query = Query(self.question if asked is None else str(asked), images)
         if names.answer is not None:
@@ -112,18 +114,6 @@ def _check(names: Names, features: Features) -> None:
             "no column looks like images or questions",
             hint=f"name one with image_column or question_column; {there}",
         )
-
-
-def _image(value: object, folder: Path | None, source: str) -> Image:
-    match value:
-        case bytes(data) | {"bytes": bytes(data)}:
-            return Image.from_bytes(data, source=source)
-        case str(path) | {"path": str(path)} if folder is not None:
-            return open_within(folder, path)
-    raise ImageError(
-        f"{source}: {type(value).__name__} is not an image",
-        hint="name the column of encoded images with image_column",
-    )
 
 
 def _answer(value: object) -> str:

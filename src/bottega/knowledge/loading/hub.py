@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
+from bottega.errors import ImageError, LoadError
 from bottega.image import path_text
 from bottega.knowledge.bad import OnBadRow, or_raise
 from bottega.knowledge.loading.columns import Columns, Names, Row
+from bottega.knowledge.loading.foreign import foreign_errors
 from bottega.knowledge.loading.labelled import QUESTION
 from bottega.types import Example
 
@@ -42,7 +42,7 @@ def load_hugging_face(
     report = or_raise(on_bad)
     name = str(id_or_path)
     given = Names(image_column, label_column, question_column, answer_column)
-    with _loading(name):
+    with foreign_errors(name):
         stream = _stream(name, split)
         columns = Columns.guessed(stream.features or {}, given, question, _folder(Path(name)))
         rows = _rows(stream, columns)
@@ -56,22 +56,6 @@ def load_hugging_face(
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
             yield example
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or "datasets", "eval") from error
-    except BottegaError:
-        raise
-    except Exception as error:  # datasets, pyarrow, the hub's client: each has its own tree
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LoadError(
-            f"{path_text(name)} cannot be loaded: {reason}",
-            hint="check the name, the split and the network, or give a folder of parquet files",
-        ) from error
 
 
 def _stream(name: str, split: str) -> datasets.IterableDataset:
@@ -104,5 +88,5 @@ def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
 
 
 def _next(rows: Iterator[Row], name: str) -> Row | None:
-    with _loading(name):
+    with foreign_errors(name):
         return next(rows, None)
