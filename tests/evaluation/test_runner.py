@@ -97,3 +97,15 @@ async def test_no_answers_at_all_have_no_value() -> None:
 
     result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=2))
     assert (result.n, result.failed, result.value, result.low) == (0, 10, None, None)
+
+
+async def test_how_far_confidence_is_from_being_right_is_a_further_figure() -> None:
+    async def sure(query: Query) -> Outcome:
+        return Outcome(Answer("a", labels=("a",), confidence=0.9))
+
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, sure), Conditions())
+    [error] = result.also
+    assert error.metric.startswith("ece")
+    assert error.low <= error.value == pytest.approx(0.4) <= error.high
+    unsure, _ = await evaluate(BENCHMARK, Method("m", 0, always_a), Conditions())
+    assert unsure.also == ()

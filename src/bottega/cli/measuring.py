@@ -98,6 +98,10 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
     if data.made_wrong is not None:
         say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
+    also = [[r.method, r.shots, *vars(figure).values()] for r in results for figure in r.also]
+    if also:
+        say("\nfurther figures, with 95 % intervals")
+        print_table(("method", "shots", "metric", "value", "low", "high"), also)
     if paired:
         say(f"\ndifference on the same items: {PAIRED_TESTS}")
         rows = [[getattr(one, name) for name in PAIRED_FIGURES] for one in paired]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.metrics.metric import Judged, Metric
+from bottega.evaluation.metrics.calibration import calibration
+from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.metric import Judged
 from bottega.evaluation.outcomes import Method, Scored
 
 
@@ -23,7 +25,7 @@ class Result:
     """One row of the table. `n` counts answered items, invalid replies included; `failed` items
     (the endpoint did not answer) and `missing` ones (not asked: the budget was spent) are in no
     other figure. Values are None if none was answered. `seconds` are those of this run alone,
-    `also` are the benchmark's further metrics."""
+    `also` are the benchmark's further metrics, and the error of the answers' confidence."""
 
     method: str
     shots: int
@@ -53,10 +55,12 @@ def tally(
     seed: int,
 ) -> Result:
     figures = [
-        _figure(metric, [Judged(s.item, s.answer, s.scores[place]) for s in scored], seed)
+        _figure(metric.name, metric.estimate(_judged(scored, place), seed=seed))
         for place, metric in enumerate(benchmark.metrics)
         if scored
     ]
+    sure = calibration(_judged(scored, 0), seed=seed)
+    figures += [] if sure is None else [_figure(sure.name, sure.error)]
     first = figures[0] if figures else None
     costs = [s.cost_usd for s in scored if s.cost_usd is not None]
     return Result(
@@ -79,6 +83,9 @@ def tally(
     )
 
 
-def _figure(metric: Metric, judged: Sequence[Judged], seed: int) -> Figure:
-    estimate = metric.estimate(judged, seed=seed)
-    return Figure(metric.name, estimate.value, estimate.low, estimate.high)
+def _judged(scored: Sequence[Scored], place: int) -> list[Judged]:
+    return [Judged(one.item, one.answer, one.scores[place]) for one in scored]
+
+
+def _figure(name: str, estimate: Estimate) -> Figure:
+    return Figure(name, estimate.value, estimate.low, estimate.high)
