@@ -106,6 +106,7 @@ async def test_how_far_confidence_is_from_being_right_is_a_further_figure() -> N
     result, _ = await evaluate(BENCHMARK, Method("m", 0, sure), Conditions())
     [error] = result.also
     assert error.metric.startswith("ece")
-    assert error.low <= error.value == pytest.approx(0.4) <= error.high
+    assert error.value == pytest.approx(0.4)
+    assert error.low <= error.value <= error.high
     unsure, _ = await evaluate(BENCHMARK, Method("m", 0, always_a), Conditions())
     assert unsure.also == ()
