@@ -38,9 +38,9 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.parsing import LabelParser
+from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA, Interleaved
+from bottega.prompting import AppendixA, Interleaved, Lettered
 from bottega.protocols import (
     Embedder,
     Generator,
@@ -103,6 +103,7 @@ __all__ = [
     "BottegaError",
     "Candidate",
     "Changed",
+    "ChoiceParser",
     "Completion",
     "Crossed",
     "Dense",
@@ -113,6 +114,7 @@ __all__ = [
     "Eviction",
     "Example",
     "Filter",
+    "FinalAnswerParser",
     "FlmrEmbedder",
     "GeneratedKeywords",
     "Generator",
@@ -131,6 +133,7 @@ __all__ = [
     "LeastRecentlyUsed",
     "LeastSaving",
     "LeaveOneOut",
+    "Lettered",
     "MaximalMarginalRelevance",
     "Message",
     "MultiVectorEmbedder",

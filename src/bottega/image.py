@@ -20,8 +20,8 @@ from bottega.errors import ImageError
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
-# Small images are decoded once; a thousand decoded photos would not fit into memory.
-KEEP_DECODED_UP_TO = 256 * 256
+# Tiny images are decoded once; a folder of decoded photographs would not fit into memory.
+KEEP_DECODED_UP_TO = 64 * 64
 # Decoders inside Pillow; the JPEG one reads MPO too. Of the others some start programs: an EPS
 # file that is named .jpg would be run by Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")

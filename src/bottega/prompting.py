@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 
+from bottega.errors import SettingError
 from bottega.image import Image
 from bottega.types import Candidate, Example, Message, Prompt, Query
 
@@ -24,6 +26,10 @@ Answer Choice: [Your Answer Choice Here]
 Confidence Score: [Your Numerical Prediction Confidence Score Here From 0 To 1]
 ---END FORMAT TEMPLATE---
 Do not deviate from the above format. Repeat the format template for the answer."""
+
+
+ASK_LETTER = "Answer with the letter of the right choice."
+ASK_SHORT = "Answer with a number, a word or a short phrase."
 
 
 class AppendixA:
@@ -70,7 +76,7 @@ class Interleaved:
             example = candidate.example
             messages.append(Message("user", self._demonstrated(example, asked)))
             if example.answer:
-                messages.append(Message("assistant", (_worked(example),)))
+                messages.append(Message("assistant", (_worked(example, example.answer),)))
             # A passage may speak of something else: after it the question stands anew.
             asked = example.query.text if example.answer else None
         messages.append(Message("user", (*query.images, self._question(query))))
@@ -91,7 +97,44 @@ class Interleaved:
         return f"{query.text}\nAnswer with one of these and nothing else:\n{choices}"
 
 
-def _worked(example: Example) -> str:
-    if not example.rationale:
+class Lettered:
+    """Turns as in `Interleaved`, for questions that bring their own choices: each demonstration
+    lists its own as (A), (B) and so on, and is answered by the letter, below its rationale if it
+    has one. An answer that is none of its choices is shown as it is. The query is asked for the
+    letter alone, or for a short answer if it has no choices.
+
+    Raises `SettingError` for more than 26 choices.
+    """
+
+    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
+        messages: list[Message] = []
+        for candidate in demonstrations:
+            example = candidate.example
+            shown = example.query
+            messages.append(Message("user", (*shown.images, _lettered(shown))))
+            if example.answer:
+                messages.append(Message("assistant", (_worked(example, _letter(example)),)))
+        asked = ASK_LETTER if query.choices else ASK_SHORT
+        messages.append(Message("user", (*query.images, f"{_lettered(query)}\n{asked}")))
+        return Prompt(tuple(messages))
+
+
+def _lettered(query: Query) -> str:
+    if len(query.choices) > len(ascii_uppercase):
+        raise SettingError(
+            f"there are {len(query.choices)} choices and only {len(ascii_uppercase)} letters",
+            hint="use Interleaved, which shows the choices without letters",
+        )
+    options = zip(ascii_uppercase, query.choices, strict=False)
+    return "\n".join([query.text, *(f"({letter}) {option}" for letter, option in options)])
+
+
+def _letter(example: Example) -> str:
+    choices = example.query.choices
+    if example.answer not in choices:
         return example.answer
-    return f"{example.rationale}\nAnswer: {example.answer}"
+    return ascii_uppercase[choices.index(example.answer)]
+
+
+def _worked(example: Example, answer: str) -> str:
+    return f"{example.rationale}\nAnswer: {answer}" if example.rationale else answer

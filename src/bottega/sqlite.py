@@ -107,7 +107,8 @@ class FileKind:
                 )
             case sqlite3.SQLITE_READONLY:
                 return StoreError(
-                    f"{path} may only be read", hint="change its permissions, or write to a copy"
+                    f"{path} may only be read",
+                    hint="change its permissions and its folder's, or write to a copy",
                 )
             case sqlite3.SQLITE_CORRUPT:
                 return _damaged(path, error)

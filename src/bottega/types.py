@@ -126,7 +126,7 @@ class Reply:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # tens of thousands are held at once
 class Answer:
     """A parsed completion. Unparsable means `valid=False`: it counts as wrong, never as missing.
 

@@ -3,7 +3,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from bottega.knowledge import KnowledgeBase, View
+from bottega.types import Query
 from tests.cli.conftest import Run
+from tests.knowledge.doubles import SeededEmbedder
 
 
 def ids(run: Run, file: str) -> list[str]:
@@ -28,13 +31,41 @@ def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
     assert run("import", "other.db", "nowhere").code == 1
 
 
+def changed(statement: str) -> None:
+    connection = sqlite3.connect("k.db")
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def test_export_names_what_is_damaged_and_writes_the_rest(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    changed("UPDATE images SET data = x'00' WHERE rowid = 1")
+    first = ids(run, "k.db")[0]
+    done = run("export", "k.db", "copy")
+    assert (done.code, "11 examples written to copy, 1 skipped" in done.out) == (1, True)
+    assert f"skipped: example {first} is damaged: the bytes of image" in done.err
+    listed = run("export", "k.db", "other", "--json")
+    assert isinstance(listed.json, dict)
+    assert (listed.code, listed.json["examples"]) == (1, 11)
+    assert first in listed.json["skipped"][0]["reason"]
+
+
+def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
+    assert run("verify", "k.db").code == 0
+    wrong = run("verify", "k.db", "--deep")
+    told = "WRONG: 1 vectors 'default' are not what the embedder makes" in wrong.out
+    assert (wrong.code, told) == (1, True)
+    assert run("verify", "k.db", "--deep", "--repair").code == 0
+    assert run("verify", "k.db", "--deep").code == 0
+
+
 def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     assert "sound" in run("verify", "k.db").out
-    connection = sqlite3.connect("k.db")
-    connection.execute("DELETE FROM vectors WHERE key = 3")
-    connection.commit()
-    connection.close()
+    changed("DELETE FROM vectors WHERE key = 3")
     wrong = run("verify", "k.db")
     assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
     repaired = run("verify", "k.db", "--repair", "--json")
@@ -58,3 +89,14 @@ def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
     stats = run("stats", "k.db", "--json").json
     assert isinstance(stats, dict)
     assert set(stats["views"]) == {"default", "looks"}
+
+
+def test_verify_tells_which_views_it_cannot_embed_again(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    with KnowledgeBase.open("k.db", None, create=False) as kb:
+        kb.reindex("answer", View(SeededEmbedder(), lambda example: Query(example.answer)))
+    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
+    told = run("verify", "k.db", "--deep", "--repair")
+    assert told.code == 1
+    assert "repaired: 1 vectors 'default' are not what the embedder makes" in told.out
+    assert "WRONG: vectors 'answer' cannot be compared without their embedder" in told.out

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sqlite3
+import time
+from datetime import datetime
 from pathlib import Path
 
 from tests.cli.conftest import Run
@@ -25,6 +28,65 @@ def test_add_list_show_remove(run: Run, pets: Path) -> None:
     stats = run("stats", "k.db", "--json").json
     assert isinstance(stats, dict)
     assert (stats["examples"], stats["labels"]) == (11, 3)
+
+
+def test_an_image_is_written_as_what_it_is(run: Run, pets: Path) -> None:
+    run("add", "k.db", "pets", "--embed", "pixels")
+    Path("photos/leaf").mkdir(parents=True)
+    Path("query.jpg").rename("photos/leaf/query.jpg")
+    run("add", "photos.db", "photos", "--embed", "pixels")
+    run("add", "bare.db", _without_images(), "--embed", "words")
+    id, photo, bare = (_first_id(run, file) for file in ("k.db", "photos.db", "bare.db"))
+    wrong = run("show", "photos.db", photo, "--image", "copy.png")
+    assert (wrong.code, wrong.out, Path("copy.png").exists()) == (2, "", False)
+    assert "image/jpeg" in wrong.err
+    assert "--image copy.jpg" in wrong.err
+    assert run("show", "k.db", id, "--image", "copy.jpg").code == 2
+    for name in ("copy.jpg", "copy.jpeg", "copy"):
+        assert run("show", "photos.db", photo, "--image", name).code == 0
+        assert Path(name).read_bytes() == Path("photos/leaf/query.jpg").read_bytes()
+    none = run("show", "bare.db", bare, "--image", "copy.png")
+    assert (none.code, "has no image" in none.err) == (1, True)
+
+
+def _without_images() -> Path:
+    path = Path("bare.jsonl")
+    path.write_text('{"question": "What is green?", "answer": "leaf"}')
+    return path
+
+
+def _first_id(run: Run, file: str) -> str:
+    listed = run("ls", file, "--json").json
+    assert isinstance(listed, list)
+    return str(listed[0]["id"])
+
+
+def test_examples_are_listed_by_tag_and_by_age(run: Run) -> None:
+    lines = (
+        f'{{"question": "Who?", "answer": "{i}", "tags": {{"ward": "{i % 2}", "bed": "b"}}}}'
+        for i in range(4)
+    )
+    Path("wards.jsonl").write_text("\n".join(lines))
+    run("add", "k.db", "wards.jsonl", "--embed", "words")
+
+    def answers(*options: object) -> list[str]:
+        listed = run("ls", "k.db", "--json", *options).json
+        assert isinstance(listed, list)
+        return [row["answer"] for row in listed]
+
+    assert answers("--tag", "ward=1") == ["1", "3"]
+    assert answers("--tag", "ward=1", "--tag", "bed=b", "--limit", 1) == ["1"]
+    assert answers("--tag", "ward=1", "--tag", "ward=0") == []
+    assert run("ls", "k.db", "--tag", "ward").code == 2
+    now = time.time()
+    connection = sqlite3.connect("k.db")
+    connection.execute("UPDATE examples SET created = ? WHERE answer < '2'", [now - 2 * 86_400])
+    connection.commit()
+    connection.close()
+    yesterday = datetime.fromtimestamp(now - 86_400)
+    assert answers("--since", f"{yesterday:%Y-%m-%d %H:%M:%S}") == ["2", "3"]
+    assert answers("--since", f"{yesterday:%Y-%m-%d}", "--tag", "ward=0") == ["2"]
+    assert answers("--since", "0001-01-01") == ["0", "1", "2", "3"]
 
 
 def test_tables_for_people(run: Run, pets: Path) -> None:

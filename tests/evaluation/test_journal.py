@@ -19,7 +19,7 @@ from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, St
 from bottega.evaluation.journal import FILE, Journal
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.types import Query
+from bottega.types import Answer, Query
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 
 SETTINGS = {"model": "m", "seed": 0}
@@ -82,6 +82,15 @@ async def test_methods_and_shots_are_kept_apart(tmp_path: Path) -> None:
         await evaluate(BENCHMARK, Method("m", 1, always_a), Conditions(ledger=ledger))
         for other in (Method("m", 2, always_a), Method("n", 1, always_a)):
             assert ledger.answered(other, ITEMS) == {}
+
+
+async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -> None:
+    async def odd(query: Query) -> Outcome:
+        return Outcome(Answer("\ud800a", labels=("\ud800a",)))
+
+    with journal(tmp_path) as ledger:
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, odd), Conditions(ledger=ledger))
+        assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

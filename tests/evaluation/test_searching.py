@@ -42,6 +42,18 @@ async def test_examples_come_from_the_items_own_episode(
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)
+def test_progress_tells_of_the_examples_that_are_embedded_again(
+    retrieve: str, both: Embedder
+) -> None:
+    data, told = episodic(), list[int]()
+    for knowledge in held(data, retrieve, both):
+        search = searching(retrieve, both, progress=told.append)
+        for _ in range(2):  # one index for all methods
+            search(data, knowledge)
+    assert sum(told) == (len(data.knowledge) if retrieve == "hybrid" else 0)
+
+
+@pytest.mark.parametrize("retrieve", RETRIEVE)
 async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
     data = replace(episodic(), episode_of={})
     for knowledge in held(data, retrieve, both):

@@ -93,7 +93,7 @@ def test_a_range_needs_an_end() -> None:
 
 
 names = st.sampled_from(["n", "m"])
-texts = st.text(max_size=3)
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3)
 
 
 def satisfied(example: Example, where: Filter) -> bool:
@@ -154,6 +154,7 @@ def test_a_range_of_numbers_finds_no_other_text(text: str, found: bool) -> None:
         lambda: In("label", "cat"),  # type: ignore[arg-type]
         lambda: Eq("source", "\ud83d"),
         lambda: Eq("tags.\ud83d", "x"),
+        lambda: In("label", ("a\0",)),
         lambda: Eq("created", 2**70),
         lambda: Eq("created", float("nan")),
         lambda: Range("created", low=None, high=[1]),  # type: ignore[arg-type]
@@ -165,20 +166,3 @@ def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> No
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.hint
-
-
-@pytest.mark.parametrize(
-    ("where", "found"),
-    [
-        (Eq("tags.n", "a"), "a"),
-        (Eq("tags.n", "a\0"), "b"),
-        (In("tags.n", ("a", "c")), "a"),
-        (In("tags.n", ("a\0", "c")), "b"),
-        (Range("tags.n", high="a"), "a"),
-        (Range("tags.n", low="a\0"), "b"),
-    ],
-)
-def test_a_tag_does_not_end_at_a_nul(where: Filter, found: str) -> None:
-    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
-        kb.add([asked("a", tags={"n": "a"}), asked("b", tags={"n": "a\0"})])
-        assert "".join(e.query.text for e in kb.get_many(kb.ids(where=where))) == found

@@ -49,6 +49,15 @@ def test_rows_vectors_and_numbers_are_kept(old: Path) -> None:
         assert kb.get("a" * 16).tags == {"n": "a"}
 
 
+def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
+    with sqlite3.connect(old) as connection:
+        connection.execute("DELETE FROM changes WHERE seq = 4")
+    with KnowledgeBase.open(old, SeededEmbedder()) as kb:
+        kb.add([asked("d")])
+        assert [change.seq for change in kb.changes()] == [1, 2, 5]
+        assert len({kb._rows.mark(seq) for seq in (1, 2, 3, 5)}) == 4
+
+
 def test_a_file_in_which_nothing_was_stored_is_still_free(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     connection = sqlite3.connect(path, isolation_level=None)

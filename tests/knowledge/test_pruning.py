@@ -26,8 +26,6 @@ def short() -> Iterator[None]:
 def shorten(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(pruning, "KEPT", 10)
     patched.setattr(pruning, "LOOKED_EVERY", 1)
-    for module in ("rows", "index_files"):
-        patched.setattr(f"bottega.knowledge.{module}.TELLING", 5)
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def churn(kb: KnowledgeBase, start: int, end: int) -> None:
 
 
 def logged(kb: KnowledgeBase) -> int:
-    return int(kb._file.read("SELECT count(*) FROM changes")[0][0])
+    return int(kb._rows.read("SELECT count(*) FROM changes")[0][0])
 
 
 def texts(kb: KnowledgeBase) -> set[str]:

@@ -80,7 +80,7 @@ def test_a_row_that_went_without_a_word_does_not_hang_a_search(path: Path) -> No
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b"), asked("c")])
         kb.search(Query("a"), 1, within=kb.ids()[:1])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM examples WHERE question = 'c'")
         assert {c.example.query.text for c in kb.search(Query("c"), 3)} == {"a", "b"}
 
@@ -127,7 +127,7 @@ def test_a_vector_of_another_length_is_named(path: Path, first: bool) -> None:
         if not first:
             kb.search(Query("a"), 1)
         kb.add([asked("b")])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("UPDATE vectors SET vector = x'0000803f' WHERE key = 2")
         with pytest.raises(StoreError, match="row 2") as raised:
             kb.search(Query("a"), 1)
@@ -141,6 +141,7 @@ def test_what_cannot_be_looked_up_is_told(path: Path) -> None:
         kb.add([asked("a")])
         uses: list[Callable[[], object]] = [
             lambda: kb.get("\ud83d" * 5),
+            lambda: kb.search(Query("a"), 1, within=[f"{kb.ids()[0]}\0"]),
             lambda: kb.delete(["\ud83d" * 5]),
             lambda: kb.search(Query("a", id="\ud83d"), 1),
             lambda: kb.set_note("n", "\ud83d"),
@@ -161,7 +162,7 @@ def test_a_bare_embedder_among_views_is_told(path: Path) -> None:
 def test_what_looks_damaged_may_only_be_in_the_midst_of_a_write(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a")])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("UPDATE examples SET choices = 'no json'")
         with pytest.raises(StoreError, match="damaged") as raised:
             list(kb)

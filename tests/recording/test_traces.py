@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import subprocess
 import sys
@@ -151,6 +152,22 @@ def test_what_is_no_trace_store(tmp_path: Path) -> None:
             Traces.open(path)
         assert caught.value.hint
     assert text.read_text().startswith("dear diary")
+
+
+async def test_half_a_character_and_a_nul_are_recorded(traces: Traces) -> None:
+    reply = Reply("m", (Completion("cat \ud83d \0", logprob=math.nan),))
+    await traces(replace(trace(), query=Query("half \udc80"), reply=reply))
+    found = traces.get("abc123")
+    assert (found.question, found.completions[0].text) == ("half \ufffd", "cat \ufffd \0")
+    assert traces.list() == [found]
+
+
+async def test_a_damaged_trace_is_told(traces: Traces) -> None:
+    await traces(trace())
+    traces._connection.execute("UPDATE traces SET body = '{'")
+    with pytest.raises(StoreError, match="damaged") as caught:
+        traces.list()
+    assert caught.value.hint
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:

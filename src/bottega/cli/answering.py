@@ -11,12 +11,15 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from bottega.cli.opening import open_to_search
 from bottega.cli.options import (
+    By,
     DemonstrationOrder,
     Embed,
     Json,
     KnowledgeFile,
     Model,
+    Namespace,
     PriceOption,
     PromptStyle,
     TraceFile,
@@ -24,13 +27,12 @@ from bottega.cli.options import (
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
 from bottega.cli.resolving import (
     BUNDLED,
-    open_knowledge,
     open_model,
     open_prices,
     open_prompt,
     open_recorder,
 )
-from bottega.errors import BottegaError, EmptyKnowledgeBaseError, LoadError, SettingError
+from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.failures import concerns_one, first
 from bottega.image import Image
 from bottega.knowledge.loading.folders import SUFFIXES
@@ -55,6 +57,8 @@ def classify(
     ],
     model: Model = BUNDLED,
     shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 10,
+    namespace: Namespace = "",
+    by: By = None,
     embed: Embed = None,
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
@@ -66,9 +70,10 @@ def classify(
     style, ordered = open_prompt(prompt), parse_order(order)
     found = list(chain.from_iterable(map(_images, images)))
     generator = open_model(model)
-    with open_knowledge(file, embed) as knowledge, open_recorder(traces) as record:
-        if not len(knowledge):
-            raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"bottega add {file} FOLDER")
+    with (
+        open_to_search(file, embed, namespace, by) as knowledge,
+        open_recorder(traces) as record,
+    ):
         labels = knowledge.labels()
         pipeline = visual_rag(
             knowledge,
@@ -98,6 +103,8 @@ def ask(
         Path | None, typer.Option("--kb", help="Show examples from this knowledge base.")
     ] = None,
     shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 3,
+    namespace: Namespace = "",
+    by: By = None,
     model: Model = BUNDLED,
     embed: Embed = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length limit of the answer.")] = 512,
@@ -106,9 +113,11 @@ def ask(
     json: Json = False,
 ) -> None:
     """Ask a free question, with similar examples as demonstrations if --kb is given."""
+    if kb is None and (namespace or by):
+        raise SettingError("--namespace and --by are of a knowledge base", hint="add --kb K.db")
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = open_model(model)
-    knowledge = open_knowledge(kb, embed) if kb else None
+    knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=always(Tier(generator.name, generator, shots if knowledge else 0)),

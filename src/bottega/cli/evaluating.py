@@ -26,23 +26,28 @@ from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_pric
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.drawn import DRAWN
-from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
+from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.methods import METHODS, PAPER, SAMPLES, check, default_methods
+from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
 from bottega.recipes import Classification
 
+UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
 SHOWN_FAILURES = 10
 
 BenchmarkSpec = Annotated[
     str,
     typer.Argument(
-        help="digits (or digits:half=second), image-folder:DIR, manyicl:DIR, or a drawn task "
-        f"with its knobs, such as glyphs:ways=5,shots=5; drawn are {', '.join(DRAWN)}.",
+        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR, jsonl:DIR; a drawn "
+        f"task with its knobs, such as glyphs:ways=5,shots=5 (drawn are {', '.join(DRAWN)}); or a "
+        f"published one, {', '.join(PUBLISHED)}, with a folder or a Hugging Face id and knobs, "
+        "such as mmmu:DIR,asked=validation. docs/evaluation.md says more.",
     ),
 ]
 MethodNames = Annotated[
@@ -74,6 +79,20 @@ Overlap = Annotated[
     bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
 ]
 ResultFile = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
+Passages = Annotated[
+    str | None,
+    typer.Option(
+        help="Passages to read beside the known examples: the Google Search corpus of OK-VQA, or "
+        "WIT, as a file, a folder or a Hugging Face id."
+    ),
+]
+Unparsable = Annotated[
+    str,
+    typer.Option(
+        help="What a multiple-choice reply is that cannot be read: none (wrong), or random (a "
+        "choice drawn by the seed, as MMMU's own code does)."
+    ),
+]
 RunFolder = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +142,8 @@ def evaluate(
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
     allow_overlap: Overlap = False,
+    passages: Passages = None,
+    unparsable: Unparsable = UNREAD,
     budget: Money = None,
     out: RunFolder = None,
     json: ResultFile = None,
@@ -146,15 +167,16 @@ def evaluate(
     check_output(json)
     limits = Budget(budget)
     settings = Classification(
-        open_model(model),
+        open_model(model, concurrency=concurrency),
         labels=(),
         prompt=open_prompt(prompt),
         order=parse_order(order),
         price=open_prices(price),
         seed=seed,
     )
+    spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
     data = load_benchmark(
-        benchmark,
+        spec,
         seed=seed,
         limit=limit,
         per_class=kb_per_class,
@@ -162,10 +184,13 @@ def evaluate(
         allow_overlap=allow_overlap,
         on_bad=warn,
     )
+    if passages is not None:
+        data = with_passages(data, passages, on_bad=warn)
     longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
     asked = {
-        "benchmark": benchmark,
+        "benchmark": spec,
+        "passages": passages,
         "model": settings.generator.name,
         "embedder": embed,
         "retrieve": retrieve,
@@ -196,7 +221,8 @@ def evaluate(
         say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
     failed = sum(result.failed for result, _ in runs)
     if failed:
-        say(f"{failed} requests failed; run the command again")
+        again = "the same command asks them again" if out else "--out DIR keeps what was answered"
+        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {again}")
         raise typer.Exit(1)
 
 
@@ -216,7 +242,7 @@ def _ledger(
 def _say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
     failures = ledger.failures() if isinstance(ledger, Journal) else []
     for one in failures[:SHOWN_FAILURES]:
-        say(f"failed: {one.method} {one.shots or ''}, item {one.place}: {one.error}")
+        say(f"failed: {titled(one.method, one.shots)}, item {one.place}: {one.error}")
     if len(failures) > SHOWN_FAILURES:
         say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
 

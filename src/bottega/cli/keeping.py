@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.options import Embed, Json, KnowledgeFile
-from bottega.cli.output import print_json, progress, say, warn
-from bottega.cli.resolving import BUNDLED, open_embedder, open_knowledge, open_rows
+from bottega.cli.namespaces import counted, option_for, others, whole_name
+from bottega.cli.opening import open_rows, open_to_add, open_to_repair
+from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
+from bottega.cli.output import note, print_json, progress, say, warn
+from bottega.cli.resolving import open_embedder
+from bottega.cli.views import note_maker, to_reindex
 from bottega.errors import BottegaError
 
 Ids = Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")]
@@ -18,20 +21,35 @@ Ids = Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, a
 def export(
     file: KnowledgeFile,
     folder: Annotated[Path, typer.Argument(help="A folder that is new or empty.")],
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Write all examples as examples.jsonl and a folder of images."""
-    with open_rows(file) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, progress=step)
+    """Write a namespace's examples as examples.jsonl and a folder of images. Exits with 1 if any is
+    damaged: it is named, and the others are written."""
+    bad: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        bad.append(error)
+        warn(error)
+
+    with open_rows(file, namespace) as knowledge, progress("exporting", len(knowledge)) as step:
+        count = knowledge.export_to(folder, on_bad=on_bad, progress=step)
+        left = others(knowledge, namespace)
     if json:
-        print_json({"examples": count})
+        skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
+        print_json({"examples": count, "skipped": skipped})
     else:
-        say(f"{count} examples written to {folder}")
+        say(f"{count} examples written to {folder}, {len(bad)} skipped")
+    if left:
+        note(f"not exported: {counted(left)}; name another folder and {option_for(left)}")
+    if bad:
+        raise typer.Exit(1)
 
 
 def import_(
     file: KnowledgeFile,
     folder: Annotated[Path, typer.Argument(help="A folder that bottega export wrote.")],
+    namespace: Namespace = "",
     embed: Embed = None,
     json: Json = False,
 ) -> None:
@@ -42,7 +60,7 @@ def import_(
         bad.append(error)
         warn(error)
 
-    with open_knowledge(file, embed, create=True) as knowledge, progress("adding", None) as step:
+    with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
         added = knowledge.import_from(folder, on_bad=on_bad, progress=step)
         total = len(knowledge)
     if json:
@@ -57,7 +75,7 @@ def import_(
     else:
         say(
             f"{added.new} added, {added.duplicates} were there already, {len(bad)} skipped; "
-            f"{file} holds {total} examples"
+            f"{whole_name(file, namespace)} holds {total} examples"
         )
 
 
@@ -66,13 +84,16 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="Make vectors, log and index files again.")
     ] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Embed every example again and compare the vectors.")
+    ] = False,
     embed: Embed = None,
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
     # The embedder is only needed to make vectors again.
-    with open_knowledge(file, embed) if repair else open_rows(file) as knowledge:
-        found = knowledge.verify(repair=repair)
+    with open_to_repair(file, embed) if deep or repair else open_rows(file) as knowledge:
+        found = knowledge.verify(deep=deep, repair=repair)
     if json:
         print_json({"sound": found.sound, **vars(found)})
     else:
@@ -90,35 +111,39 @@ def reindex(
     file: KnowledgeFile,
     embed: Embed = None,
     by: Annotated[
-        str | None, typer.Option(help="The view to make anew, or a new one (default: the first).")
+        str | None,
+        typer.Option(
+            help="The view to make anew, or a new one (default: the only one, or 'default')."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Embed all examples with another embedder. Stopped halfway, it goes on where it was."""
+    """Embed all examples of every namespace with another embedder.
+
+    Stopped halfway, it goes on where it was.
+    """
     with open_rows(file) as knowledge:
-        spec = embed or knowledge.note("embed") or BUNDLED
-        name = by or next(iter(knowledge.stats().views), "default")
+        name, spec = to_reindex(knowledge, embed, by, file)
         embedder = open_embedder(spec)
-        with progress("embedding", len(knowledge)) as step:
+        with progress("embedding", sum(knowledge.namespaces().values())) as step:
             count = knowledge.reindex(name, embedder, progress=step)
-        if by is None:
-            knowledge.set_note("embed", spec)
+        note_maker(knowledge, name, spec)
     if json:
         print_json({"view": name, "embedded": count, "embedder": embedder.fingerprint})
     else:
         say(f"{count} examples embedded by {embedder.fingerprint} as {name}")
 
 
-def pin(file: KnowledgeFile, ids: Ids, json: Json = False) -> None:
+def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Never evict these examples."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         knowledge.pin(ids)
         _say_pinned(knowledge.stats().pinned, json)
 
 
-def unpin(file: KnowledgeFile, ids: Ids, json: Json = False) -> None:
+def unpin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Let these examples be evicted again."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         knowledge.unpin(ids)
         _say_pinned(knowledge.stats().pinned, json)
 

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.options import Embed, Json, KnowledgeFile
+from bottega.cli.namespaces import whole_name
+from bottega.cli.opening import open_rows, open_to_add
+from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
 from bottega.cli.output import print_json, progress, say, warn
-from bottega.cli.resolving import open_knowledge, open_rows
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.knowledge import (
     load_digits,
@@ -37,6 +38,7 @@ def add(
     split: Annotated[
         str | None, typer.Option(help="Which part of the source: train, test, demo, ...")
     ] = None,
+    namespace: Namespace = "",
     embed: Embed = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first bad row or image.")
@@ -55,7 +57,7 @@ def add(
     examples = load(source, split, on_bad)
     # Looked at before anything is created: a mistyped folder leaves no empty file behind.
     first = list(islice(examples, 1))
-    with open_knowledge(file, embed, create=True) as knowledge, progress("adding", None) as step:
+    with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
         added = knowledge.add(chain(first, examples), on_bad=on_bad, progress=step)
         total = len(knowledge)
     if bad and added.new == added.duplicates == 0:
@@ -75,7 +77,7 @@ def add(
     else:
         say(
             f"{added.new} added, {added.duplicates} were there already, {len(bad)} skipped; "
-            f"{file} holds {total} examples"
+            f"{whole_name(file, namespace)} holds {total} examples"
         )
 
 
@@ -102,13 +104,14 @@ def load(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
 def rm(
     file: KnowledgeFile,
     ids: Annotated[list[str], typer.Argument(help="Ids, or the beginnings of ids, as ls shows.")],
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """Remove examples."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         removed = knowledge.delete(ids)
         left = len(knowledge)
     if json:
         print_json({"removed": removed, "examples": left})
     else:
-        say(f"{removed} removed; {file} holds {left} examples")
+        say(f"{removed} removed; {whole_name(file, namespace)} holds {left} examples")

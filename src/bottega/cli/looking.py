@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
 import os
+from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bottega.bundled import bundled_folder
-from bottega.cli.options import Json, KnowledgeFile, TraceFile
+from bottega.cli.namespaces import none_here, option_for, others
+from bottega.cli.opening import open_rows
+from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile
 from bottega.cli.output import clock, note, print_json, print_table, say
-from bottega.cli.resolving import open_rows, open_traces
-from bottega.errors import NotFoundError
+from bottega.cli.resolving import open_traces
+from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAICompatible
+from bottega.knowledge import And, Eq, Filter, Range
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -23,18 +29,35 @@ Limit = Annotated[
     int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
 ]
 
+EPOCH = datetime(1970, 1, 2)  # no example is older, and not every date before has a timestamp
+OF_VIEWS = ("views", "embedder", "dimension")
+
 
 def ls(
     file: KnowledgeFile,
     label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only examples so tagged; may be repeated."),
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only examples stored then or later, local time.")
+    ] = None,
     limit: Limit = 20,
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """List examples."""
-    with open_rows(file) as knowledge:
-        examples = knowledge.get_many(knowledge.ids(label=label)[:limit])
+    with open_rows(file, namespace) as knowledge:
+        found = knowledge.ids(label=label, where=_filter(tag or (), since))
+        examples = knowledge.get_many(found[:limit])
         total, labels = len(knowledge), knowledge.labels()
-    if label is not None and label not in labels:
+        elsewhere = {} if total else others(knowledge, namespace)
+    if elsewhere:
+        note(f"{none_here(namespace, elsewhere)}; give {option_for(elsewhere)}")
+        if not json:
+            return
+    elif label is not None and label not in labels:
         raise NotFoundError(
             f"no example has the label {label!r}", hint=f"labels here: {', '.join(labels[:20])}"
         )
@@ -46,19 +69,35 @@ def ls(
     say(f"{len(examples)} of {total} examples")
 
 
+def _filter(tags: Sequence[str], since: datetime | None) -> Filter:
+    parts: list[Filter] = [_tagged(text) for text in tags]
+    if since is not None:
+        parts.append(Range("created", low=max(since, EPOCH).timestamp()))
+    return And(tuple(parts))
+
+
+def _tagged(text: str) -> Filter:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise SettingError(f"--tag {text!r} is not NAME=VALUE", hint="for example --tag ward=3")
+    return Eq(f"tags.{name}", value)
+
+
 def show(
     file: KnowledgeFile,
     id: Annotated[str, typer.Argument(help="An id, or its beginning.")],
     image: Annotated[
-        Path | None, typer.Option(help="Write the example's first image to this file.")
+        Path | None,
+        typer.Option(help="Write the example's first image, as it is stored, to this file."),
     ] = None,
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """Show one example."""
-    with open_rows(file) as knowledge:
+    with open_rows(file, namespace) as knowledge:
         example = knowledge.get(id)
-    if image is not None and example.query.images:
-        image.write_bytes(example.query.images[0].data)
+    if image is not None:
+        _write_image(example, image)
         note(f"wrote {image}")
     described = _described(example)
     if json:
@@ -68,15 +107,24 @@ def show(
         print_table(("field", "value"), rows)
 
 
-def stats(file: KnowledgeFile, json: Json = False) -> None:
-    """Count examples, images and labels, and name the embedder."""
-    with open_rows(file) as knowledge:
-        found = knowledge.stats()
+def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) -> None:
+    """Count examples, images and labels; name the views and the other namespaces."""
+    with open_rows(file, namespace) as knowledge:
+        found, stored = vars(knowledge.stats()), knowledge.views()
+        namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
+    views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
     if json:
-        print_json(found)
-    else:
-        fields = ((name, getattr(found, name)) for name in found.__dataclass_fields__)
-        print_table(("what", "value"), [(name, str(value)) for name, value in fields])
+        print_json({**found, "views": views, "namespaces": namespaces})
+        return
+    whole = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
+    print_table(("what", "value"), whole)
+    if views:
+        say("")
+        rows = [(name, *view.values()) for name, view in views.items()]
+        print_table(("view", "embedder", "dimension"), rows)
+    if elsewhere:
+        say("")
+        print_table(("other namespace", "examples"), list(elsewhere.items()))
 
 
 def log(
@@ -149,6 +197,21 @@ async def _at_endpoint() -> list[str]:
         return await generator.list_models()
     finally:
         await generator.aclose()
+
+
+def _write_image(example: Example, file: Path) -> None:
+    """The stored bytes, unless the file's suffix says that they are something else."""
+    if not example.query.images:
+        raise NotFoundError(f"example {example.id} has no image", hint="leave --image out")
+    first = example.query.images[0]
+    suffix = mimetypes.guess_extension(first.media_type, strict=False)
+    named, _ = mimetypes.guess_type(file.name, strict=False)
+    if suffix is not None and named not in (None, first.media_type):
+        raise SettingError(
+            f"the image is {first.media_type}, and {file} would not be",
+            hint=f"--image {file.with_suffix(suffix)}",
+        )
+    file.write_bytes(first.data)
 
 
 def _described(example: Example) -> dict[str, object]:

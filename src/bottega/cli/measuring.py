@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from bottega.evaluation.pairing import Paired
 from bottega.evaluation.report.thumbnails import keep_thumbnails
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.runner import evaluate as run_method
-from bottega.evaluation.searching import searching, stored
+from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
@@ -72,17 +73,20 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
     ):
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
         seed = settings.seed
-        search = nearest if embedder is None else searching(work.retrieve, embedder, seed=seed)
-        planned = plan(
-            work.methods,
-            work.shots,
-            data,
-            knowledge,
-            replace(asked, prompt=settings.prompt or data.prompt),
-            seed=seed,
-            search=search,
-            samples=work.samples,
-        )
+        with _embedding_tokens(data, work) as step:
+            search: Searching = nearest
+            if embedder is not None:
+                search = searching(work.retrieve, embedder, seed=seed, progress=step)
+            planned = plan(
+                work.methods,
+                work.shots,
+                data,
+                knowledge,
+                replace(asked, prompt=settings.prompt or data.prompt),
+                seed=seed,
+                search=search,
+                samples=work.samples,
+            )
         asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
 
 
@@ -125,6 +129,15 @@ def _knowledge(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) ->
         embedder.embed([item.query for item in data.items])
         step(len(data.items))
     return knowledge
+
+
+def _embedding_tokens(
+    data: Benchmark, work: Work
+) -> AbstractContextManager[Callable[[int], None] | None]:
+    """Only late interaction embeds the examples a second time."""
+    if work.retrieve != "hybrid":
+        return nullcontext()
+    return progress("embedding tokens", len(data.knowledge))
 
 
 def _check_retrieval(data: Benchmark, work: Work) -> None:

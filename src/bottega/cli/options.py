@@ -8,6 +8,19 @@ from typing import Annotated
 import typer
 
 KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace", help="Which namespace of the file (default: the one without a name)."
+    ),
+]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        help="The view to search by, one that stats lists (default: the only one, or 'default').",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,
@@ -19,7 +32,8 @@ Model = Annotated[
 Embed = Annotated[
     str | None,
     typer.Option(
-        help="bundled, pixels, or a sentence-transformers id or folder[:image|text|average]. "
+        help="bundled, pixels, words (of the question), dual (bundled and words), or a "
+        "sentence-transformers id or folder[:image|text|average]. "
         "Default: the one that built the file, else bundled."
     ),
 ]

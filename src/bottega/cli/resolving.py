@@ -1,4 +1,4 @@
-"""From the words of a command line to parts: models, prompts, embedders, files."""
+"""From the words of a command line to parts: models, prompts, embedders, traces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Literal
 import typer
 
 from bottega.cli.output import waiting
-from bottega.errors import SettingError, StoreError
+from bottega.errors import SettingError
 from bottega.evaluation.searching import RETRIEVE
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import (
     DualEmbedder,
-    KnowledgeBase,
     PixelEmbedder,
     SentenceEmbedder,
     TokenEmbedder,
@@ -32,9 +31,9 @@ NO_TRACES = "none"
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
-def open_model(spec: str) -> Generator:
-    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL), or a
-    Hugging Face id or folder."""
+def open_model(spec: str, *, concurrency: int = 16) -> Generator:
+    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
+    requests at once), or a Hugging Face id or folder."""
     if spec == BUNDLED:
         return bundled()
     if spec.startswith(f"{BUNDLED}:"):
@@ -43,7 +42,7 @@ def open_model(spec: str) -> Generator:
         name = spec.removeprefix("openai:")
         if not name:
             raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
-        return OpenAICompatible(name)
+        return OpenAICompatible(name, concurrency=concurrency)
     # The bundled embedder may have set torch to one thread.
     return Transformers(spec, threads=os.cpu_count())
 
@@ -61,10 +60,14 @@ def open_prompt(name: str) -> Prompter | None:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """`bundled`, `pixels`, or a sentence-transformers id or folder, `:image` (default), `:text`
-    or `:average` behind it."""
+    """`bundled`, `pixels`, `words`, `dual`, or a sentence-transformers id or folder, `:image`
+    (default), `:text` or `:average` behind it."""
     if spec == "pixels":
         return PixelEmbedder()
+    if spec == "words":
+        return TokenEmbedder.bundled()
+    if spec == "dual":
+        return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     with waiting(f"loading the embedder {spec}"):
         return _load_embedder(spec)
 
@@ -97,29 +100,6 @@ def open_retrieval(retrieve: str, embed: str) -> Embedder:
     words = TokenEmbedder.bundled()
     alone = retrieve in ("text", "bm25", "hybrid")
     return words if alone else DualEmbedder(open_embedder(embed), words)
-
-
-def open_knowledge(path: Path, embed: str | None = None, *, create: bool = False) -> KnowledgeBase:
-    """Opens for searching and adding. Without `embed`, the embedder that built the file."""
-    if not create and not path.exists():
-        raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
-    spec = embed or (_recorded_embedder(path) if path.exists() else None) or BUNDLED
-    knowledge = KnowledgeBase.open(path, embed=open_embedder(spec))
-    if create and knowledge.note("embed") != spec:
-        knowledge.set_note("embed", spec)
-    return knowledge
-
-
-def open_rows(path: Path) -> KnowledgeBase:
-    """Opens for reading and deleting rows: no embedder is loaded."""
-    if not path.exists():
-        raise StoreError(f"there is no knowledge base {path}", hint=f"bottega add {path} FOLDER")
-    return KnowledgeBase.open(path, embed=None, create=False)
-
-
-def _recorded_embedder(path: Path) -> str | None:
-    with KnowledgeBase.open(path, embed=None, create=False) as knowledge:
-        return knowledge.note("embed")
 
 
 def traces_path(given: Path | None) -> Path:

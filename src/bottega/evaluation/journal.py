@@ -16,7 +16,8 @@ from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.outcomes import Method, Outcome, Scored
-from bottega.recording import stored, to_json
+from bottega.image import path_text
+from bottega.recording import json_text, stored, to_json
 from bottega.sqlite import FileKind
 from bottega.types import Answer, Example, Trace
 
@@ -160,7 +161,7 @@ class Journal:
             return self._connection.execute(statement, values).fetchall()
 
     def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
-        wanted = {name: orjson.dumps(value).decode() for name, value in settings.items()}
+        wanted = {name: json_text(value) for name, value in settings.items()}
         found = dict(self._read("SELECT name, value FROM settings"))
         differing = [name for name in wanted if found and found.get(name) != wanted[name]]
         if differing:
@@ -229,13 +230,13 @@ def _item(place: int, item: Example) -> tuple[object, ...]:
     query = item.query
     images = [image.sha256 for image in query.images]
     lists = (images, query.choices, labels_of(item), dict(item.tags))
-    return (place, query.text, *(orjson.dumps(one).decode() for one in lists))
+    return (place, path_text(query.text), *map(json_text, lists))
 
 
 def _row(scored: Scored, trace: Trace | None) -> tuple[object, ...]:
     return (
-        orjson.dumps(scored.answer).decode(),
-        orjson.dumps(scored.scores).decode(),
+        json_text(scored.answer),
+        json_text(scored.scores),
         scored.calls,
         scored.prompt_tokens,
         scored.completion_tokens,

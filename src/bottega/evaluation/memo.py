@@ -32,10 +32,14 @@ class MemoEmbedder:
 
 
 class MemoTokens:
-    """The same for the token vectors of questions; documents are embedded each time."""
+    """The same for the token vectors of questions; documents are embedded each time, and
+    `progress` is told how many."""
 
-    def __init__(self, inner: MultiVectorEmbedder) -> None:
+    def __init__(
+        self, inner: MultiVectorEmbedder, progress: Callable[[int], None] | None = None
+    ) -> None:
         self._inner = inner
+        self._progress = progress
         self._known: dict[tuple[str, ...], Vectors] = {}
 
     @property
@@ -50,7 +54,10 @@ class MemoTokens:
         return _remembered(self._known, queries, self._inner.embed_queries)
 
     def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
-        return self._inner.embed_documents(queries)
+        made = self._inner.embed_documents(queries)
+        if self._progress is not None:
+            self._progress(len(queries))
+        return made
 
 
 def _remembered(

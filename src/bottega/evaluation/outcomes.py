@@ -32,7 +32,12 @@ class Method:
 
     @property
     def title(self) -> str:
-        return f"{self.name} {self.shots or ''}".strip()
+        return titled(self.name, self.shots)
+
+
+def titled(method: str, shots: int) -> str:
+    """A method at its number of shots, as people read it: `top-k 5`, `zero-shot`."""
+    return f"{method} {shots or ''}".strip()
 
 
 @dataclass(frozen=True, slots=True)

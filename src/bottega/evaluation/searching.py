@@ -38,12 +38,22 @@ RETRIEVE = (*BY_VECTORS, "hybrid", "keywords", "bm25", "hashtag")
 TOKENS_AT_ONCE = 256
 
 
-def searching(retrieve: str, embed: Embedder | None = None, *, seed: int = 0) -> Searching:
-    """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own."""
+def searching(
+    retrieve: str,
+    embed: Embedder | None = None,
+    *,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Searching:
+    """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own.
+
+    `progress` is told how many examples were embedded since it was last told, where that takes
+    long: for `hybrid`.
+    """
     if retrieve in BY_VECTORS:
         return nearest
     if retrieve == "hybrid":
-        return partial(_by_tokens, index=cache(_token_index))
+        return partial(_by_tokens, index=cache(partial(_token_index, progress=progress)))
     if retrieve == "keywords":
         return _by_keywords
     if retrieve == "bm25":
@@ -82,9 +92,11 @@ def _by_tokens(
     return nearest(data, knowledge, partial(late.search, exact=True))
 
 
-def _token_index(knowledge: KnowledgeBase) -> LateIndex:
+def _token_index(
+    knowledge: KnowledgeBase, progress: Callable[[int], None] | None = None
+) -> LateIndex:
     tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
-    return LateIndex(knowledge, MemoTokens(tokens), batch_size=TOKENS_AT_ONCE)
+    return LateIndex(knowledge, MemoTokens(tokens, progress), batch_size=TOKENS_AT_ONCE)
 
 
 def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import orjson
+from collections.abc import Iterator, Mapping, Sequence
 
 from bottega.errors import EmbeddingError, ImageError, LoadError
 from bottega.image import CHECKED_SIDE
@@ -13,6 +11,11 @@ from bottega.knowledge.ports import Capacity, Embedded, RowStore
 from bottega.knowledge.records import Standing, identity, is_text, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
+
+TEXTS = (
+    "question, choices, answer, labels, rationale, tags and sources are texts that UTF-8 can write,"
+    " without NUL characters"
+)
 
 
 def store_batch(
@@ -33,17 +36,22 @@ def store_batch(
 
 
 def _is_storable(example: Example, on_bad: OnBad) -> bool:
-    optional = [text for text in (example.rationale, example.source) if text is not None]
-    storable = all(map(is_text, [example.query.text, example.answer, *optional]))
     try:
-        orjson.dumps([example.query.choices, example.labels, dict(example.tags)])
-    except (TypeError, ValueError):
+        storable = all(map(is_text, _texts(example)))
+    except (TypeError, AttributeError):  # what should hold texts is something else
         storable = False
     if not storable:
         name = example.source or example.query.text
-        hint = "question, answer, rationale, source, labels and tags are texts that UTF-8 can write"
-        on_bad(LoadError(f"{name!a} cannot be stored", hint=hint))
+        on_bad(LoadError(f"{name!a} cannot be stored", hint=TEXTS))
     return storable
+
+
+def _texts(example: Example) -> Iterator[str]:
+    query, tags = example.query, example.tags
+    yield from (query.text, *query.choices, example.answer, *(example.labels or ()))
+    yield from (*tags, *tags.values())
+    optional = [example.rationale, example.source, *(image.source for image in query.images)]
+    yield from (text for text in optional if text is not None)
 
 
 def _unknown(examples: Sequence[Example], rows: RowStore) -> list[Example]:

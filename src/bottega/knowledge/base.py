@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
 from bottega.knowledge.adding import store_batch
 from bottega.knowledge.bad import OnBad, or_raise
+from bottega.knowledge.closing import Closing
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
-from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import Metric
-from bottega.knowledge.listing import Listing
 from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import Standing, identity, is_text
 from bottega.knowledge.reindexing import reindex
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.searching import Searcher
+from bottega.knowledge.searchable import Searchable
 from bottega.knowledge.transferring import export, read_export
 from bottega.knowledge.using import UseBuffer
 from bottega.knowledge.verifying import Verified, verify
 from bottega.knowledge.views import View, Views
-from bottega.protocols import Embedder, Vectors
-from bottega.types import Candidate, Changed, Example, Query
+from bottega.protocols import Embedder
+from bottega.types import Changed, Example
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
@@ -44,7 +42,7 @@ class Added:
         return Added(self.new + more.new, self.duplicates + more.duplicates, self.bad + more.bad)
 
 
-class KnowledgeBase(Listing):
+class KnowledgeBase(Searchable, Closing):
     """Examples in one file, searched by the vectors of their embedders.
 
     Any number of threads and processes may use the file at once: a search sees whatever any of
@@ -62,11 +60,8 @@ class KnowledgeBase(Listing):
         capacity: Capacity | None = None,
         hnsw_above: int = HNSW_ABOVE,
     ) -> None:
-        super().__init__(rows, path, metric)
-        self._file = rows
-        self._views = Views(embed)
+        super().__init__(rows, path, metric, Views(embed), hnsw_above)
         self._capacity = capacity
-        self._searcher = Searcher(rows, self._views, metric, hnsw_above)
         self._uses = UseBuffer(rows)
         self._views.over(rows.views())
 
@@ -93,7 +88,8 @@ class KnowledgeBase(Listing):
 
         With a `capacity` no commit leaves more examples in the namespace than that: `evict` says
         who goes (by default who was used longest ago), pinned ones stay. Up to `hnsw_above`
-        examples a search is exact.
+        examples a search is exact. Where the folder may not be written, what others write is seen
+        only if one of them had the file open first.
         """
         if metric not in ("cosine", "l2"):
             raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
@@ -156,73 +152,6 @@ class KnowledgeBase(Listing):
                 progress(len(taken))
         return total
 
-    def search(
-        self,
-        query: Query,
-        k: int,
-        *,
-        by: str | None = None,
-        where: Filter | None = None,
-        within: Collection[str] | None = None,
-        include_self: bool = False,
-    ) -> list[Candidate]:
-        """The `k` nearest examples, best first; fewer only if there are fewer.
-
-        Never the query's own id or image unless `include_self`. `by` names the view, `where` and
-        `within` (ids) restrict the search. An empty knowledge base raises
-        `EmptyKnowledgeBaseError`.
-        """
-        found = self.search_many(
-            [query], k, by=by, where=where, within=within, include_self=include_self
-        )
-        return found[0]
-
-    def search_many(
-        self,
-        queries: Sequence[Query],
-        k: int,
-        *,
-        by: str | None = None,
-        where: Filter | None = None,
-        within: Collection[str] | None = None,
-        include_self: bool = False,
-    ) -> list[list[Candidate]]:
-        """As `search`, with all queries embedded and compared at once."""
-        _check_k(k)
-        self._check_embeds()
-        self._searcher.follow(by)  # before the embedder works for nothing
-        if not queries:
-            return []
-        vectors = self._searcher.view(by)[1].embed.embed(queries)
-        own = None if include_self else queries
-        return self.nearest(vectors, k, by=by, where=where, within=within, excluded_for=own)
-
-    def nearest(
-        self,
-        vectors: Vectors,
-        k: int,
-        *,
-        by: str | None = None,
-        where: Filter | None = None,
-        within: Collection[str] | None = None,
-        excluded_for: Sequence[Query] | None = None,
-    ) -> list[list[Candidate]]:
-        """As `search_many`, by the caller's own vectors (n, dimension).
-
-        `excluded_for` are the queries that they were made of: each one's own id and images are
-        left out of what its vector finds.
-        """
-        _check_k(k)
-        self._check_embeds()
-        return self._searcher.nearest(
-            vectors, k, by=by, where=where, within=within, excluded_for=excluded_for
-        )
-
-    def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
-        """As they are stored: (n, dimension) float32, in the order of the ids."""
-        self._check_embeds()
-        return self._searcher.vectors(ids, by)
-
     def delete(self, ids: Iterable[str]) -> int:
         """All of them, or none if one is unknown or ambiguous."""
         return self._rows.delete(self._resolved(ids))
@@ -248,7 +177,8 @@ class KnowledgeBase(Listing):
 
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
         """These examples were shown, which saved so many US dollars, shared among them. Counted in
-        memory and written in batches; what eviction goes by."""
+        memory and written in batches; what eviction goes by. Ids that are not here count for
+        nothing: what was shown may have been evicted since."""
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
     def pin(self, ids: Collection[str]) -> int:
@@ -271,23 +201,31 @@ class KnowledgeBase(Listing):
         new ones are there; stopped halfway, it goes on where it was.
         """
         view = view if isinstance(view, View) else View(view)
-        done = reindex(self._file, name, view, batch_size=batch_size, progress=progress)
+        done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
         self._views.replaced(name, view)
         self._searcher.forget()
         return done
 
-    def verify(self, *, repair: bool = False) -> Verified:
+    def verify(self, *, deep: bool = False, repair: bool = False) -> Verified:
         """Compares images with their hashes, and vectors, change log and index files with the
-        rows, in all namespaces. `repair` makes derived parts again (vectors with this handle's
+        rows, in all namespaces. `deep` also embeds every example again, and finds vectors that
+        are whole but another's. `repair` makes derived parts again (vectors with this handle's
         embedders)."""
         self._searcher.forget()  # its files, too, are looked at
         views = self._views.over(self._rows.views()) if self._views else {}
-        return verify(self._file, views, repair=repair)
+        return verify(self._rows, views, deep=deep, repair=repair)
 
-    def export_to(self, folder: str | Path, progress: Callable[[int], None] | None = None) -> int:
-        """Writes this namespace as examples.jsonl and images/ into a new folder."""
+    def export_to(
+        self,
+        folder: str | Path,
+        *,
+        on_bad: OnBad | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Writes this namespace as examples.jsonl and images/ into a new folder; how many examples
+        were written. One that is damaged goes to `on_bad`, which raises unless it is given."""
         self._uses.flush()
-        return export(self._file, Path(folder), progress)
+        return export(self._rows, Path(folder), or_raise(on_bad), progress)
 
     def import_from(
         self,
@@ -307,10 +245,6 @@ class KnowledgeBase(Listing):
             total += self._added(examples, batch_size, on_bad, progress, standings)
         return total
 
-    def settle(self) -> None:
-        """Waits for indexes that are being built in the background."""
-        self._searcher.settle()
-
     def close(self) -> None:
         """Writes the use counters, and keeps large indexes in files beside the database."""
         with closing(self._rows):
@@ -318,29 +252,6 @@ class KnowledgeBase(Listing):
                 self._uses.flush()
             finally:
                 self._searcher.forget()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _check_embeds(self) -> None:
-        if not self._views:
-            raise SettingError(
-                f"{self._path} was opened without an embedder",
-                hint="KnowledgeBase.open(path, embed=...) to search or to add",
-            )
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
 
 
 def _check_namespace(namespace: str) -> None:

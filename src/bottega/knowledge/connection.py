@@ -7,8 +7,6 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-import orjson
-
 from bottega.errors import StoreError
 from bottega.image import path_text
 
@@ -21,9 +19,7 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
     A file that may not be written opens for reading.
     """
     if path == MEMORY:
-        connection = sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
-        _add_functions(connection)
-        return connection
+        return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
     _check_path(Path(path), create)
     connection = sqlite3.connect(
         _uri(Path(path), create),
@@ -33,17 +29,7 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
         check_same_thread=False,
     )
     connection.execute("PRAGMA synchronous = FULL")
-    _add_functions(connection)
     return connection
-
-
-def _add_functions(connection: sqlite3.Connection) -> None:
-    connection.create_function("tag_of", 2, _tag_of, deterministic=True)
-
-
-def _tag_of(tags: str, name: str) -> str | None:
-    tag: str | None = orjson.loads(tags).get(name)
-    return tag
 
 
 def _check_path(path: Path, create: bool) -> None:
@@ -69,9 +55,21 @@ def _check_path(path: Path, create: bool) -> None:
 
 def _uri(path: Path, create: bool) -> str:
     query = "mode=rwc" if create else "mode=rw"
-    wal = path.with_name(path.name + "-wal")
-    if path.exists() and not os.access(path.parent, os.W_OK) and not wal.exists():
-        # WAL readers need a shared-memory file beside the database. Where none can be made
-        # nobody can be writing either.
+    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
         query = "mode=ro&immutable=1"
     return f"file:{quote(os.fsencode(path.absolute()))}?{query}"
+
+
+def _has_writer(path: Path) -> bool:
+    """Whoever has the file open keeps a log and a shared-memory file beside it. Without the second
+    one the log cannot be read where no file can be made."""
+    wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
+    if shared.exists() or not wal.exists():
+        return wal.exists()
+    if wal.stat().st_size > 0:
+        raise StoreError(
+            f"{path_text(path)} was not closed, and its folder may not be written",
+            hint="open and close it once where the folder may be written: a copy needs"
+            f" {path_text(wal.name)} too",
+        )
+    return False

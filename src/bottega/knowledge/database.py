@@ -17,6 +17,7 @@ from bottega.knowledge.records import Value
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 
 # A list of any length as one parameter.
+NUL = "\\u0000"
 LISTED = "(SELECT value FROM json_each(?))"
 
 
@@ -98,6 +99,13 @@ class Database:
 
 def listed(values: Collection[str | int]) -> str:
     try:
-        return orjson.dumps(list(values)).decode()
+        text = orjson.dumps(list(values)).decode()
     except TypeError as error:
-        raise SettingError(f"cannot look up {list(values)!a}", hint="ids are texts") from error
+        raise _no_ids(values) from error
+    if NUL in text:  # SQLite would look for what stands before it
+        raise _no_ids(values)
+    return text
+
+
+def _no_ids(values: Collection[str | int]) -> SettingError:
+    return SettingError(f"cannot look up {list(values)!a}", hint="ids are texts without NULs")

@@ -90,9 +90,6 @@ def condition(wanted: Filter) -> Sql:
         case Eq(name, value):
             return _about(name, lambda stored: (f"{stored} = ?", [value]))
         case In(name, values):
-            if any("\0" in str(value) for value in values):
-                places = ", ".join("?" * len(values))
-                return _about(name, lambda stored: (f"{stored} IN ({places})", list(values)))
             listed = orjson.dumps(values).decode()
             return _about(
                 name, lambda stored: (f"{stored} IN (SELECT value FROM json_each(?))", [listed])
@@ -124,11 +121,7 @@ def _about(name: str, compare: Callable[[str], Sql]) -> Sql:
     tag = name.removeprefix(TAG)
     # A path is several times quicker than the table of all tags, but not every name makes one.
     if tag.isidentifier() and tag.isascii():
-        # SQLite's own functions read a JSON text up to its first NUL.
-        return compare(
-            f"CASE WHEN instr(examples.tags, '\\u0000') THEN tag_of(examples.tags, '{tag}')"
-            f" ELSE json_extract(examples.tags, '$.{tag}') END"
-        )
+        return compare(f"json_extract(examples.tags, '$.{tag}')")
     text, values = compare("value")
     return (
         f"EXISTS (SELECT 1 FROM json_each(examples.tags) WHERE key = ? AND {text})",

@@ -124,13 +124,12 @@ class Follower:
         return index
 
     def _fits(self, head: Head) -> bool:
-        return head == self._head(head.seq) and head.seq <= self._rows.last_seq()
+        return head.mark is not None and head == self._head(head.seq)
 
     def _head(self, seq: int) -> Head:
-        view = self._view
-        change = self._rows.history(seq)
-        space = self._rows.namespace
-        return Head(view.number, view.fingerprint, view.dimension, self._metric, space, seq, change)
+        view, space = self._view, self._rows.namespace
+        made_by = (view.number, view.fingerprint, view.dimension, self._metric)
+        return Head(*made_by, space, seq, self._rows.mark(seq))
 
     def _exact(self) -> FaissIndex:
         index = self._filled(FlatIndex(*self._shape))

@@ -14,7 +14,7 @@ import numpy as np
 from bottega.errors import StoreError
 from bottega.knowledge.connection import MEMORY
 from bottega.knowledge.index import Metric
-from bottega.knowledge.pruning import HORIZON, TELLING
+from bottega.knowledge.pruning import HORIZON
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.slots import NOWHERE
 from bottega.knowledge.snapshots import Snapshot, load
@@ -69,10 +69,11 @@ def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     head = found.head
     # In one moment, or another process's pruning in between would look like damage.
     with rows.snapshot():
-        if max(head.seq - TELLING, 0) < rows.read(HORIZON)[0][0]:  # not wrong, only too old
+        mark = rows.mark(head.seq)
+        if mark is None and head.seq <= rows.read(HORIZON)[0][0]:  # not wrong, only too old
             return True
-        if head.seq > rows.last_seq() or rows.history(head.seq) != head.change:
-            return False
+    if mark is None or mark != head.mark:
+        return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)
     if stored is None or stored.fingerprint != head.fingerprint:
         return False

@@ -9,7 +9,8 @@ from itertools import islice
 from bottega.errors import NotFoundError, SettingError
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import RowStore
+from bottega.knowledge.ports import StoredView
+from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example
 
 SHORTEST_PREFIX = 4
@@ -38,7 +39,7 @@ class Stats:
 class Listing:
     """The part of a knowledge base that needs no embedder."""
 
-    def __init__(self, rows: RowStore, path: str, metric: Metric) -> None:
+    def __init__(self, rows: SqliteRows, path: str, metric: Metric) -> None:
         self._rows = rows
         self._path = path
         self._metric: Metric = metric
@@ -83,6 +84,16 @@ class Listing:
     def set_note(self, name: str, value: str) -> None:
         """Keeps a text of the caller's in the file, such as how to build the embedder again."""
         self._rows.set_note(name, value)
+
+    def views(self) -> dict[str, StoredView]:
+        """By name, in the order in which they came to the file; every namespace has them."""
+        return self._rows.views()
+
+    def namespaces(self) -> dict[str, int]:
+        """How many examples each namespace of the file holds, in the order of their names; one
+        that holds none is not there."""
+        counted = "SELECT namespace, count(*) FROM examples GROUP BY namespace ORDER BY namespace"
+        return {row[0]: row[1] for row in self._rows.read(counted)}
 
     def stats(self) -> Stats:
         size = self._rows.footprint()

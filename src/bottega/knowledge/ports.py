@@ -154,9 +154,9 @@ class RowStore(Protocol):
 
     def last_seq(self) -> int: ...
 
-    def history(self, seq: int) -> str:
-        """The last changes that led to `seq`, as a text that tells them from those of other
-        files. It changes when the log loses one of them."""
+    def mark(self, seq: int) -> int | None:
+        """A random number that change `seq` was given: whoever knows it was made from this file,
+        not from a copy that has gone its own way. None if the log has lost the change."""
         ...
 
     def pruned(self) -> int:

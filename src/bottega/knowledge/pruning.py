@@ -13,9 +13,6 @@ KEPT = 10_000
 # An index file may be behind by a tenth of its rows, and should still be of use.
 KEPT_SHARE = 5
 LOOKED_EVERY = 1000
-# So many changes tell one history from another: a copy that is put back goes its own way. Fewer
-# than are kept, or what an index file was made from could no longer be told.
-TELLING = 4096
 # Up to where the log has been looked through, and the last change that each namespace has lost.
 HORIZON = "SELECT coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned'), 0)"
 LOST = "pruned of "

@@ -48,10 +48,28 @@ def identity(example: Example) -> str:
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:ID_LENGTH]
 
 
-def is_text(value: object) -> bool:
-    """One that UTF-8 can write, which not every Python text is."""
+def is_itself(example: Example) -> bool:
+    """Whether it still has the id that its content gave it."""
     try:
-        return isinstance(value, str) and value.encode() is not None
+        return identity(example) == example.id
+    except TypeError:  # a field that is no text
+        return False
+
+
+def damage(example: Example) -> str | None:
+    """What of a stored example is not as it was stored."""
+    for image in example.query.images:
+        data = image.data  # SQLite holds any type in any column
+        if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != image.sha256:
+            return f"the bytes of image {image.sha256} are not those that were stored"
+    return None if is_itself(example) else "it has another question, answer or image"
+
+
+def is_text(value: object) -> bool:
+    """One that UTF-8 can write, which not every Python text is, and without a NUL: SQLite's own
+    functions read a text up to there, so that two labels would look like one."""
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
         return False
 

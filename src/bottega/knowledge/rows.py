@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-
 from bottega.image import Image
 from bottega.knowledge import writing
-from bottega.knowledge.database import LISTED, Database, listed
+from bottega.knowledge.change_log import ChangeLog
+from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.filters import LABELS, Filter, condition
 from bottega.knowledge.ports import (
     Capacity,
-    Change,
     Embedded,
     Footprint,
     StoredView,
     Use,
 )
-from bottega.knowledge.pruning import LOST, TELLING, prune
+from bottega.knowledge.pruning import prune
 from bottega.knowledge.records import Standing, from_row
-from bottega.protocols import Vectors
-from bottega.types import Changed, Example, Query
+from bottega.types import Example, Query
 
-FIRST_VIEW = 1
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -38,19 +33,8 @@ CHOSEN_IMAGES = (
 )
 
 
-class SqliteRows(Database):
+class SqliteRows(ChangeLog):
     """The rows of one namespace; those of the others are as if they were not there."""
-
-    def __init__(
-        self,
-        path: str,
-        *,
-        create: bool = True,
-        busy_seconds: float = 10.0,
-        namespace: str = "",
-    ) -> None:
-        super().__init__(path, create=create, busy_seconds=busy_seconds)
-        self.namespace = namespace
 
     def put(
         self,
@@ -192,77 +176,6 @@ class SqliteRows(Database):
 
     def views(self) -> dict[str, StoredView]:
         return {row["name"]: StoredView(*row) for row in self.read(writing.COMPLETE_VIEWS)}
-
-    def vectors(self, keys: Collection[int], view: int) -> dict[int, Vectors]:
-        found = self.read(
-            f"SELECT key, vector FROM vectors WHERE view = ? AND key IN {LISTED}",
-            view,
-            listed(keys),
-        )
-        with self.understood():
-            return {key: np.frombuffer(blob, np.float32) for key, blob in found}
-
-    def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
-        found = self.read(
-            "SELECT examples.key, vector FROM examples JOIN vectors USING (key)"
-            " WHERE namespace = ? AND view = ? AND examples.key > ?"
-            " ORDER BY examples.key LIMIT ?",
-            self.namespace,
-            view,
-            key,
-            limit,
-        )
-        with self.understood():
-            return [(key, np.frombuffer(blob, np.float32)) for key, blob in found]
-
-    def keys_digest(self) -> tuple[int, int]:
-        (row,) = self.read(
-            "SELECT count(*), coalesce(sum(key), 0) FROM examples WHERE namespace = ?",
-            self.namespace,
-        )
-        return row[0], row[1]
-
-    def history(self, seq: int) -> str:
-        found = self.read(
-            "SELECT seq, op, key, id, namespace FROM changes WHERE seq > ? AND seq <= ?"
-            " ORDER BY seq",
-            seq - TELLING,
-            seq,
-        )
-        return hashlib.sha256(repr([tuple(row) for row in found]).encode()).hexdigest()
-
-    def pruned(self) -> int:
-        found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")
-        return int(found[0][0]) if found else 0
-
-    def changes_since(self, seq: int, limit: int, view: int = FIRST_VIEW) -> list[Change]:
-        """Those of other namespaces come along, without vectors: to this index they are rows that
-        it never had."""
-        found = self.read(
-            "SELECT seq, changes.key, vector FROM changes LEFT JOIN vectors"
-            " ON vectors.key = changes.key AND view = ? AND namespace = ?"
-            " WHERE seq > ? ORDER BY seq LIMIT ?",
-            view,
-            self.namespace,
-            seq,
-            limit,
-        )
-        with self.understood():
-            return [
-                Change(seq, key, None if blob is None else np.frombuffer(blob, np.float32))
-                for seq, key, blob in found
-            ]
-
-    def named_changes_since(self, seq: int, limit: int) -> list[Changed]:
-        # Of what was deleted before the log kept ids, nobody can have made anything.
-        found = self.read(
-            "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples WHERE key = changes.key)"
-            " FROM changes WHERE namespace = ? AND id IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?",
-            self.namespace,
-            seq,
-            limit,
-        )
-        return [Changed(seq, id, bool(deleted)) for seq, id, deleted in found]
 
     def add_uses(self, uses: Mapping[str, Use]) -> None:
         with self.transaction() as connection:

@@ -107,5 +107,24 @@ KNOWLEDGE_BASE = FileKind(
         """
         INSERT INTO meta VALUES ('pruned', '0');
         """,
+        # A copy that is put back gives the same numbers out again: a mark tells whose change it is.
+        # ALTER TABLE adds no column with such a default, so `changes` is copied.
+        """
+        CREATE TABLE marked (
+            seq INTEGER PRIMARY KEY AUTOINCREMENT,
+            op TEXT NOT NULL,
+            key INTEGER NOT NULL,
+            id TEXT,
+            namespace TEXT NOT NULL DEFAULT '',
+            mark INTEGER NOT NULL DEFAULT (random())
+        );
+        INSERT INTO marked (seq, op, key, id, namespace)
+            SELECT seq, op, key, id, namespace FROM changes ORDER BY seq;
+        DELETE FROM sqlite_sequence WHERE name = 'marked';
+        INSERT INTO sqlite_sequence
+            SELECT 'marked', seq FROM sqlite_sequence WHERE name = 'changes';
+        DROP TABLE changes;
+        ALTER TABLE marked RENAME TO changes;
+        """,
     ),
 )

@@ -37,7 +37,7 @@ FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the 
 
 @dataclass(frozen=True)
 class Head:
-    """What the graph was made from; `change` tells the log up to `seq` (`RowStore.history`)."""
+    """What the graph was made from; `mark` is that of change `seq` (`RowStore.mark`)."""
 
     view: int
     fingerprint: str
@@ -45,7 +45,7 @@ class Head:
     metric: str
     namespace: str
     seq: int
-    change: str
+    mark: int | None
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import mimetypes
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from bottega.errors import BottegaError, ImageError, LoadError, StoreError
+from bottega.errors import ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
+from bottega.knowledge.bad import OnBad
 from bottega.knowledge.loading.labelled import open_within
-from bottega.knowledge.records import Standing, identity
+from bottega.knowledge.records import Standing, damage, identity
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
 AT_ONCE = 64
+AGAIN = (
+    "restore the file from a copy, or delete it, with all that show its images, and add it again"
+)
 MOST = 2**62
 
 
@@ -30,8 +34,14 @@ class Imported:
     standing: Standing
 
 
-def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | None) -> int:
-    """How many examples were written. The list comes last: a folder with one is whole."""
+def export(
+    rows: SqliteRows,
+    folder: Path,
+    on_bad: OnBad,
+    progress: Callable[[int], None] | None,
+) -> int:
+    """How many examples were written; what is damaged is not. The list comes last: a folder with
+    one is whole."""
     _check_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
@@ -39,7 +49,7 @@ def export(rows: SqliteRows, folder: Path, progress: Callable[[int], None] | Non
     try:
         (folder / IMAGES).mkdir(parents=True)
         with part.open("wb") as file:
-            for example, standing in _everything(rows):
+            for example, standing in _everything(rows, on_bad):
                 file.write(orjson.dumps(_line(example, standing, folder)) + b"\n")
                 count += 1
                 if progress is not None:
@@ -58,14 +68,30 @@ def _check_name(folder: Path) -> None:
         raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
-def _everything(rows: SqliteRows) -> Iterator[tuple[Example, Standing]]:
+def _everything(rows: SqliteRows, on_bad: OnBad) -> Iterator[tuple[Example, Standing]]:
     ids = rows.ids_where()
     for start in range(0, len(ids), AT_ONCE):
-        keys = list(rows.keys(ids[start : start + AT_ONCE]).values())
-        standings = rows.standings(keys)
-        for key, example in sorted(rows.by_keys(keys).items()):
+        keys = rows.keys(ids[start : start + AT_ONCE])
+        standings = rows.standings(keys.values())
+        for key, example in sorted(_sound(rows, keys, on_bad).items()):
             if key in standings:
                 yield example, standings[key]
+
+
+def _sound(rows: SqliteRows, keys: Mapping[str, int], on_bad: OnBad) -> dict[int, Example]:
+    try:
+        found = rows.by_keys(keys.values())
+    except StoreError as error:
+        if len(keys) > 1:  # only what cannot be read shall be missing
+            alone = [_sound(rows, {id: key}, on_bad) for id, key in keys.items()]
+            return {key: example for each in alone for key, example in each.items()}
+        for id in keys:
+            on_bad(StoreError(f"example {id} cannot be read: {error}", hint=AGAIN))
+        return {}
+    wrong = {key: what for key, example in found.items() if (what := damage(example))}
+    for key, what in wrong.items():
+        on_bad(StoreError(f"example {found[key].id} is damaged: {what}", hint=AGAIN))
+    return {key: example for key, example in found.items() if key not in wrong}
 
 
 def _line(example: Example, standing: Standing, folder: Path) -> dict[str, object]:
@@ -93,7 +119,7 @@ def _kept(image: Image, folder: Path) -> str:
     return name
 
 
-def read_export(folder: Path, on_bad: Callable[[BottegaError], None]) -> Iterator[Imported]:
+def read_export(folder: Path, on_bad: OnBad) -> Iterator[Imported]:
     """What cannot be read goes to `on_bad` with its line; the others are given."""
     path = folder / EXAMPLES
     _check_name(folder)

@@ -7,6 +7,7 @@ from bottega.recording.stored import (
     StoredPart,
     StoredTrace,
     from_json,
+    json_text,
     stored,
     to_json,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Summary",
     "Traces",
     "from_json",
+    "json_text",
     "stored",
     "to_json",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
-from bottega.image import Image
+from bottega.image import Image, path_text
 from bottega.types import Answer, Candidate, Completion, Message, Role, Trace, Usage
 
 
@@ -101,7 +102,16 @@ def _message(message: Message) -> StoredMessage:
 
 
 def to_json(trace: StoredTrace) -> str:
-    return orjson.dumps(trace).decode()
+    return json_text(trace)
+
+
+def json_text(value: Any) -> str:
+    """JSON of a dataclass or of what JSON knows, in whole characters."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # half a character, as some replies and terminals give
+        whole = path_text(json.dumps(value, default=asdict, ensure_ascii=False))
+        return orjson.dumps(json.loads(whole)).decode()
 
 
 def from_json(text: str) -> StoredTrace:

@@ -54,7 +54,8 @@ class Traces:
 
     Write-ahead log with `synchronous=NORMAL`: a crash of the process loses nothing, a crash of
     the machine may lose the last traces but never damages the file. Holds texts and sha256s of
-    images, no image bytes. Recording the same id again replaces the trace. Reading blocks.
+    images, no image bytes; halves of characters become U+FFFD. Recording the same id again
+    replaces the trace. Reading blocks.
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
@@ -118,4 +119,5 @@ class Traces:
     def _read(self, where: str, *values: object) -> Found:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
-        return [from_json(body) for (body,) in rows]
+        with TRACE_STORE.reading(str(self.path)):
+            return [from_json(body) for (body,) in rows]

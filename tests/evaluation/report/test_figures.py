@@ -10,6 +10,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.metrics.labels import Accuracy, MacroF1
+from bottega.evaluation.metrics.vizwiz import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.report.figures import Section, sections
@@ -56,9 +57,31 @@ async def test_macro_f1_comes_from_the_labels_and_not_from_the_scores(tmp_path: 
     assert (row.model, labels_of(run.items[0].example)) == ("no model", ("a", "b"))
 
 
+async def test_answerability_comes_from_tags_and_confidences(tmp_path: Path) -> None:
+    items = tuple(
+        replace(item, tags={"answerable": str(place % 3 and 1)})
+        for place, item in enumerate(DATA.items)
+    )
+    unanswerable = {str(item.query.id) for item in items if item.tags["answerable"] == "0"}
+    metrics = (Accuracy(), Answerability(unanswerable, "ap"), Answerability(unanswerable, "f1"))
+    data = replace(DATA, items=items, metrics=metrics)
+
+    async def doubting(query: Query) -> Outcome:
+        doubt = int(str(query.id)[1:]) % 5
+        return Outcome(Answer("unanswerable" if doubt < 2 else "dog", confidence=doubt / 5))
+
+    method = Method("zero-shot", 0, doubting)
+    names = [metric.name for metric in metrics]
+    run = read_run(await kept(tmp_path, data, [method], metrics=names))
+    expected, _ = await evaluate(data, method, Conditions())
+    [row] = only(run=run).rows
+    assert row.result.also == expected.also
+    assert 0 < expected.also[0].value < 1
+
+
 async def test_a_figure_that_scores_do_not_give_is_left_open(tmp_path: Path) -> None:
     method = Method("top-k", 1, answering(DATA, 0.5, 1))
-    run = await kept(tmp_path, DATA, [method], metrics=["answerability_ap"])
+    run = await kept(tmp_path, DATA, [method], metrics=["macro_something"])
     [row] = only(run=read_run(run)).rows
     assert (row.result.value, row.result.n) == (None, 60)
 

@@ -96,7 +96,7 @@ def _nothing_fits(*_: object, **__: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("failing", ["append", "write_manifest", "mapped"])
+@pytest.mark.parametrize("failing", ["files.append", "tokens.write_manifest", "files.mapped"])
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_full_disk_loses_nothing(
         array.compact,
     ]
     with monkeypatch.context() as full:
-        full.setattr(files, failing, _nothing_fits)
+        full.setattr(f"bottega.knowledge.late.{failing}", _nothing_fits)
         for use in uses:
             with pytest.raises(StoreFullError, match="No space"):
                 use()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from bottega.errors import SettingError
+from bottega.evaluation.benchmarks.source import Source
 
 # No knob means anything beyond a billion, and Python refuses to read thousands of digits.
 MOST_DIGITS = 9
+PLACE = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
 
 
 def read_knobs(
@@ -35,3 +38,18 @@ def read_knobs(
         else:
             raise SettingError(f"{name} is {value!r}, not a number", hint=hint)
     return chosen
+
+
+def read_place(source: Source, allowed: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
+    """A place and the knobs behind it, as in `mmmu:DIR,asked=validation`. `allowed` are the values
+    that each knob may have; without you it has the first. Raises `SettingError`."""
+    found = PLACE.fullmatch(source.place)
+    place, knobs = found.groups() if found else (source.place, None)
+    chosen = {name: values[0] for name, values in allowed.items()}
+    for name, value in read_knobs(source.kind, knobs, chosen).items():
+        if value not in allowed[name]:
+            raise SettingError(
+                f"{name} is {value!r}", hint=f"{name} may be {' or '.join(allowed[name])}"
+            )
+        chosen[name] = str(value)
+    return place, chosen

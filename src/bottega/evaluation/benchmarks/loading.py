@@ -11,10 +11,19 @@ from dataclasses import replace
 
 from bottega.errors import ImageError, LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.aokvqa import aokvqa
 from bottega.evaluation.benchmarks.digits import digits
 from bottega.evaluation.benchmarks.drawn import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.folders import image_folder, manyicl
+from bottega.evaluation.benchmarks.jsonl import jsonl
+from bottega.evaluation.benchmarks.mathvision import mathvision
+from bottega.evaluation.benchmarks.mmmu import mmmu
+from bottega.evaluation.benchmarks.okvqa import okvqa
+from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.benchmarks.vizwiz import vizwiz
+from bottega.evaluation.benchmarks.vl_icl import vl_icl
+from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.noise import confused, corrupted
 from bottega.types import Example
@@ -24,8 +33,20 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     **dict.fromkeys(DRAWN, drawn),
     "image-folder": image_folder,
     "manyicl": manyicl,
+    "jsonl": jsonl,
+    "okvqa": okvqa,
+    "aokvqa": aokvqa,
+    "vizwiz": vizwiz,
+    "vl-icl": vl_icl,
+    "mathvision": mathvision,
+    "mmmu": mmmu,
+    "scienceqa": scienceqa,
+    "vsr": vsr,
+    "vsr-mc": vsr_mc,
 }
 WITHOUT_PLACE = {"digits", *DRAWN}
+OWN_DATA = {"image-folder", "manyicl", "jsonl"}
+PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_PLACE | OWN_DATA)
 
 
 def load_benchmark(
@@ -39,7 +60,8 @@ def load_benchmark(
     on_bad: OnBad | None = None,
 ) -> Benchmark:
     """`digits` or a drawn task with its knobs, such as `digits:half=second` or
-    `glyphs:ways=5,shots=5`, `image-folder:DIR` or `manyicl:DIR`.
+    `glyphs:ways=5,shots=5`, or another of `SOURCES` with its place, such as `image-folder:DIR` or
+    `mmmu:DIR,asked=validation`.
 
     `limit` keeps that many items and `per_class` that many examples a label in the knowledge
     base (of each episode); both are drawn by `seed`, as is the split of a folder without train/ and
@@ -115,7 +137,7 @@ def _check_size(benchmark: Benchmark) -> None:
         raise LoadError(
             f"{benchmark.name} has {len(benchmark.items)} items to ask and "
             f"{len(benchmark.knowledge)} examples to show; both are needed",
-            hint="give each class a folder with at least two images",
+            hint="look at what the folder holds; classes in folders need two images each",
         )
 
 
@@ -131,7 +153,9 @@ def _check_overlap(benchmark: Benchmark) -> None:
 
 
 def _identities(example: Example) -> list[tuple[str, str]]:
-    """The question, written in any way, with each of its images."""
-    folded = unicodedata.normalize("NFKC", example.query.text).casefold()
+    """The question, written in any way, with its own choices in any order and each of its images:
+    "Which of these is larger?" is another question with other choices."""
+    whole = " ".join((example.query.text, *sorted(example.query.choices)))
+    folded = unicodedata.normalize("NFKC", whole).casefold()
     text = " ".join(re.findall(r"\w+", folded))
     return [(text, image.sha256) for image in example.query.images] or [(text, "")]

@@ -12,8 +12,8 @@ OnBad = Callable[[BottegaError], None]
 
 @dataclass(frozen=True)
 class Source:
-    """`spec` is KIND:PLACE or KIND:KNOBS; a place is a folder or a Hugging Face id. What cannot be
-    read goes to `on_bad`, or is raised if that is None."""
+    """`spec` is KIND:PLACE, KIND:KNOBS or KIND:PLACE,KNOBS; a place is a folder or a Hugging Face
+    id. What cannot be read goes to `on_bad`, or is raised if that is None."""
 
     spec: str
     seed: int

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
-from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.vizwiz import Answerability
+from bottega.evaluation.outcomes import Scored, titled
 from bottega.evaluation.pairing import Paired, compare, paired
 from bottega.evaluation.report.reading import Given, Item, KeptRun, Key
 from bottega.evaluation.tally import Figure, Result
 
 # Figures of a set as a whole are not the mean of its items' scores.
 WHOLE = ("macro", "answerability")
+ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
+    "answerability_ap": "ap",
+    "answerability_f1": "f1",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Row:
 
     @property
     def method(self) -> str:
-        return f"{self.result.method} {self.result.shots or ''}".strip()
+        return titled(self.result.method, self.result.shots)
 
     @property
     def title(self) -> str:
@@ -88,9 +95,17 @@ def estimate(metric: str, place: int, scored: Sequence[Scored], seed: int) -> Es
         said = [one.answer.labels for one in scored]
         labels = list(dict.fromkeys(label for some in (*truth, *said) for label in some))
         return macro_f1(truth, said, labels, seed=seed)
+    if metric in ANSWERABILITY:
+        judged = [Judged(one.item, one.answer, one.scores[place]) for one in scored]
+        return _answerability(metric, judged).estimate(judged, seed=seed)
     if metric.startswith(WHOLE):
         return None
     return mean([one.scores[place] for one in scored], seed=seed)
+
+
+def _answerability(metric: str, judged: Sequence[Judged]) -> Answerability:
+    ids = {str(one.item.query.id) for one in judged if one.item.tags.get("answerable") == "0"}
+    return Answerability(ids, ANSWERABILITY[metric])
 
 
 def _identity(run: KeptRun) -> object:

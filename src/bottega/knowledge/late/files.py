@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 22
-MANIFEST = "manifest.json"
-# How every manifest begins, also one that was damaged or cut off since.
-BEGINNING = b'{"content": {"crcs": '
 LOCK = "lock"
 
 
@@ -49,36 +44,6 @@ def mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, mode="r", shape=shape)
-
-
-def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    body = json.dumps(content, sort_keys=True)
-    text = json.dumps({"crc": zlib.crc32(body.encode()), "content": content}, sort_keys=True)
-    draft = folder / f"{MANIFEST}.new"
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / MANIFEST)
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """None if there is none, or none that can be believed."""
-    try:
-        held = json.loads((folder / MANIFEST).read_text())
-        content, crc = held["content"], held["crc"]
-        body = json.dumps(content, sort_keys=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return content if isinstance(content, dict) and zlib.crc32(body.encode()) == crc else None
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether it was written here, damaged or not: another program may use the same name."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def lock(folder: Path) -> int | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from bottega.errors import StoreError, StoreFullError
-from bottega.knowledge.late.files import LOCK, MANIFEST, is_manifest
+from bottega.knowledge.late.files import LOCK
+from bottega.knowledge.late.manifest import MANIFEST, is_manifest
 
 HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
 DATA = re.compile(rf"({HALF}|{EIGHTH}|{OFFSETS}|{IDS}|{CODES})\.[0-9]+(\.new)?")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError
+from bottega.knowledge.closing import Closing
 from bottega.knowledge.late.checking import one_for_each
 from bottega.knowledge.late.news import Followed, news, present
 from bottega.knowledge.late.search import Effort
@@ -20,7 +19,7 @@ from bottega.protocols import MultiVectorEmbedder, Vectors
 from bottega.types import Candidate, Example, Query
 
 
-class LateIndex:
+class LateIndex(Closing):
     """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
     embedder gives image and text tokens.
 
@@ -119,17 +118,6 @@ class LateIndex:
         """Waits for what is being followed. The index cannot be used again (`StoreError`)."""
         with self._following:
             self._tokens.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _add(self, ids: Sequence[str]) -> None:
         # What is gone by now has its own entry in the log, or is missing when ids are compared.

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -28,24 +28,9 @@ from bottega.knowledge.late.folder import (
     temporary,
 )
 from bottega.knowledge.late.int8 import Bytes, fitting_scale, quantized
+from bottega.knowledge.late.manifest import Manifest, believed, write_manifest
 from bottega.knowledge.late.maxsim import Positions, Rows
 from bottega.protocols import Vectors
-
-VERSION = 1
-
-
-@dataclass
-class _Manifest:
-    """What of the files counts. Bytes beyond it are of an append that was interrupted."""
-
-    fingerprint: str
-    dimension: int
-    version: int = VERSION
-    generation: int = 0
-    scale: float = 0.0  # of the int8 copy
-    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file
-    crcs: dict[str, int] = field(default_factory=dict)
-    deleted: list[int] = field(default_factory=list)  # positions
 
 
 class TokenArray:
@@ -69,7 +54,7 @@ class TokenArray:
             )
         # Also where nobody closes the array.
         self._release = finalize(self, _release, lock, self._folder if folder is None else None)
-        self._manifest = _Manifest(fingerprint, dimension)
+        self._manifest = Manifest(fingerprint, dimension)
         self._ids: list[str] = []
         self._positions: dict[str, int] = {}
         try:
@@ -150,7 +135,7 @@ class TokenArray:
         self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
         before, ids, positions = self._manifest, self._ids, self._positions
-        self._manifest = _Manifest(
+        self._manifest = Manifest(
             before.fingerprint, before.dimension, generation=before.generation + 1
         )
         self._ids, self._positions = [], {}
@@ -180,7 +165,7 @@ class TokenArray:
             raise StoreError("the index is closed", hint="open another one of the same folder")
 
     def _open(self) -> None:
-        self._manifest = self._believed(self.fingerprint, self.dimension) or self._manifest
+        self._manifest = believed(self._folder, self.fingerprint, self.dimension) or self._manifest
         self._read()
         self._remove_leftovers()
 
@@ -217,25 +202,12 @@ class TokenArray:
         before = self._manifest
         try:
             with storing(self._folder):
-                files.write_manifest(self._folder, content)
-                self._manifest = _Manifest(**content)
+                write_manifest(self._folder, content)
+                self._manifest = Manifest(**content)
                 self._read()
         except BaseException:
             self._manifest = before
             raise
-
-    def _believed(self, fingerprint: str, dimension: int) -> _Manifest | None:
-        content = files.read_manifest(self._folder)
-        if content is None or content.get("version") != VERSION:
-            return None
-        held = _Manifest(**content)
-        if (held.fingerprint, held.dimension) != (fingerprint, dimension):
-            return None
-        whole = all(
-            files.checksum(self._folder / f"{name}.{held.generation}", size) == held.crcs[name]
-            for name, size in held.sizes.items()
-        )
-        return held if whole else None
 
     def _read(self) -> None:
         sizes, dimension = self._manifest.sizes, self.dimension

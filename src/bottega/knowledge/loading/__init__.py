@@ -1,4 +1,5 @@
-"""Examples from files: each loader is a generator that reports what it cannot read."""
+"""Examples from files: each loader is a generator that gives what it cannot read to `on_bad`, and
+without one stops there by raising it."""
 
 from bottega.knowledge.loading.digits import load_digits
 from bottega.knowledge.loading.folders import has_splits, load_image_folder

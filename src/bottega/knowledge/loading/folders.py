@@ -29,7 +29,8 @@ def load_image_folder(
 
     `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
     Files that are not named like images are ignored. Images that cannot be read go to `on_bad`,
-    as does an image that the folder of another class holds too: the first class keeps it.
+    which raises unless it is given, as does an image that the folder of another class holds too:
+    the first class keeps it.
     """
     report = or_raise(on_bad)
     root = _root(Path(folder), split)

@@ -36,7 +36,8 @@ def load_hugging_face(
     Columns that are not named are guessed from their types and usual names. An answer column
     outweighs a label column; of several answers the most frequent counts (the first of a tie), of
     SQuAD's spellings the first; a list of labels is multi-label. Images that are paths must lie
-    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_bad`.
+    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_bad`,
+    which raises unless it is given.
     """
     report = or_raise(on_bad)
     name = str(id_or_path)

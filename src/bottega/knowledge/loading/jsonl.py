@@ -30,7 +30,8 @@ def load_jsonl(
     An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
     an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
     are sent to the model. A line that cannot be read goes to `on_bad` with its number, as does an
-    answer that is not among its own choices. Blank lines are skipped.
+    answer that is not among its own choices; `on_bad` raises unless it is given. Blank lines are
+    skipped.
     """
     report = or_raise(on_bad)
     path = Path(path)

@@ -30,7 +30,7 @@ def load_manyicl(
 
     A table with a row of several labels, or of none, is multi-label throughout. Rows that
     cannot be read, and images that are missing, damaged or outside of FOLDER/images, go to
-    `on_bad`.
+    `on_bad`, which raises unless it is given.
     """
     table = Path(folder) / f"{split}.csv"
     report = or_raise(on_bad)

@@ -1,0 +1,100 @@
+"""MMMU: college questions about pictures, as `MMMU/MMMU` or `lmms-lab/MMMU` publish them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from bottega.errors import LoadError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, by_letter, image, needed, text
+from bottega.evaluation.benchmarks.knobs import read_place
+from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.tables import read_examples
+from bottega.evaluation.metrics.mmmu import SUBJECT, MMMUAccuracy
+from bottega.parsing import ChoiceParser
+from bottega.prompting import Lettered
+from bottega.types import Example, Query
+
+IMAGES = [f"image_{number}" for number in range(1, 8)]
+ID = re.compile(r"(?:dev|validation|test)_(.+)_\d+")
+# The answers of its test split are not published.
+KNOBS = {
+    "asked": ("dev", "validation"),
+    "images": ("any", "one"),
+    "unparsable": ("none", "random"),
+}
+
+
+def mmmu(source: Source) -> Benchmark:
+    """`asked=dev` (150 items) is asked with validation (900) as the knowledge, as RCTS and
+    Cache-of-Thought do; `asked=validation` the other way round. `images=one` keeps the items and
+    examples with a single picture, as in Cache-of-Thought. Questions are open or multiple choice.
+    """
+    place, knobs = read_place(source, KNOBS)
+    golds: dict[str, tuple[str, ...]] = {}
+
+    def make(row: Row, name: str) -> Example | None:
+        example = _example(row, place, name, golds)
+        wanted = knobs["images"] == "any" or len(example.query.images) == 1
+        return example if wanted else None
+
+    def read(split: str) -> tuple[Example, ...]:
+        return tuple(read_examples(place, split, make, on_bad=source.on_bad, several=True))
+
+    asked = knobs["asked"]
+    known = "validation" if asked == "dev" else "dev"
+    drawn = knobs["unparsable"] == "random"
+    return Benchmark(
+        source.spec,
+        read(known),
+        read(asked),
+        metrics=(MMMUAccuracy(golds, drawn=drawn),),
+        parse=ChoiceParser(unparsable="random" if drawn else "none", seed=source.seed),
+        prompt=Lettered(),
+    )
+
+
+def _example(row: Row, place: str, name: str, golds: dict[str, tuple[str, ...]]) -> Example:
+    """Adds to `golds` if there are several. The markers <image 1> stay in the texts, in whose
+    order the pictures are."""
+    number, choices, said = (
+        needed(row, "id"),
+        _listed(needed(row, "options")),
+        needed(row, "answer"),
+    )
+    answers = (by_letter(choices, said),) if choices else _golds(said)
+    if len(answers) > 1:
+        golds[number] = answers
+    images = tuple(image(row[part], place, name) for part in IMAGES if row.get(part) is not None)
+    subject = ID.fullmatch(number)
+    tags = {SUBJECT: subject[1] if subject else "", "difficulty": text(row, "topic_difficulty")}
+    return Example(
+        Query(needed(row, "question"), images, choices, number),
+        answers[0],
+        rationale=text(row, "explanation") or None,
+        tags={tag: value for tag, value in tags.items() if value},
+        source=name,
+    )
+
+
+def _golds(answer: str) -> tuple[str, ...]:
+    """An open answer, or several: three items of validation have a list."""
+    try:
+        return _listed(answer) or (answer,)
+    except LoadError:
+        return (answer,)
+
+
+def _listed(written: str) -> tuple[str, ...]:
+    """A Python list of texts, which is how the options are published."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # LaTeX in it: "\\c" is no escape
+            found = ast.literal_eval(written)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise LoadError(f"{written[:80]!r} is not a list", hint=UNUSABLE) from error
+    if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
+        raise LoadError(f"{written[:80]!r} is not a list of texts", hint=UNUSABLE)
+    return tuple(found)

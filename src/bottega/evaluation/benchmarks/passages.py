@@ -1,0 +1,183 @@
+"""Passages to read beside questions: the Google Search corpus of OK-VQA, and WIT."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from bottega.errors import LoadError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.annotators import first_split
+from bottega.evaluation.benchmarks.fields import needed
+from bottega.evaluation.benchmarks.source import OnBad
+from bottega.image import path_text
+from bottega.knowledge.bad import or_raise
+from bottega.types import Example, Query
+
+# Ids below are those of the training corpus; the whole one has 168,306.
+GS_TRAIN = 112_724
+GS_IDS = ("kid", "id", "passage_id")
+FILES = (".csv", ".tsv", ".gz")
+SHOWN = 80
+WIT_TEXTS = {
+    "page_title": "title",
+    "section_title": "section title",
+    "hierarchical_section_title": "hierarchical section title",
+    "caption_reference_description": "caption reference description",
+    "caption_attribution_description": "caption attribution description",
+    "caption_alt_text_description": "caption alt text description",
+    "context_page_description": "content",
+}
+FORMS = (
+    "expected are okvqa_full_corpus.csv (kid, text), its tab-separated form (id, text), a WIT file"
+    " (.tsv or .tsv.gz), or columns passage_id and passage_content"
+)
+
+# Id and text of a row, None if it is not wanted. Raises `LoadError`.
+Reader = Callable[[Sequence[str]], tuple[str, str] | None]
+
+
+def with_passages(
+    benchmark: Benchmark, path: str | Path, *, alone: bool = False, on_bad: OnBad | None = None
+) -> Benchmark:
+    """The benchmark with the passages of `path` in its knowledge, beside its examples or `alone`
+    (as RACC reads them)."""
+    passages = tuple(load_passages(path, on_bad=on_bad))
+    if not passages:
+        raise LoadError(f"{path_text(path)} holds no passages", hint=FORMS)
+    return replace(benchmark, knowledge=passages if alone else (*benchmark.knowledge, *passages))
+
+
+def load_passages(
+    path: str | Path, *, train: bool = False, on_bad: OnBad | None = None
+) -> Iterator[Example]:
+    """Passages are examples without an answer; their query ids are `GS_17` and `WIT_17`. They lie
+    in a file, a folder of tables or a Hugging Face data set.
+
+    `train` keeps of the Google Search corpus what belongs to the training questions. Of WIT the
+    English rows are read, numbered in their order, with the text that RA-VQA makes of them. Rows
+    that cannot be read go to `on_bad`.
+    """
+    if Path(path).suffix in FILES:
+        return _from_file(Path(path), train, on_bad)
+    return _from_table(str(path), train, on_bad)
+
+
+def is_relevant(passage: str, answers: Iterable[str]) -> bool:
+    """Pseudo-relevance, as OK-VQA's retrievers are trained and measured: any answer stands in the
+    passage, in any case, as a part of a word too."""
+    folded = passage.lower()
+    return any(answer.lower() in folded for answer in answers if answer)
+
+
+def _from_table(place: str, train: bool, on_bad: OnBad | None) -> Iterator[Example]:
+    report = or_raise(on_bad)
+    splits = ("train_passages", "train") if train else ("test_passages", "train")
+    for source, row in first_split(place, *splits):
+        try:
+            query = Query(needed(row, "passage_content"), id=needed(row, "passage_id"))
+        except LoadError as error:
+            report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            yield Example(query, "", source=place)
+
+
+def _from_file(path: Path, train: bool, on_bad: OnBad | None) -> Iterator[Example]:
+    report, shown = or_raise(on_bad), path_text(path)
+    with _reading(path) as lines:
+        delimiter = "\t" if "\t" in lines.readline() else ","
+        lines.seek(0)
+        rows = csv.reader(lines, delimiter=delimiter)
+        read = _reader(next(rows, []), shown, train)
+        for row in _rows(rows, shown, report):
+            try:
+                found = read(row)
+            except LoadError as error:
+                where = f"{shown}, line {rows.line_num}"
+                report(LoadError(f"{where}: {error}", hint=error.hint))
+            else:
+                if found is not None:
+                    # One source for all: a text for each would weigh more than some passages.
+                    yield Example(Query(found[1], id=found[0]), "", source=shown)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[TextIO]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
+            yield lines
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LoadError(f"{path_text(path)} cannot be read: {reason}", hint=FORMS) from error
+
+
+def _rows(
+    rows: Iterator[list[str]], shown: str, report: Callable[[LoadError], None]
+) -> Iterator[list[str]]:
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            report(LoadError(f"{shown}: {error}", hint=FORMS))
+        else:
+            if row:
+                yield row
+
+
+def _reader(header: Sequence[str], shown: str, train: bool) -> Reader:
+    columns = {name.strip(): place for place, name in enumerate(header)}
+    if columns.keys() >= WIT_TEXTS.keys() | {"language"}:
+        return _Wit(columns)
+    id = next((columns[name] for name in GS_IDS if name in columns), None)
+    if id is None or len(columns) < 2:
+        begins = ", ".join(columns)[:SHOWN] or "nothing"
+        raise LoadError(f"{shown} begins with {begins}", hint=FORMS)
+    return _GoogleSearch(len(columns), id, train)
+
+
+class _GoogleSearch:
+    """The text is the first column that is not the id."""
+
+    def __init__(self, width: int, id: int, train: bool) -> None:
+        self._width = width
+        self._id = id
+        self._text = 0 if id else 1
+        self._train = train
+
+    def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
+        if len(row) != self._width:
+            raise LoadError(f"{len(row)} columns, not {self._width}", hint=FORMS)
+        id, text = row[self._id].removeprefix("GS_"), row[self._text].strip()
+        if not id.isdecimal() or not text:
+            raise LoadError("no number or no text", hint=FORMS)
+        if self._train and int(id) >= GS_TRAIN:
+            return None
+        return f"GS_{id}", text
+
+
+class _Wit:
+    def __init__(self, columns: dict[str, int]) -> None:
+        self._language = columns["language"]
+        self._texts = {name: columns[column] for column, name in WIT_TEXTS.items()}
+        self._width = len(columns)
+        self._read = 0
+
+    def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
+        if len(row) != self._width:
+            raise LoadError(f"{len(row)} columns, not {self._width}", hint=FORMS)
+        if row[self._language] != "en":
+            return None
+        told = [f"{name}: {row[at]}" for name, at in self._texts.items() if row[at].strip()]
+        if not told:
+            raise LoadError("no text in any column", hint=FORMS)
+        self._read += 1
+        return f"WIT_{self._read - 1}", " ".join(told)

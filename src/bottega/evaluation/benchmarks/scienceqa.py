@@ -1,0 +1,111 @@
+"""ScienceQA: school questions, half of them with a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import orjson
+
+from bottega.errors import ImageError, LoadError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, image, needed, option, text, texts
+from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.tables import read_examples
+from bottega.image import path_text
+from bottega.knowledge.bad import or_raise
+from bottega.parsing import ChoiceParser
+from bottega.prompting import Lettered
+from bottega.types import Example, Query
+
+TAGS = ("subject", "topic", "category", "grade")
+
+
+def scienceqa(source: Source) -> Benchmark:
+    """test (4,241) is asked, train and validation (16,967) are the knowledge, in all of them items
+    without a picture. A place is a folder with `problems.json` and `pid_splits.json`, as published,
+    or a table in the layout of `derek-thomas/ScienceQA`."""
+    folder = Path(source.place)
+    published = (folder / "problems.json").is_file()
+    read = _published(folder, source) if published else _tables(source)
+    return Benchmark(
+        source.spec,
+        (*read["train"], *read["val"]),
+        tuple(read["test"]),
+        parse=ChoiceParser(),
+        prompt=Lettered(),
+    )
+
+
+def _tables(source: Source) -> Mapping[str, list[Example]]:
+    def make(row: Row, name: str) -> Example:
+        return _example(row, source.place, name, row.get("image"), None)
+
+    splits = {"train": "train", "val": "validation", "test": "test"}
+    return {
+        ours: read_examples(source.place, theirs, make, on_bad=source.on_bad)
+        for ours, theirs in splits.items()
+    }
+
+
+def _published(folder: Path, source: Source) -> Mapping[str, list[Example]]:
+    problems, splits = _object(folder / "problems.json"), _object(folder / "pid_splits.json")
+    return {
+        split: list(_examples(folder, texts(splits, split), problems, split, source))
+        for split in ("train", "val", "test")
+    }
+
+
+def _examples(
+    folder: Path, pids: Iterable[str], problems: Row, split: str, source: Source
+) -> Iterable[Example]:
+    report = or_raise(source.on_bad)
+    for pid in pids:
+        name = f"{path_text(folder)}, problem {pid}"
+        try:
+            row = problems.get(pid)
+            if not isinstance(row, dict):
+                raise LoadError("it is not in problems.json", hint=UNUSABLE)
+            yield _example(row, str(folder), name, _path(folder, split, pid, row), pid)
+        except (LoadError, ImageError) as error:
+            report(LoadError(f"{name}: {error}", hint=error.hint))
+
+
+def _path(folder: Path, split: str, pid: str, row: Row) -> str | None:
+    """Within the folder: images lie in `test/17/image.png` or `images/test/17/image.png`."""
+    file = text(row, "image")
+    if not file:
+        return None
+    inside = f"{split}/{pid}/{file}"
+    return f"images/{inside}" if (folder / "images").is_dir() else inside
+
+
+def _example(row: Row, place: str, name: str, picture: object, pid: str | None) -> Example:
+    choices, hint = texts(row, "choices"), text(row, "hint")
+    question = needed(row, "question")
+    worked = (text(row, "lecture"), text(row, "solution"))
+    return Example(
+        Query(
+            f"{question}\nContext: {hint}" if hint else question,
+            () if picture is None else (image(picture, place, name),),
+            choices,
+            Path(name).name if pid is None else pid,
+        ),
+        option(choices, row.get("answer")),
+        rationale="\n".join(filter(None, worked)) or None,
+        tags={tag: text(row, tag) for tag in TAGS if text(row, tag)},
+        source=name,
+    )
+
+
+def _object(file: Path) -> Row:
+    try:
+        found = orjson.loads(file.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise LoadError(
+            f"{path_text(file)} cannot be read: {error}",
+            hint="expected are problems.json and pid_splits.json, as ScienceQA publishes them",
+        ) from error
+    if not isinstance(found, dict):
+        raise LoadError(f"{path_text(file)} is not an object", hint=UNUSABLE)
+    return found

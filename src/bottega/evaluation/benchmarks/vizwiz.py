@@ -1,0 +1,112 @@
+"""VizWiz: what blind people asked about photographs they took, some of it unanswerable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.annotators import (
+    Asked,
+    Make,
+    Named,
+    asked,
+    examples,
+    first_split,
+    from_table,
+    read_asked,
+    references,
+    said,
+    shown_split,
+)
+from bottega.evaluation.benchmarks.downloads import Downloads
+from bottega.evaluation.benchmarks.fields import Row, needed, text
+from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.metrics.metric import Metric
+from bottega.evaluation.metrics.vizwiz import UNANSWERABLE, Answerability, vizwiz_accuracy
+from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.prompting import Lettered
+from bottega.types import Candidate, Prompt, Query
+
+ANNOTATIONS = ("Annotations/{}.json", "annotations/{}.json", "{}.json")
+LAYOUT = (
+    "expected are Annotations/train.json and Annotations/val.json and the folders or zips train and"
+    " val (vizwiz.org)"
+)
+MAY_BE_UNANSWERABLE = 'If the image does not say, answer "unanswerable".'
+
+
+class MayBeUnanswerable:
+    """Asks for a short answer and says what to answer where there is none."""
+
+    def __init__(self) -> None:
+        self._asked = Lettered()
+
+    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
+        told = replace(query, text=f"{query.text}\n{MAY_BE_UNANSWERABLE}")
+        return self._asked(told, demonstrations)
+
+
+def vizwiz(source: Source) -> Benchmark:
+    """The training questions are shown, those of validation are asked (those of test have no
+    answers). The tag `answerable` is 0 or 1."""
+    downloads = Downloads(Path(source.place), LAYOUT)
+    rows: list[Iterable[Named]]
+    if Path(source.place).is_dir() and downloads.find(*_files("val")):
+        rows = [downloads.rows(*_files(split)) for split in ("train", "val")]
+        make = [_photographed(downloads, split) for split in ("train", "val")]
+    else:
+        shown_rows = shown_split(source.place, "train", layout=LAYOUT)
+        rows = [shown_rows, first_split(source.place, "val", "validation")]
+        make = [from_table(source.place)] * 2
+    shown, items = (
+        read_asked(part, _tagged(made), source.on_bad)
+        for part, made in zip(rows, make, strict=True)
+    )
+    return Benchmark(
+        source.spec,
+        examples(shown),
+        examples(items),
+        metrics=_metrics(items),
+        prompt=MayBeUnanswerable(),
+    )
+
+
+def _metrics(items: Sequence[Asked]) -> tuple[Metric, ...]:
+    answers = references(items)
+    accuracy = (vizwiz_accuracy(answers), vqa_accuracy(answers, "always-normalised"))
+    tagged = (one.example for one in items if one.example.tags["answerable"] == "0")
+    unanswerable = {str(example.query.id) for example in tagged}
+    if not unanswerable:
+        return accuracy
+    return (*accuracy, Answerability(unanswerable, "ap"), Answerability(unanswerable, "f1"))
+
+
+def _tagged(make: Make) -> Make:
+    def tagged(row: Row, source: str) -> Asked:
+        one = make(row, source)
+        return replace(one, example=replace(one.example, tags={"answerable": _answerable(row)}))
+
+    return tagged
+
+
+def _answerable(row: Row) -> str:
+    """As annotated, or by the kind of answer, which is what the hub's table has."""
+    kind = text(row, "category") or text(row, "answer_type")
+    return text(row, "answerable") or str(int(kind != UNANSWERABLE))
+
+
+def _photographed(downloads: Downloads, split: str) -> Make:
+    folder = downloads.needed(split, f"images/{split}", f"Images/{split}")
+
+    def make(row: Row, source: str) -> Asked:
+        id = needed(row, "image")
+        images = (downloads.image(f"{folder}/{id}"),)
+        return asked(row, source, id=id, answers=said(row, "answers"), images=images)
+
+    return make
+
+
+def _files(split: str) -> tuple[str, ...]:
+    return tuple(name.format(split) for name in ANNOTATIONS)

@@ -1,0 +1,59 @@
+"""VL-ICL's tasks that ask for a word or a number: clevr and textocr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bottega.errors import LoadError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.annotators import (
+    Asked,
+    asked,
+    examples,
+    read_asked,
+)
+from bottega.evaluation.benchmarks.downloads import Downloads
+from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, needed, texts
+from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.parsing import plain_text
+from bottega.prompting import Interleaved
+
+LAYOUT = (
+    "expected is a task's folder, such as VL-ICL/clevr, with query.json, support.json and the"
+    " images or their zips: git clone https://huggingface.co/datasets/ys-zong/VL-ICL"
+)
+
+
+def vl_icl(source: Source) -> Benchmark:
+    """DIR/clevr or DIR/textocr: the support set is shown, the query set is asked. What to do is
+    said by the examples alone, as in the published runs without a task description."""
+    task = Path(source.place).absolute()
+    # The paths in the files begin with the task's name.
+    downloads = Downloads(task.parent, LAYOUT)
+    support, query = (_part(downloads, task.name, part, source) for part in ("support", "query"))
+    return Benchmark(
+        source.spec,
+        examples(support),
+        examples(query),
+        metrics=(ExactMatch(), Containment()),
+        parse=plain_text,
+        prompt=Interleaved(show_choices=False),
+    )
+
+
+def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[Asked]:
+    def make(row: Row, name: str) -> Asked:
+        image = row.get("image")
+        paths = texts({"image": [image] if isinstance(image, str) else image}, "image")
+        images = tuple(map(downloads.image, (_found(downloads, path, task) for path in paths)))
+        if not images:
+            raise LoadError("there is no image", hint=UNUSABLE)
+        answers = (needed(row, "answer"),)
+        return asked(row, name, id=name, answers=answers, images=images)
+
+    return read_asked(downloads.rows(f"{task}/{part}.json"), make, source.on_bad)
+
+
+def _found(downloads: Downloads, path: str, task: str) -> str:
+    return downloads.find(path, f"{task}/{path}") or path

@@ -1,0 +1,41 @@
+"""VL-ICL's exact match, and the containment that Cache-of-Thought reports instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bottega.evaluation.metrics.intervals import Estimate, mean
+from bottega.evaluation.metrics.metric import Judged
+from bottega.types import Answer, Example
+
+
+class ExactMatch:
+    """The reply up to its first line break, else up to its first period, is the answer but for
+    case. It reads the whole reply: use it with `plain_text`."""
+
+    name = "exact_match"
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        return float(answer.valid and _cut(answer.text).lower() == item.answer.lower())
+
+    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+        return mean([one.score for one in judged], seed=seed)
+
+
+class Containment(ExactMatch):
+    """The answer stands anywhere in the reply: "3" in "13", too. That flatters."""
+
+    name = "containment"
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        return float(answer.valid and item.answer.lower() in answer.text.lower())
+
+
+def _cut(reply: str) -> str:
+    """As published: nothing is cut before the first letter, nor spaces after the cut."""
+    reply = reply.strip()
+    line, newline, _ = reply.partition("\n")
+    if newline:
+        return line
+    sentence, _, _ = reply.partition(".")
+    return sentence or reply

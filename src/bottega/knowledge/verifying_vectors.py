@@ -1,0 +1,129 @@
+"""Vectors against rows, and against what their embedders make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from bottega.errors import BottegaError
+from bottega.knowledge.database import listed
+from bottega.knowledge.findings import PAGE, Finding, Repair, paged_keys
+from bottega.knowledge.ports import StoredView
+from bottega.knowledge.records import damage
+from bottega.knowledge.reindexing import embed_again, reindex
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.views import View
+from bottega.protocols import Vectors
+
+EMBEDDED_AT_ONCE = 64
+# Of the vector's length. Between unit vectors it is a cosine of 0.999: batches of another size, or
+# another machine, do not make the same numbers to the last bit.
+ALIKE = 0.045
+
+
+def wrong_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """Without one that is complete nothing can be found, and nothing else would be missed."""
+    if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
+        return
+
+    def mend() -> None:
+        for name, view in views.items():
+            reindex(rows, name, view, batch_size=EMBEDDED_AT_ONCE, progress=None)
+
+    if views:
+        yield "the examples have no vectors at all", mend
+    else:
+        yield "the examples have no vectors at all; repaired only with the embedder", None
+
+
+def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """Those that are missing, of another length, or not finite."""
+    for stored in rows.views().values():
+        wrong = [
+            key
+            for keys in paged_keys(rows)
+            for key, vector in _whole_vectors(rows, keys, stored).items()
+            if vector is None
+        ]
+        view = views.get(stored.name)
+        if wrong and view is not None:
+            yield f"{len(wrong)} vectors {stored.name!r}", _embedding(rows, wrong, stored, view)
+        elif wrong:
+            yield f"{len(wrong)} vectors {stored.name!r}; repaired only with the embedder", None
+
+
+def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+    """Those that are whole, and not what the embedder makes of the example."""
+    for name, stored in rows.views().items():
+        view = views.get(name)
+        if view is None:
+            yield f"vectors {name!r} cannot be compared without their embedder", None
+            continue
+        unlike: list[int] = []
+        failed: list[BottegaError] = []
+        for keys in paged_keys(rows, EMBEDDED_AT_ONCE):
+            unlike += _unlike(rows, keys, stored, view, failed)
+        if unlike:
+            what = f"{len(unlike)} vectors {name!r} are not what the embedder makes"
+            yield what, _embedding(rows, unlike, stored, view)
+        if failed:
+            yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
+
+
+def _unlike(
+    rows: SqliteRows,
+    keys: Sequence[int],
+    stored: StoredView,
+    view: View,
+    failed: list[BottegaError],
+) -> list[int]:
+    """What cannot be embedded is added to `failed`, and the others of its batch are compared."""
+    try:
+        examples = {
+            # What is damaged is told elsewhere. A vector of it would be wrong, too.
+            key: example
+            for key, example in rows.by_keys(keys).items()
+            if damage(example) is None
+        }
+        made = dict(zip(examples, view.vectors(list(examples.values())), strict=True))
+    except BottegaError as error:
+        if len(keys) == 1:
+            failed.append(error)
+            return []
+        return [key for one in keys for key in _unlike(rows, [one], stored, view, failed)]
+    held = _whole_vectors(rows, list(made), stored)
+    return [
+        key for key, vector in held.items() if vector is not None and not _alike(vector, made[key])
+    ]
+
+
+def _alike(stored: Vectors, made: Vectors) -> bool:
+    return bool(np.linalg.norm(stored - made) <= ALIKE * np.linalg.norm(made))
+
+
+def _whole_vectors(
+    rows: SqliteRows, keys: list[int], view: StoredView
+) -> dict[int, Vectors | None]:
+    found = rows.read(
+        "SELECT chosen.value, CAST(vector AS BLOB) FROM json_each(?) AS chosen"
+        " LEFT JOIN vectors ON vectors.key = chosen.value AND view = ?",
+        listed(keys),
+        view.number,
+    )
+    return {key: _whole(blob, view.dimension) for key, blob in found}
+
+
+def _whole(blob: bytes | None, dimension: int) -> Vectors | None:
+    if blob is None or len(blob) != 4 * dimension:
+        return None
+    vector = np.frombuffer(blob, np.float32)
+    return vector if np.isfinite(vector).all() else None
+
+
+def _embedding(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
+    def mend() -> None:
+        for start in range(0, len(keys), PAGE):
+            embed_again(rows, keys[start : start + PAGE], stored.number, view)
+
+    return mend

@@ -1,0 +1,151 @@
+"""Multiple choice as the MMMU benchmark reads it (`eval/eval_utils.py` of MMMU-Benchmark/MMMU), and
+its reading of open answers."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from string import ascii_uppercase
+from typing import Literal
+
+from bottega.parsing.replies import (
+    before,
+    confidence,
+    match,
+    plain,
+    spoken,
+    stated_answers,
+    without_confidence,
+)
+from bottega.types import Answer, Completion, Query
+
+ENDS = ",.!?;:'"
+FEWEST_WORDS = 6  # for an option's text to count inside of a reply
+LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+NUMBERS = (
+    re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
+    # Without the look-behind a long row of digits would be read from each of them.
+    re.compile(r"-?(?<!\d)\d+(?:\.\d+)?[eE][+-]?\d+"),
+    re.compile(r"-?(?:(?<!\d)\d+\.\d+|\.\d+|(?<!\d)\d+\b)(?![eE][+-]?\d+)(?![,\d])"),
+)
+
+Unparsable = Literal["none", "random"]
+Lettered = Mapping[str, str]
+
+
+class ChoiceParser:
+    """Reads a letter, or an option's text, as the option: the query's choices are (A), (B) and so
+    on, up to Z. Options with the same text are the same answer, whichever letter was said.
+
+    The official parse takes the last "(B)" of the reply, or else the last " B ", or else, in a
+    reply of more than five words, the last option that is named. Where a line `Answer: ...` is
+    stated, that line is read before the rest. What this does not understand may still be a choice
+    that stands alone, in any case and punctuation ("**b**", "B. Paris", "paris").
+
+    What remains is invalid. With `unparsable="random"` it is a choice drawn by the seed and the
+    query, as in the official code; such an answer has no confidence. A query without choices is
+    answered by the stated answer or the whole reply, for `open_candidates` to read.
+    """
+
+    def __init__(self, *, unparsable: Unparsable = "none", seed: int = 0) -> None:
+        self.unparsable = unparsable
+        self.seed = seed
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        reply = spoken(completion.text)
+        stated = stated_answers(reply)
+        rationale = before(reply, stated)
+        sure = confidence(reply, completion)
+        reply = without_confidence(reply)
+        last = stated[-1][1].strip() if stated else reply
+        if not query.choices:
+            labels = (last,) if last else ()
+            return Answer(last, bool(last), labels, sure if last else None, rationale)
+        options = dict(zip(ascii_uppercase, query.choices, strict=False))
+        said = _chosen(last, options) or _chosen(reply, options)
+        if said is not None:
+            return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
+        if self.unparsable == "none":
+            return Answer(last, valid=False, rationale=rationale)
+        drawn = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
+        return Answer(drawn, labels=(drawn,), rationale=rationale)
+
+
+def _chosen(text: str, options: Lettered) -> str | None:
+    letter = _official(text, options)
+    return _alone(text, options) if letter is None else options[letter]
+
+
+def _official(text: str, options: Lettered) -> str | None:
+    """The letter by the official rules, None where the official code would draw one."""
+    for end in ENDS:  # one after the other, so that "B,." keeps its comma
+        text = text.strip(end)
+    text = f" {text} "
+    folded = text.lower()
+    rules: list[Callable[[str], int]] = [
+        lambda letter: text.rfind(f"({letter})"),
+        lambda letter: text.rfind(f" {letter} "),
+    ]
+    if len(text.split()) >= FEWEST_WORDS:
+        rules.append(lambda letter: folded.rfind(options[letter].lower()))
+    for position in rules:
+        last = max(options, key=position)  # the first of those that stand at the same place
+        if position(last) >= 0:
+            return last
+    return None
+
+
+def _alone(text: str, options: Lettered) -> str | None:
+    """The option, if the text is nothing but it, its letter or both."""
+    named = match(text, tuple(dict.fromkeys(options.values())))
+    if named is not None:
+        return named
+    said = plain(text)
+    for letter, option in options.items():
+        both = (f"{letter}{mark} {option}" for mark in (".", ")", ":"))
+        if said in map(plain, (letter, *both)):
+            return option
+    return None
+
+
+def open_candidates(reply: str) -> list[str | float]:
+    """What an open answer may be, by the official rules: of each line the shortest tail behind
+    "is", "so", "therefore" and the like (the whole reply if there is none), and the numbers in
+    these, rounded to two decimals. Texts are in lower case.
+    """
+    tails = _tails(reply.strip().strip(".").lower())
+    numbers = [found for tail in tails for pattern in NUMBERS for found in pattern.findall(tail)]
+    return list(dict.fromkeys(form for text in (*tails, *numbers) for form in open_forms(text)))
+
+
+def open_forms(text: str) -> list[str | float]:
+    """How an open answer is compared: a number as a number, a text in lower case. A single letter
+    has a space before or behind it, or else it would be found in most words."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        text = text.lower()
+    return [f" {text}", f"{text} "] if len(text) == 1 else [text]
+
+
+def _tails(reply: str) -> list[str]:
+    lines = reply.split("\n")
+    tails: list[str] = []
+    for number, line in enumerate(lines, 1):
+        leads = (*LEADS, "=") if number == len(lines) else LEADS
+        behind = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
+        shortest = _shortest(behind)
+        if shortest and shortest not in tuple(ENDS):
+            tails.append(shortest)
+    return tails or [reply]
+
+
+def _shortest(tails: Sequence[str]) -> str:
+    """An empty tail counts only until another is seen, as in the official code."""
+    shortest = ""
+    for tail in tails:
+        if not shortest or len(tail) < len(shortest):
+            shortest = tail
+    return shortest

@@ -1,0 +1,76 @@
+"""A reply becomes a label. Matching is by whole label, never by substring ("cat" is not in
+"caterpillar")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bottega.parsing.replies import QUOTES, before, confidence, match, plain, spoken, stated_answers
+from bottega.types import Answer, Completion, Query
+
+SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
+NO_LABEL = "none"
+
+
+def plain_text(query: Query, completion: Completion, /) -> Answer:
+    """The reply as it is, without its thinking; an empty one is invalid."""
+    text = spoken(completion.text)
+    return Answer(text, valid=bool(text))
+
+
+class LabelParser:
+    """Reads `Answer Choice: ...` and `Confidence Score: ...` (the last of each, as a model that
+    repeats the template answers last), or else takes the whole reply as the label.
+
+    The label must equal one of the query's choices up to case, outer punctuation and spacing; with
+    no choices, any text is an answer. What stands before the first answer is the rationale. With
+    `multi_label` the reply may list several choices separated by commas, or say "none". Everything
+    else is `Answer(valid=False)`.
+    """
+
+    def __init__(self, *, multi_label: bool = False) -> None:
+        self.multi_label = multi_label
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        reply = spoken(completion.text)
+        stated = [] if reply in query.choices else stated_answers(reply)
+        text = (stated[-1][1] if stated else reply).strip()
+        rationale = before(reply, stated)
+        labels = self._labels(text, query.choices)
+        if labels is None:
+            return Answer(text, valid=False, rationale=rationale)
+        shown = ", ".join(labels) or NO_LABEL
+        sure = confidence(reply, completion)
+        return Answer(shown, labels=labels, confidence=sure, rationale=rationale)
+
+    def _labels(self, text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+        if not choices:
+            bare = text.strip(QUOTES)
+            return (bare,) if bare else None
+        one = match(text, choices)
+        if one is not None:
+            return (one,)
+        if not self.multi_label:
+            return None
+        if plain(text) == NO_LABEL:
+            return ()
+        return _split(text, choices)
+
+
+def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+    """The labels of a list. A label may itself hold a separator, so the longest run of parts that
+    is a choice wins. None if any part belongs to no choice."""
+    parts = SEPARATORS.split(text)  # captured separators stand at the odd places
+    found: list[str] = []
+    start = 0
+    while start < len(parts):
+        for end in range(len(parts), start, -2):
+            label = match("".join(parts[start:end]), choices)
+            if label is not None:
+                found.append(label)
+                start = end + 1
+                break
+        else:
+            return None
+    return tuple(dict.fromkeys(found))

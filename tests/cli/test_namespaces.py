@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+
+TEAM = ("--namespace", "team-a")
+
+
+@pytest.fixture
+def file(run: Run, pets: Path) -> str:
+    """Twelve examples in team-a, and those called leaf also without a namespace's name."""
+    run("add", "k.db", pets, "--embed", "pixels", *TEAM)
+    shutil.copytree(pets / "leaf", "one/leaf")
+    run("add", "k.db", "one")
+    return "k.db"
+
+
+def record(found: object) -> dict[str, Any]:
+    assert isinstance(found, dict)
+    return found
+
+
+def ids(run: Run, *arguments: str) -> list[str]:
+    listed = run("ls", *arguments, "--json").json
+    assert isinstance(listed, list)
+    return [row["id"] for row in listed]
+
+
+def test_a_command_sees_one_namespace(run: Run, file: str) -> None:
+    unnamed, team = ids(run, file), ids(run, file, *TEAM)
+    assert (len(unnamed), len(team)) == (4, 12)
+    [ruby, *_] = ids(run, file, "--label", "ruby", *TEAM)
+    for command in ("show", "pin", "unpin", "rm"):
+        assert run(command, file, ruby).code == 1
+    assert record(run("show", file, ruby, *TEAM, "--json").json)["answer"] == "ruby"
+    assert run("pin", file, ruby, *TEAM, "--json").json == {"pinned": 1}
+    assert record(run("stats", file, "--json").json)["pinned"] == 0
+    assert run("unpin", file, ruby, *TEAM, "--json").json == {"pinned": 0}
+    assert "namespace 'team-a', holds 11 examples" in run("rm", file, ruby, *TEAM).out
+    assert ids(run, file) == unnamed
+
+
+def test_examples_are_shown_from_the_namespace_that_is_named(run: Run, file: str) -> None:
+    picture = "pets/sky/0.png"
+    quiet = ("--shots", 12, "--json", "--traces", "none")
+    for names, labels in ((TEAM, {"leaf", "ruby", "sky"}), ((), {"leaf"})):
+        answers = run("classify", file, picture, *quiet, *names).json
+        assert isinstance(answers, list)
+        asked = run("ask", "What is this?", "-i", picture, "--kb", file, *quiet, *names).json
+        for answer in (*answers, record(asked)):
+            assert {shown["answer"] for shown in answer["demonstrations"]} == labels
+    lost = run("ask", "What is this?", *TEAM)
+    assert (lost.code, "--kb" in lost.err) == (2, True)
+
+
+def test_stats_count_the_other_namespaces(run: Run, file: str) -> None:
+    found = record(run("stats", file, "--json").json)
+    assert (found["examples"], found["namespaces"]) == (4, {"": 4, "team-a": 12})
+    assert record(run("stats", file, *TEAM, "--json").json)["labels"] == 3
+    assert "team-a" in run("stats", file).out.split("other namespace")[1]
+    shutil.copytree("one", "alone")
+    run("add", "other.db", "alone", "--embed", "pixels")
+    assert "other namespace" not in run("stats", "other.db").out
+
+
+def test_export_says_what_it_left_and_import_takes_a_namespace(run: Run, file: str) -> None:
+    exported = run("export", file, "copy", "--json")
+    assert exported.json == {"examples": 4, "skipped": []}
+    assert "not exported: 12 in 'team-a'" in exported.err
+    assert "--namespace team-a" in exported.err
+    assert "12 examples written" in run("export", file, "team", *TEAM).out
+    for folder, names in (("copy", ()), ("team", TEAM)):
+        run("import", "other.db", folder, "--embed", "pixels", *names)
+    assert ids(run, "other.db", *TEAM) == ids(run, file, *TEAM)
+    assert "12 in 'team-a'" not in run("export", "other.db", "again", *TEAM).err
+
+
+def test_an_empty_namespace_says_where_examples_are(run: Run, file: str) -> None:
+    run("rm", file, *ids(run, file))
+    said = "no examples in namespace ''; there are 12 in 'team-a'"
+    listed = run("ls", file, "--json")
+    assert (listed.json, listed.code) == ([], 0)
+    for told in (listed, run("ls", file), run("ls", file, "--label", "leaf")):
+        assert said in told.err
+        assert "--namespace team-a" in told.err
+    for arguments in (("classify", file, "query.jpg"), ("ask", "what?", "--kb", file)):
+        failed = run(*arguments)
+        assert failed.code == 1
+        assert said in failed.err
+        assert "--namespace team-a" in failed.err
+
+
+def test_an_option_for_a_strange_name_may_be_pasted(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels", "--namespace", "it's ours")
+    assert "--namespace 'it'\"'\"'s ours'" in run("ls", "k.db").err
+
+
+def test_of_many_namespaces_the_first_are_named(run: Run, pets: Path) -> None:
+    for i in range(7):
+        run("add", "k.db", pets, "--embed", "pixels", "--namespace", f"n{i}")
+    told = run("ls", "k.db").err
+    assert "12 in 'n4', and 2 more namespaces; give --namespace NAME" in told
+
+
+def test_reindex_embeds_every_namespace(run: Run, file: str) -> None:
+    done = run("reindex", file, "--embed", "pixels", "--by", "looks", "--json").json
+    assert record(done)["embedded"] == 16

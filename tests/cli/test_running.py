@@ -1,0 +1,112 @@
+"""Runs that stop halfway, against a real server: they go on, and ask nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from tests.cli.conftest import Run
+from tests.server import Server, ok, refuse
+
+ASKED = ("--methods", "zero-shot,top-k", "--shots", 1, "--model", "openai:m", "--concurrency", 1)
+MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvision"
+GOOD = ok("Answer Choice: leaf")
+
+
+def results(run: Run, pets: Path, *options: object) -> list[dict[str, object]]:
+    done = run("eval", f"image-folder:{pets}", *ASKED, "--json", "f.json", *options)
+    assert done.code == 0, done.err
+    rows: list[dict[str, object]] = orjson.loads(Path("f.json").read_bytes())["results"]
+    return [row | {"seconds": 0} for row in rows]
+
+
+def test_what_an_endpoint_refused_is_listed_and_alone_asked_again(
+    run: Run, pets: Path, served: Server
+) -> None:
+    served.answers = [GOOD]
+    whole = results(run, pets)
+    served.answers, served.bodies[:] = [GOOD, refuse(400, "filtered"), GOOD], []
+    failed = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept")
+    assert failed.code == 1
+    assert "failed: zero-shot, item 1: " in failed.out
+    assert len(served.bodies) == 6
+    served.answers, served.bodies[:] = [GOOD], []
+    assert results(run, pets, "--out", "kept") == whole
+    assert len(served.bodies) == 1
+
+
+def test_an_endpoint_that_is_down_scores_nothing(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.answers = [GOOD]
+    whole = results(run, pets)
+    with monkeypatch.context() as patched:
+        patched.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        dead = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept", "--json", "dead.json")
+    assert dead.code == 1
+    assert "item 0" in dead.out
+    assert not Path("dead.json").exists()
+    assert results(run, pets, "--out", "kept") == whole
+
+
+def test_a_budget_stops_a_run_that_a_larger_one_goes_on_with(
+    run: Run, pets: Path, served: Server
+) -> None:
+    served.answers = [GOOD]
+    priced = ("--price", "1,1", "--out", "kept")
+    whole = results(run, pets, "--price", "1,1")
+    served.bodies.clear()
+    [zero, top] = results(run, pets, *priced, "--budget", "0.00005")
+    assert (zero["n"], top["n"], top["missing"]) == (3, 1, 2)
+    assert results(run, pets, *priced, "--budget", 1) == whole
+    assert len(served.bodies) == 6
+    refused = run("eval", f"image-folder:{pets}", *ASKED, "--budget", 1)
+    assert refused.code == 2
+    assert "price" in refused.err
+
+
+def test_another_command_does_not_go_on_with_it(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [GOOD]
+    results(run, pets, "--out", "kept")
+    other = run("eval", f"image-folder:{pets}", *ASKED, "--out", "kept", "--seed", 1)
+    assert other.code == 2
+    assert "seed 0, not 1" in other.err
+
+
+def test_majority_asks_for_several_samples(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [ok("leaf", "sky", "leaf")]
+    done = run(
+        "eval", f"image-folder:{pets}", "--methods", "majority", "--shots", 2, "--samples", 3,
+        "--model", "openai:m", "--json", "f",
+    )  # fmt: skip
+    assert done.code == 0
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (row["value"], row["calls"]) == (pytest.approx(1 / 3), 3)
+    assert {(body["n"], body["temperature"]) for body in served.bodies} == {(3, 0.7)}
+
+
+def test_round_after_round_in_the_order_of_the_items(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [GOOD]
+    options = ("--methods", "zero-shot", "--round-size", 1, "--model", "openai:m")
+    assert run("eval", f"image-folder:{pets}", *options).code == 0
+    items = load_benchmark(f"image-folder:{pets}", seed=0).items
+    shown = [body["messages"][0]["content"][0]["image_url"]["url"] for body in served.bodies]
+    assert shown == [item.query.images[0].data_url for item in items]
+
+
+@pytest.mark.skipif(not MATHVISION.exists(), reason="sample data are absent")
+def test_a_published_benchmark_is_asked_as_published(run: Run, served: Server) -> None:
+    served.answers = [ok("Final answer: (B)")]
+    done = run(
+        "eval", f"mathvision:{MATHVISION}", "--methods", "zero-shot,random,top-k", "--shots", 2,
+        "--model", "openai:m", "--json", "f",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    document = orjson.loads(Path("f").read_bytes())
+    assert (document["items"], document["knowledge_base"]) == (24, 72)
+    assert [row["n"] for row in document["results"]] == [24, 24, 24]
+    images = [orjson.dumps(body).count(b'"type":"image_url"') for body in served.bodies]
+    assert images == [1] * 24 + [3] * 48

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega import KnowledgeBase, PixelEmbedder, Query, TokenEmbedder, View, load_image_folder
+from bottega.types import Example
+from tests.cli.conftest import Run
+from tests.knowledge.doubles import SeededEmbedder
+
+QUIET = ("--traces", "none", "--json")
+
+
+def its_answer(example: Example) -> Query:
+    return Query(example.answer)
+
+
+@pytest.fixture
+def file(pets: Path, tmp_path: Path) -> Path:
+    """Three views: by image, by answer, and by an embedder that no option names."""
+    views = {
+        "image": View(PixelEmbedder()),
+        "answer": View(TokenEmbedder.bundled(), reads=its_answer),
+        "odd": View(SeededEmbedder("odd-1")),
+    }
+    with KnowledgeBase.open(tmp_path / "k.db", views) as knowledge:
+        knowledge.add(load_image_folder(pets))
+    return tmp_path / "k.db"
+
+
+def record(found: object) -> dict[str, Any]:
+    assert isinstance(found, dict)
+    return found
+
+
+def shown(found: object) -> set[str]:
+    return {each["answer"] for each in record(found)["demonstrations"]}
+
+
+def test_each_view_finds_by_what_it_reads(run: Run, file: Path) -> None:
+    by_answer = ("ask", "ruby", "--kb", file, "--by", "answer", "--shots", 4, *QUIET)
+    assert shown(run(*by_answer).json) == {"ruby"}
+    answers = run("classify", file, "query.jpg", "--by", "image", "--shots", 4, *QUIET).json
+    assert isinstance(answers, list)
+    assert answers[0]["answer"] == "leaf"
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "smell")])
+def test_a_view_that_is_missing_or_wrong_is_asked_for(
+    run: Run, file: Path, by: tuple[str, ...]
+) -> None:
+    for command in (("classify", file, "query.jpg"), ("ask", "what?", "--kb", file)):
+        failed = run(*command, *by)
+        assert failed.code == 2
+        assert "image, answer, odd" in failed.err
+        assert "--by" in failed.err
+
+
+def test_an_embedder_that_nothing_names_is_asked_for(run: Run, file: Path) -> None:
+    failed = run("ask", "what?", "--kb", file, "--by", "odd")
+    assert failed.code == 1
+    assert "'odd-1'" in failed.err
+    assert "--embed" in failed.err
+    clash = run("ask", "what?", "--kb", file, "--by", "odd", "--embed", "pixels")
+    assert "'odd-1'" in clash.err
+
+
+def test_stats_tell_of_every_view(run: Run, file: Path) -> None:
+    views = record(run("stats", file, "--json").json)["views"]
+    assert list(views) == ["image", "answer", "odd"]
+    assert views["odd"] == {"embedder": "odd-1", "dimension": 8}
+    told = run("stats", file).out
+    assert all(
+        view["embedder"] in told and str(view["dimension"]) in told for view in views.values()
+    )
+
+
+def test_what_python_alone_can_make_is_left_to_it(run: Run, pets: Path, file: Path) -> None:
+    run("export", file, "copy")
+    before = run("stats", file, "--json").json
+    for command in (
+        ("add", file, pets),
+        ("import", file, "copy"),
+        ("add", file, pets, "--embed", "pixels"),
+    ):
+        failed = run(*command)
+        assert failed.code == 1
+        assert "image, answer, odd" in failed.err
+        assert "from Python" in failed.err
+    for option in ((), ("--embed", "words"), ("--embed", "pixels")):
+        failed = run("reindex", file, "--by", "answer", *option)
+        assert failed.code == 1
+        assert "new name" in failed.err
+    assert run("reindex", file).code == 2
+    assert run("stats", file, "--json").json == before
+
+
+def test_views_that_the_command_line_began_it_also_fills(run: Run, pets: Path) -> None:
+    (pets / "ruby").rename("ruby")
+    run("add", "k.db", pets, "--embed", "pixels")
+    assert (
+        record(run("reindex", "k.db", "--embed", "words", "--by", "text", "--json").json)[
+            "embedded"
+        ]
+        == 8
+    )
+    Path("more").mkdir()
+    Path("ruby").rename("more/ruby")
+    assert record(run("add", "k.db", "more", "--json").json)["new"] == 4
+    assert run("verify", "k.db").code == 0
+    for by in ((), ("--by", "text")):
+        assert (
+            run("ask", "What is in the image?", "-i", "query.jpg", "--kb", "k.db", *by, *QUIET).code
+            == 0
+        )
+    with KnowledgeBase.open("k.db", {"text": View(TokenEmbedder.bundled())}) as knowledge:
+        assert len(knowledge.vectors(knowledge.ids(), by="text")) == 12
+
+
+def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    run("reindex", "k.db", "--embed", "pixels", "--by", "text")
+    with KnowledgeBase.open("k.db", None) as knowledge:
+        knowledge.reindex("text", View(TokenEmbedder.bundled(), reads=its_answer))
+    assert "made them: text" in run("add", "k.db", pets).err
+
+
+def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    run("reindex", "k.db", "--embed", "words", "--by", "text")
+    assert record(run("reindex", "k.db", "--embed", "bundled", "--json").json)["view"] == "default"
+    assert record(run("reindex", "k.db", "--json").json) == {
+        "view": "default",
+        "embedded": 0,
+        "embedder": record(run("stats", "k.db", "--json").json)["views"]["default"]["embedder"],
+    }
+
+
+def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path) -> None:
+    assert (
+        "made them: image, answer, odd" in run("verify", file, "--repair", "--embed", "pixels").err
+    )
+    run("reindex", file, "--embed", "pixels", "--by", "looks")
+    connection = sqlite3.connect(file)
+    connection.execute("DELETE FROM vectors WHERE key = 3")
+    connection.commit()
+    connection.close()
+    repaired = run("verify", file, "--repair")
+    assert repaired.code == 1
+    assert "repaired: 1 vectors 'looks'" in repaired.out
+    assert "WRONG: 1 vectors 'answer'; repaired only with the embedder" in repaired.out
+
+
+def test_words_and_dual_are_embedders(run: Run, pets: Path) -> None:
+    for spec, begins in (("words", "tokens-"), ("dual", "dual (tower-")):
+        run("add", f"{spec}.db", pets, "--embed", spec)
+        stats = record(run("stats", f"{spec}.db", "--json").json)
+        assert stats["embedder"].startswith(begins)
+        assert run("ask", "What is it?", "--kb", f"{spec}.db", *QUIET).code == 0

@@ -1,0 +1,46 @@
+"""Tiny folders in the published layouts."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.builders import picture
+
+
+def written(path: Path, value: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value), "utf-8")
+    return path
+
+
+def painted(path: Path, shade: int) -> Path:
+    """The bytes of a PNG, whatever the name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(picture(shade).data)
+    return path
+
+
+def zipped(archive: Path, members: Mapping[str, bytes]) -> Path:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return archive
+
+
+def table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    """A parquet file as the hub has it."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+    return path
+
+
+def encoded(shade: int) -> dict[str, object]:
+    return {"bytes": picture(shade).data, "path": None}

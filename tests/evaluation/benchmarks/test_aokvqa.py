@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.types import Answer, Completion
+from tests.builders import picture
+from tests.evaluation.benchmarks.published import encoded, painted, table, written
+
+CHOICES = ["skateboarder", "train", "delivery", "cab"]
+
+
+def question(number: int, **others: object) -> dict[str, object]:
+    """As in `aokvqa_v1p0_*.json`."""
+    return {
+        "split": "val",
+        "image_id": number,
+        "question_id": f"q{number}",
+        "question": f"What does {number} await?",
+        "choices": CHOICES,
+        "correct_choice_idx": 3,
+        "direct_answers": ["train"] * 2 + ["taxi"] * 5 + ["a", "b", "c"],
+        "difficult_direct_answer": False,
+        "rationales": ["No tracks.", "It is a street.", "A cab fits."],
+        **others,
+    }
+
+
+def published(root: Path, train: Sequence[object], val: Sequence[object]) -> Path:
+    for split, rows in (("train", train), ("val", val)):
+        written(root / f"aokvqa_v1p0_{split}.json", rows)
+        for number in range(1, 10):
+            painted(root / f"{split}2017" / f"{number:012}.jpg", number)
+    return root
+
+
+def test_direct_answers_leave_out_the_difficult(tmp_path: Path) -> None:
+    hard = question(8, difficult_direct_answer=True)
+    published(
+        tmp_path, [question(1), question(2, difficult_direct_answer=True)], [question(7), hard]
+    )
+    data = load_benchmark(f"aokvqa:{tmp_path}", seed=0)
+    assert (len(data.knowledge), len(data.items)) == (2, 1)
+    (item,) = data.items
+    assert (item.query.id, item.query.choices, item.answer) == ("q7", (), "taxi")
+    assert (item.query.images, item.rationale) == ((picture(7),), None)
+    assert data.metrics[0].name == "direct_answer_original"
+    assert data.metrics[0].score(item, Answer("train")) == pytest.approx(2 / 3)
+    assert [metric.score(item, Answer("Taxi.")) for metric in data.metrics] == [0, 1]
+
+
+def test_choices_are_answered_by_their_letters(tmp_path: Path) -> None:
+    published(tmp_path, [question(1)], [question(7), question(8, difficult_direct_answer=True)])
+    data = load_benchmark(f"aokvqa:{tmp_path},answers=choices,rationales=yes", seed=0)
+    assert (len(data.items), data.labels) == (2, ())
+    item = data.items[0]
+    assert (item.query.choices, item.answer) == (tuple(CHOICES), "cab")
+    assert data.knowledge[0].rationale == "No tracks."
+    right, wrong = (data.parse(item.query, Completion(reply)) for reply in ("(D)", "B"))
+    assert [data.metrics[0].score(item, answer) for answer in (right, wrong)] == [1, 0]
+    assert data.metrics[0].name == "accuracy"
+
+
+def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
+    def row(number: int, answers: str) -> dict[str, object]:
+        return question(number, image=encoded(number), direct_answers=answers)
+
+    table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1, "['taxi'] ")])
+    asked = [row(7, "['taxi', 'cab', 'taxi']"), row(8, "['taxi', __import__('os')]")]
+    table(tmp_path / "data" / "validation-00000-of-00001.parquet", asked)
+    bad: list[BottegaError] = []
+    data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    assert [item.query.images for item in data.items] == [(picture(7),)]
+    assert data.metrics[0].score(data.items[0], Answer("taxi")) == pytest.approx(2 / 3)
+    assert ["direct_answers is no list" in str(error) for error in bad] == [True]
+
+
+def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
+    published(tmp_path, [question(1)], [question(7), question(8, correct_choice_idx=4)])
+    bad: list[BottegaError] = []
+    spec = f"aokvqa:{tmp_path},answers=choices"
+    assert len(load_benchmark(spec, seed=0, on_bad=bad.append).items) == 1
+    assert ["none of the 4 choices" in str(error) for error in bad] == [True]
+
+
+def test_unknown_knobs_and_missing_files(tmp_path: Path) -> None:
+    published(tmp_path, [question(1)], [question(7)])
+    with pytest.raises(SettingError):
+        load_benchmark(f"aokvqa:{tmp_path},answers=both", seed=0)
+    (tmp_path / "aokvqa_v1p0_train.json").unlink()
+    with pytest.raises(LoadError, match=r"has no aokvqa_v1p0_train\.json") as raised:
+        load_benchmark(f"aokvqa:{tmp_path}", seed=0)
+    assert "train2017" in raised.value.hint

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import ImageError, LoadError
+from bottega.evaluation.benchmarks.downloads import Downloads
+from tests.builders import picture
+from tests.evaluation.benchmarks.published import painted, written, zipped
+
+LAYOUT = "expected is a lot"
+
+
+def test_an_archive_counts_as_unpacked_beside_it(tmp_path: Path) -> None:
+    zipped(tmp_path / "val.zip", {"val/1.jpg": picture(1).data})
+    zipped(tmp_path / "task" / "query.zip", {"query/2.jpg": picture(2).data})
+    zipped(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
+    painted(tmp_path / "train" / "3.jpg", 3)
+    there = Downloads(tmp_path, LAYOUT)
+    assert there.needed("missing", "val") == "val"
+    assert there.needed("train") == "train"
+    names = ("val/1.jpg", "task/query/2.jpg", "train/3.jpg")
+    assert [there.image(name) for name in names] == [picture(shade) for shade in (1, 2, 3)]
+    assert there.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
+
+
+def test_what_is_missing_comes_with_the_layout(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"has no train\.json") as raised:
+        Downloads(tmp_path, LAYOUT).rows("train.json", "Annotations/train.json")
+    assert raised.value.hint == LAYOUT
+    with pytest.raises(LoadError, match="is not a folder"):
+        Downloads(tmp_path / "x", LAYOUT).needed("train.json")
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("[{]", "not valid JSON"),
+        ('{"rows": []}', "not a list of objects"),
+        ("[1]", "not a list of objects"),
+    ],
+)
+def test_what_is_no_list_of_rows(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(LoadError, match=says):
+        Downloads(tmp_path, LAYOUT).rows("rows.json")
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_bytes(b'\xef\xbb\xbf[{"n": 1}]')
+    assert len(Downloads(tmp_path, LAYOUT).rows("rows.json")) == 1
+
+
+def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "val.zip").write_bytes(b"PK and then nothing")
+    with pytest.raises(LoadError, match=r"val\.zip cannot be read"):
+        Downloads(tmp_path, LAYOUT).find("val")
+
+
+def test_a_damaged_member_is_an_image_error(tmp_path: Path) -> None:
+    archive = zipped(tmp_path / "val.zip", {"val/1.jpg": b"\x89PNG" * 50})
+    archive.write_bytes(archive.read_bytes().replace(b"\x89PNG\x89PNG", b"\x89PNX\x89PNG", 1))
+    with pytest.raises(ImageError, match="cannot be unpacked"):
+        Downloads(tmp_path, LAYOUT).image("val/1.jpg")
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\0b", "x" * 5000])
+def test_rows_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    painted(tmp_path / "secret.png", 1)
+    written(tmp_path / "data" / "rows.json", [])
+    there = Downloads(tmp_path / "data", LAYOUT)
+    there.find(name)
+    with pytest.raises(ImageError):
+        there.image(name)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.types import Answer, Completion
+from tests.evaluation.benchmarks.published import painted
+
+
+def lines(path: Path, *rows: Mapping[str, object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+def test_rows_that_all_ask_the_same_are_a_classification(tmp_path: Path) -> None:
+    for shade in range(3):
+        painted(tmp_path / f"{shade}.png", shade)
+    lines(
+        tmp_path / "train.jsonl", {"image": "0.png", "label": "a"}, {"image": "1.png", "label": "b"}
+    )
+    lines(tmp_path / "test.jsonl", {"image": "2.png", "label": "a"})
+    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    assert (len(data.knowledge), len(data.items), data.labels) == (2, 1, ("a", "b"))
+    assert data.metrics[0].name == "accuracy"
+
+
+def test_several_labels_are_measured_as_such(tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl", {"question": "x?", "labels": ["a", "b"]})
+    lines(tmp_path / "test.jsonl", {"question": "y?", "labels": []})
+    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    assert (data.multi_label, data.metrics[0].name) == (True, "macro_f1")
+
+
+def test_own_choices_stay(tmp_path: Path) -> None:
+    row = {"question": "Hue?", "answer": "red", "choices": ["red", "blue"]}
+    lines(tmp_path / "train.jsonl", row)
+    lines(tmp_path / "test.jsonl", {**row, "question": "Colour?"})
+    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    (item,) = data.items
+    assert (item.query.choices, data.labels) == (("red", "blue"), ())
+    assert data.metrics[0].score(item, data.parse(item.query, Completion("Red."))) == 1
+
+
+def test_free_answers_from_two_files(tmp_path: Path) -> None:
+    shown = lines(
+        tmp_path / "a" / "known.jsonl", {"question": "Capital of Italy?", "answer": "Rome"}
+    )
+    asked = lines(tmp_path / "b" / "asked.jsonl", {"question": "Of France?", "answer": "Paris"})
+    data = load_benchmark(f"jsonl:{shown},{asked}", seed=0)
+    (item,) = data.items
+    answer = data.parse(item.query, Completion("Answer: paris."))
+    assert [metric.score(item, answer) for metric in data.metrics] == [1, 1]
+    assert data.metrics[0].score(item, Answer("Rome")) == 0
+
+
+def test_bad_lines_are_named_and_missing_files_too(tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl", {"question": "x?", "answer": "a"}, {"question": "y?"})
+    with pytest.raises(LoadError, match=r"test\.jsonl is not there") as raised:
+        load_benchmark(f"jsonl:{tmp_path}", seed=0, on_bad=lambda error: None)
+    assert "KNOWN.jsonl,ASKED.jsonl" in raised.value.hint
+    lines(tmp_path / "test.jsonl", {"question": "z?", "answer": "b"})
+    bad: list[BottegaError] = []
+    assert len(load_benchmark(f"jsonl:{tmp_path}", seed=0, on_bad=bad.append).knowledge) == 1
+    assert ["line 2" in str(error) for error in bad] == [True]

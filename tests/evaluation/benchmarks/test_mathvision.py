@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.types import Completion
+from tests.builders import picture
+
+SAMPLE = Path(__file__).resolve().parents[4] / "shared" / "data" / "mathvision"
+
+
+def problem(number: int, **changed: object) -> dict[str, object]:
+    return {
+        "id": str(number),
+        "question": f"Problem {number}: what is next?\n<image1>\n<image2>",
+        "options": [],
+        "answer": str(number),
+        "solution": None,
+        "level": 3,
+        "subject": "logic",
+        "image": f"images/{number}.png",
+    } | changed
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "data").mkdir()
+    letters = problem(2, options=["A", "B", "C", "D", "E"], answer="E")
+    values = problem(3, options=["1", r"$\frac{1}{2}$"], answer="B", solution="Halve it.")
+    rows = [problem(1), letters, values, problem(4)]
+    for row in rows:
+        (tmp_path / str(row["image"])).write_bytes(picture(int(str(row["id"]))).data)
+    for split, part in (("test", rows), ("testmini", rows[:3])):
+        text = "\n".join(map(json.dumps, part))
+        (tmp_path / "data" / f"{split}.jsonl").write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_what_is_asked_is_not_known(place: Path) -> None:
+    data = load_benchmark(f"mathvision:{place}", seed=0)
+    assert sorted(str(e.query.id) for e in data.items) == ["1", "2", "3"]
+    [known] = data.knowledge
+    assert (known.query.id, known.answer, known.query.images) == ("4", "4", (picture(4),))
+    assert known.tags == {"subject": "logic", "level": "3"}
+
+
+def test_replies_are_read_and_scored(place: Path) -> None:
+    data = load_benchmark(f"mathvision:{place}", seed=0)
+    one, letters, values = sorted(data.items, key=lambda item: str(item.query.id))
+    assert (letters.answer, values.answer, values.rationale) == ("E", r"$\frac{1}{2}$", "Halve it.")
+    for item, reply, score in [
+        (one, r"It is \boxed{1.0}.", 1.0),
+        (one, "2", 0.0),
+        (letters, "(E)", 1.0),
+        (letters, "The answer is D.", 0.0),
+        (values, "B", 1.0),
+        (values, "0.5", 1.0),
+        (values, "1", 0.0),
+    ]:
+        answer = data.parse(item.query, Completion(reply))
+        assert data.metrics[0].score(item, answer) == score
+    assert data.metrics[0].name == "mathvision_accuracy"
+
+
+def sample() -> Benchmark:
+    if not SAMPLE.is_dir():
+        pytest.skip("needs ../shared/data/mathvision")
+    return load_benchmark(f"mathvision:{SAMPLE}", seed=0)
+
+
+def test_the_published_layout() -> None:
+    data = sample()
+    assert (len(data.items), len(data.knowledge)) == (24, 72)
+    ids = [example.query.id for example in (*data.items, *data.knowledge)]
+    assert len(set(ids)) == 96
+    assert all(example.query.images[0].decode(1).width for example in data.items)
+
+
+def test_the_right_answer_is_right_by_letter_and_by_text() -> None:
+    data = sample()
+    for item in data.items:
+        choices = item.query.choices
+        letter = [chr(ord("A") + choices.index(item.answer))] if choices else []
+        for said in (item.answer, *letter, rf"Thus \boxed{{{item.answer}}}"):
+            answer = data.parse(item.query, Completion(said))
+            assert data.metrics[0].score(item, answer) == 1.0, (item.query.id, said)

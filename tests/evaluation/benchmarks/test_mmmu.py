@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.mmmu import mmmu
+from bottega.evaluation.benchmarks.source import Source
+from bottega.types import Completion, Example
+from tests.builders import picture
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def row(number: str, shades: list[int], **changed: object) -> dict[str, object]:
+    images = {f"image_{i}": None for i in range(1, 8)} | {
+        f"image_{i}": {"bytes": picture(shade).data, "path": "x.png"}
+        for i, shade in enumerate(shades, 1)
+    }
+    return {
+        "id": number,
+        "question": f"{number}: what is in <image 1>?",
+        "options": r"['a cat', '$\\frac{1}{2}$', 'it\'s <image 2>']",
+        "explanation": "",
+        "img_type": "['Photographs']",
+        "answer": "B",
+        "topic_difficulty": "Easy",
+        "question_type": "multiple-choice",
+        "subfield": "?",
+        **images,
+        **changed,
+    }
+
+
+def written(folder: Path, split: str, *rows: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(
+        pa.Table.from_pylist(list(rows)), folder / f"{split}-00000-of-00001.parquet"
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Two subjects in folders of their own, as in MMMU/MMMU."""
+    asked = row("dev_Art_Theory_1", [1], explanation="Half of it."), row("dev_Art_Theory_2", [2, 3])
+    written(tmp_path / "Art_Theory", "dev", *asked)
+    written(tmp_path / "Art_Theory", "validation", row("validation_Art_Theory_1", [4]))
+    several = row("validation_Math_1", [5], options="[]", answer="['24/7', '3.429']")
+    one = row("validation_Math_2", [6, 7], options="[]", answer="12")
+    written(tmp_path / "Math", "dev", row("dev_Math_1", [8]))
+    written(tmp_path / "Math", "validation", several, one)
+    return tmp_path
+
+
+def ids(examples: tuple[Example, ...]) -> list[str | None]:
+    return [example.query.id for example in examples]
+
+
+def test_dev_is_asked_and_validation_known(place: Path) -> None:
+    data = mmmu(Source(f"mmmu:{place}", 0))
+    assert ids(data.items) == ["dev_Art_Theory_1", "dev_Art_Theory_2", "dev_Math_1"]
+    assert ids(data.knowledge) == [
+        "validation_Art_Theory_1",
+        "validation_Math_1",
+        "validation_Math_2",
+    ]
+    first, second, _ = data.items
+    assert first.query.choices == ("a cat", r"$\frac{1}{2}$", "it's <image 2>")
+    assert (first.answer, first.rationale) == (r"$\frac{1}{2}$", "Half of it.")
+    assert first.tags == {"subject": "Art_Theory", "difficulty": "Easy"}
+    assert second.query.images == (picture(2), picture(3))
+
+
+def test_validation_may_be_asked_and_pictures_counted(place: Path) -> None:
+    data = mmmu(Source(f"mmmu:{place},asked=validation,images=one", 0))
+    assert ids(data.items) == ["validation_Art_Theory_1", "validation_Math_1"]
+    assert ids(data.knowledge) == ["dev_Art_Theory_1", "dev_Math_1"]
+
+
+def test_replies_are_read_and_scored(place: Path) -> None:
+    data = mmmu(Source(f"mmmu:{place},asked=validation", 0))
+    choice, several, one = data.items
+    assert several.answer == "24/7"
+    [metric] = data.metrics
+    for item, reply, score in [
+        (choice, "It is (B).", 1.0),
+        (choice, "It is (A).", 0.0),
+        (choice, "no idea", 0.0),
+        (several, "It is 3.43", 1.0),
+        (several, "24/7", 1.0),
+        (one, "x = 12", 1.0),
+        (one, "x = 13", 0.0),
+    ]:
+        assert metric.score(item, data.parse(item.query, Completion(reply))) == score
+    assert data.prompt is not None
+    [message] = data.prompt(choice.query, []).messages
+    assert "(A) a cat\n(B)" in str(message.parts[-1])
+
+
+def test_the_official_draw_is_a_knob(place: Path) -> None:
+    data = mmmu(Source(f"mmmu:{place},unparsable=random", 5))
+    assert data.metrics[0].name == "mmmu_accuracy_drawn"
+    assert data.parse(data.items[0].query, Completion("no idea")).valid
+    with pytest.raises(SettingError) as raised:
+        mmmu(Source(f"mmmu:{place},asked=test", 0))
+    assert raised.value.hint == "asked may be dev or validation"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"options": "__import__('os')"},
+        {"options": "{'a': 1}"},
+        {"options": "[1, 2]"},
+        {"options": "[" * 5000},
+        {"options": None},
+        {"answer": "D"},
+        {"answer": "AB"},
+        {"answer": "?"},
+        {"question": " "},
+        {"image_1": {"bytes": b"no image", "path": None}},
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, changed: dict[str, object]) -> None:
+    written(tmp_path, "validation", row("validation_Art_1", [1]))
+    good, bad = row("dev_Art_1", [2]), row("dev_Art_2", [3]) | changed
+    written(tmp_path, "dev", good)
+    parquet.write_table(pa.Table.from_pylist([bad]), tmp_path / "dev-00001-of-00001.parquet")
+    errors: list[BottegaError] = []
+    data = mmmu(Source(f"mmmu:{tmp_path}", 0, errors.append))
+    assert ids(data.items) == ["dev_Art_1"]
+    [error] = errors
+    assert "dev-00001-of-00001.parquet, row 0" in str(error)
+    assert error.hint
+
+
+def test_by_its_name(place: Path) -> None:
+    data = load_benchmark(f"mmmu:{place}", seed=0, limit=2)
+    assert (len(data.knowledge), len(data.items)) == (3, 2)
+    empty = place / "Art_Theory" / "empty"
+    empty.mkdir()
+    with pytest.raises(LoadError, match="split 'validation'"):
+        load_benchmark(f"mmmu:{empty}", seed=0)

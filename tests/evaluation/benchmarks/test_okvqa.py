@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.types import Answer
+from tests.builders import picture
+from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
+
+SURFING = ["surf"] * 4 + ["swim"] * 6
+
+
+def questions(numbers: Sequence[int]) -> dict[str, object]:
+    """As published: `OpenEnded_mscoco_*_questions.json`."""
+    rows = [
+        {"image_id": n, "question": f"What is done in {n}?", "question_id": 10 * n + 5}
+        for n in numbers
+    ]
+    return {"info": {}, "task_type": "Open-Ended", "questions": rows}
+
+
+def noted(numbers: Sequence[int], said: Sequence[str] = SURFING) -> dict[str, object]:
+    """As published: `mscoco_*_annotations.json`."""
+    answers = [
+        {"answer_id": i, "raw_answer": f"{one}ing", "answer_confidence": "yes", "answer": one}
+        for i, one in enumerate(said, 1)
+    ]
+    rows = [
+        {
+            "image_id": n,
+            "answer_type": "other",
+            "question_type": "four",
+            "question_id": 10 * n + 5,
+            "answers": answers,
+            "confidence": 3,
+        }
+        for n in numbers
+    ]
+    return {"info": {}, "annotations": rows}
+
+
+def published(root: Path, **parts: Sequence[int]) -> Path:
+    for split, numbers in parts.items():
+        written(root / f"OpenEnded_mscoco_{split}_questions.json", questions(numbers))
+        written(root / f"mscoco_{split}_annotations.json", noted(numbers))
+        for number in numbers:
+            painted(root / split / f"COCO_{split}_{number:012}.jpg", number)
+    return root
+
+
+def test_the_published_files(tmp_path: Path) -> None:
+    data = load_benchmark(f"okvqa:{published(tmp_path, train2014=[1, 2, 3], val2014=[7])}", seed=0)
+    assert (len(data.knowledge), len(data.items), data.labels) == (3, 1, ())
+    (item,) = data.items
+    assert (item.query.id, item.query.text) == ("75", "What is done in 7?")
+    assert (item.query.images, item.answer) == ((picture(7),), "swim")
+    official, normalised = data.metrics
+    assert official.name == "vqa_accuracy_original"
+    assert official.score(item, Answer("Surf!")) == 1
+    assert normalised.score(item, Answer("nothing")) == 0
+
+
+def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
+    published(tmp_path, train2014=[1], val2014=[7])
+    for name in ("mscoco_val2014_annotations.json", "OpenEnded_mscoco_val2014_questions.json"):
+        zipped(tmp_path / f"{name}.zip", {name: (tmp_path / name).read_bytes()})
+        (tmp_path / name).unlink()
+    name = f"COCO_val2014_{7:012}.jpg"
+    zipped(tmp_path / "val2014.zip", {f"val2014/{name}": picture(7).data})
+    (tmp_path / "val2014" / name).unlink()
+    (tmp_path / "val2014").rmdir()
+    data = load_benchmark(f"okvqa:{tmp_path}", seed=0)
+    assert [item.query.images for item in data.items] == [(picture(7),)]
+
+
+def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
+    published(tmp_path, train2014=[1], val2014=[5, 6, 7, 8, 9])
+    (tmp_path / "val2014" / f"COCO_val2014_{5:012}.jpg").unlink()
+    (tmp_path / "val2014" / f"COCO_val2014_{6:012}.jpg").write_bytes(b"no picture")
+    written(tmp_path / "mscoco_val2014_annotations.json", noted([5, 6, 8, 9]))
+    asked = questions([5, 6, 7, 8, 9, 9])
+    rows = asked["questions"]
+    assert isinstance(rows, list)
+    rows.append({"question_id": 1, "image_id": "../1", "question": "?"})
+    rows.append({"image_id": 9})
+    written(tmp_path / "OpenEnded_mscoco_val2014_questions.json", asked)
+    bad: list[BottegaError] = []
+    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    assert sorted(str(item.query.id) for item in data.items) == ["85", "95"]
+    for error, said in zip(
+        bad,
+        ("cannot be read", "not an image", "nobody", "twice", "nobody", "no question_id"),
+        strict=True,
+    ):
+        assert said in str(error)
+        assert "questions.json, row" in str(error)
+    with pytest.raises(LoadError, match="row 0"):
+        load_benchmark(f"okvqa:{tmp_path}", seed=0)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "OpenEnded_mscoco_train2014_questions.json",
+        "mscoco_val2014_annotations.json",
+        "OpenEnded_mscoco_val2014_questions.json",
+    ],
+)
+def test_missing_files_are_asked_for(tmp_path: Path, missing: str) -> None:
+    published(tmp_path, train2014=[1], val2014=[7])
+    (tmp_path / missing).unlink()
+    with pytest.raises(LoadError) as raised:
+        load_benchmark(f"okvqa:{tmp_path}", seed=0)
+    assert "okvqa.allenai.org" in raised.value.hint
+
+
+def test_missing_images_are_one_error(tmp_path: Path) -> None:
+    published(tmp_path, train2014=[1], val2014=[7])
+    (tmp_path / "train2014").rename(tmp_path / "elsewhere")
+    bad: list[BottegaError] = []
+    with pytest.raises(LoadError, match="has no train2014"):
+        load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    assert bad == []
+
+
+def row(number: int, **others: object) -> dict[str, object]:
+    """Of the hub's table."""
+    return {
+        "question_id": str(number),
+        "image": encoded(number),
+        "question": f"What is done in {number}?",
+        "answers": SURFING,
+        "question_type": "four",
+        "answer_type": "other",
+        **others,
+    }
+
+
+def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1), row(2)])
+    asked = [row(7), row(8, image=None), row(9, answers=[])]
+    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", asked)
+    bad: list[BottegaError] = []
+    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    assert (len(data.knowledge), len(data.items)) == (2, 2)
+    assert {item.query.id: item.query.images for item in data.items} == {
+        "7": (picture(7),),
+        "8": (),
+    }
+    assert data.metrics[0].score(data.items[0], Answer("swim")) == 1
+    assert ["nobody has answered" in str(error) for error in bad] == [True]
+
+
+def test_a_mirror_without_training_questions_says_where_they_are(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", [row(7)])
+    with pytest.raises(LoadError, match="nothing to show") as raised:
+        load_benchmark(f"okvqa:{tmp_path}", seed=0)
+    assert "okvqa.allenai.org" in raised.value.hint

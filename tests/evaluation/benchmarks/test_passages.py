@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.passages import (
+    GS_TRAIN,
+    is_relevant,
+    load_passages,
+    with_passages,
+)
+from bottega.types import Example, Query
+from tests.builders import example
+from tests.evaluation.benchmarks.published import table
+
+WIT = [
+    "language",
+    "page_url",
+    "image_url",
+    "page_title",
+    "section_title",
+    "hierarchical_section_title",
+    "caption_reference_description",
+    "caption_attribution_description",
+    "caption_alt_text_description",
+    "mime_type",
+    "original_height",
+    "original_width",
+    "is_main_image",
+    "attribution_passes_lang_id",
+    "page_changed_recently",
+    "context_page_description",
+    "context_section_description",
+]
+
+
+def written(path: Path, rows: Sequence[Iterable[object]], delimiter: str = ",") -> Path:
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows(rows)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8", newline="") as file:
+        file.write(text.getvalue())
+    return path
+
+
+def told(path: Path, *, train: bool = False) -> dict[str | None, str]:
+    return {one.query.id: one.query.text for one in load_passages(path, train=train)}
+
+
+def test_the_google_search_corpus(tmp_path: Path) -> None:
+    rows: list[list[object]] = [
+        ["kid", "text"],
+        [0, 'Surfers, they say, "hang ten".\nA board.'],
+        [GS_TRAIN, "Sushi"],
+    ]
+    path = written(tmp_path / "okvqa_full_corpus.csv", rows)
+    first, second = load_passages(path)
+    assert first == Example(
+        Query('Surfers, they say, "hang ten".\nA board.', id="GS_0"), "", source=str(path)
+    )
+    assert (second.query.id, second.query.text) == (f"GS_{GS_TRAIN}", "Sushi")
+    assert first.source is second.source  # not a text for each of 168,306
+    assert list(told(path, train=True)) == ["GS_0"]
+
+
+def test_its_tab_separated_form(tmp_path: Path) -> None:
+    rows: list[list[object]] = [["id", "text", "title"], [3, "Hang ten, they say", "Surfing"]]
+    assert told(written(tmp_path / "psgs.tsv", rows, "\t")) == {"GS_3": "Hang ten, they say"}
+
+
+def wit(**fields: str) -> list[str]:
+    return [fields.get(name, "") for name in WIT]
+
+
+@pytest.mark.parametrize("name", ["wit_v1.train.all-00000-of-00010.tsv", "sample.tsv.gz"])
+def test_wit(tmp_path: Path, name: str) -> None:
+    full = {
+        "page_title": "Surfing",
+        "section_title": "Boards",
+        "hierarchical_section_title": "Surfing / Boards",
+        "caption_reference_description": "A board",
+        "caption_attribution_description": "By Ann",
+        "caption_alt_text_description": "alt",
+        "context_page_description": "Surfing is a sport.",
+    }
+    rows = [
+        WIT,
+        wit(language="de", page_title="Wellenreiten"),
+        wit(language="en", **full),
+        wit(language="en", page_title="Sushi", context_page_description="A dish."),
+    ]
+    assert told(written(tmp_path / name, rows, "\t")) == {
+        "WIT_0": "title: Surfing section title: Boards hierarchical section title: Surfing / Boards"
+        " caption reference description: A board caption attribution description: By Ann"
+        " caption alt text description: alt content: Surfing is a sport.",
+        "WIT_1": "title: Sushi content: A dish.",
+    }
+
+
+def test_the_hub_s_table(tmp_path: Path) -> None:
+    rows = [{"passage_content": "Hang ten", "passage_id": "GS_0"}]
+    table(tmp_path / "data" / "train_passages-00000-of-00001.parquet", rows)
+    more = [*rows, {"passage_content": "Sushi", "passage_id": f"GS_{GS_TRAIN}"}]
+    bad_row = {"passage_content": "", "passage_id": "GS_9"}
+    table(tmp_path / "data" / "test_passages-00000-of-00001.parquet", [*more, bad_row])
+    bad: list[BottegaError] = []
+    assert len(list(load_passages(tmp_path, on_bad=bad.append))) == 2
+    assert ["no passage_content" in str(error) for error in bad] == [True]
+    assert list(told(tmp_path, train=True)) == ["GS_0"]
+
+
+def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
+    rows: list[list[object]] = [
+        ["kid", "text"],
+        [0, "Hang ten"],
+        ["x", "Sushi"],
+        [2, " "],
+        [3],
+        [4, "Tea"],
+    ]
+    path = written(tmp_path / "corpus.csv", rows)
+    bad: list[BottegaError] = []
+    found = [one.query.id for one in load_passages(path, on_bad=bad.append)]
+    assert found == ["GS_0", "GS_4"]
+    assert [str(error).partition(":")[0] for error in bad] == [
+        f"{path}, line {n}" for n in (3, 4, 5)
+    ]
+    with pytest.raises(LoadError, match="line 3"):
+        list(load_passages(path))
+
+
+def test_a_field_beyond_all_bounds_is_named(tmp_path: Path) -> None:
+    long = "x" * (csv.field_size_limit() + 1)
+    path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, long], [1, "Tea"]])
+    bad: list[BottegaError] = []
+    assert [one.query.id for one in load_passages(path, on_bad=bad.append)] == ["GS_1"]
+    assert ["field larger" in str(error) for error in bad] == [True]
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("missing.csv", None),
+        ("empty.csv", b""),
+        ("other.csv", b"question,answer\nWhat?,this\n"),
+        ("latin.csv", b"kid,text\n0,\xe9t\xe9\n"),
+        ("cut.tsv.gz", gzip.compress(b"id\ttext\n" + b"0\tTea\n" * 500)[:40]),
+        ("not.tsv.gz", b"id\ttext\n"),
+    ],
+)
+def test_files_that_cannot_be_read_say_what_is_expected(
+    tmp_path: Path, name: str, data: bytes | None
+) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(LoadError) as raised:
+        list(load_passages(tmp_path / name))
+    assert "okvqa_full_corpus.csv" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "answers, relevant",
+    [(["Surf"], True), (["ten"], True), (["en"], True), (["sushi", ""], False), ([], False)],
+)
+def test_pseudo_relevance(answers: list[str], relevant: bool) -> None:
+    assert is_relevant("SURFERS hang ten", answers) is relevant
+
+
+def test_passages_stand_beside_the_examples_or_alone(tmp_path: Path) -> None:
+    data = Benchmark("x", (example("a", 1),), (example("a", 2),))
+    path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, "Tea"]])
+    assert [one.answer for one in with_passages(data, path).knowledge] == ["a", ""]
+    assert [one.answer for one in with_passages(data, path, alone=True).knowledge] == [""]
+    written(path, [["kid", "text"]])
+    with pytest.raises(LoadError, match="no passages"):
+        with_passages(data, path)

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError, SettingError
+from bottega.evaluation.benchmarks.fields import Row, image, needed, option, text, texts
+from bottega.evaluation.benchmarks.knobs import read_place
+from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.tables import read_examples, read_rows
+from bottega.types import Example, Query
+from tests.builders import picture
+
+ROWS: list[dict[str, object]] = [{"n": 1, "word": "één"}, {"n": 2, "word": "two"}]
+
+
+def numbers(place: Path | str, split: str = "test", *, several: bool = False) -> list[object]:
+    return [row["n"] for _, row in read_rows(str(place), split, several=several)]
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
+    return path
+
+
+def test_json_and_json_lines(tmp_path: Path) -> None:
+    lines(tmp_path / "a" / "test.jsonl", *ROWS)
+    lines(tmp_path / "b" / "data" / "test.json", ROWS)
+    lines(tmp_path / "c" / "test.json", *ROWS)
+    assert [row for _, row in read_rows(str(tmp_path / "c"), "test")] == ROWS
+    assert [numbers(tmp_path / part) for part in "abc"] == [[1, 2]] * 3
+    [(first, _), _] = read_rows(str(tmp_path / "a"), "test")
+    assert first == f"{tmp_path}/a/test.jsonl, row 0"
+
+
+def test_parquet_in_shards_and_what_save_to_disk_leaves(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list([{"n": n, "image": stored(n)} for n in range(100)])
+    for shard in range(2):
+        part = table.shard(2, shard, contiguous=True)
+        (tmp_path / "hub" / "data").mkdir(parents=True, exist_ok=True)
+        part.to_parquet(str(tmp_path / "hub" / "data" / f"test-0000{shard}-of-00002.parquet"))
+    saved = datasets.DatasetDict({"test": table, "testmini": table.select([3])})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert numbers(tmp_path / "hub") == numbers(tmp_path / "saved") == list(range(100))
+    assert numbers(tmp_path / "saved", "testmini") == [3]
+    for place in ("hub", "saved"):
+        [*_, (source, last)] = read_rows(str(tmp_path / place), "test")
+        assert image(last["image"], str(tmp_path), source) == picture(99)
+
+
+def stored(shade: int) -> dict[str, object]:
+    return {"bytes": picture(shade).data, "path": None}
+
+
+def test_tables_side_by_side_are_joined_or_one_is_named(tmp_path: Path) -> None:
+    for number, config in enumerate(("FULL", "IMG")):
+        lines(tmp_path / config / "test-00000-of-00001.jsonl", {"n": number})
+    assert numbers(tmp_path, several=True) == [0, 1]
+    assert numbers(tmp_path / "IMG") == [1]
+    with pytest.raises(LoadError, match="FULL, IMG") as raised:
+        numbers(tmp_path)
+    assert raised.value.hint == f"name one, as in {tmp_path}/FULL"
+
+
+def test_what_is_no_table_is_named(tmp_path: Path) -> None:
+    lines(tmp_path / "testing.jsonl", ROWS[0])
+    with pytest.raises(LoadError, match="'test'"):
+        numbers(tmp_path)
+    with pytest.raises(LoadError, match="neither a folder"):
+        numbers(tmp_path / "missing")
+    (tmp_path / "test.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(LoadError, match=r"test\.parquet cannot be read"):
+        numbers(tmp_path)
+    (tmp_path / "test.parquet").unlink()
+    lines(tmp_path / "test.jsonl", 3)
+    with pytest.raises(LoadError, match="does not hold objects"):
+        numbers(tmp_path)
+    (tmp_path / "test.jsonl").write_text('{"n": 1}\n{"n":', "utf-8")
+    with pytest.raises(LoadError, match=r"test\.jsonl cannot be read"):
+        numbers(tmp_path)
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "test.parquet").write_bytes(b"")
+    for package in ("datasets", "pyarrow"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for place in (str(tmp_path), "owner/name"):
+        with pytest.raises(MissingDependencyError) as raised:
+            numbers(place)
+        assert "bottega[eval]" in raised.value.hint
+
+
+def test_a_hub_id_may_name_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load(name: str, config: str, *, split: str, streaming: bool) -> object:
+        assert (name, split, streaming) == ("owner/name", "test", True)
+        rows = [{"n": config, "image": stored(7)}]
+        features = datasets.Features({"n": datasets.Value("string"), "image": datasets.Image()})
+        return datasets.Dataset.from_list(rows, features).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["Art", "Music"])
+    assert numbers("owner/name/Art") == ["Art"]
+    assert numbers("owner/name", several=True) == ["Art", "Music"]
+    with pytest.raises(LoadError, match="Art, Music"):
+        numbers("owner/name")
+    [(source, row)] = read_rows("owner/name/Music", "test")
+    assert source == "owner/name/Music, test, row 0"
+    assert image(row["image"], "owner/name", source) == picture(7)
+
+
+def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def fail(name: str) -> None:
+        raise ConnectionError("no route to the hub")
+
+    monkeypatch.setattr(datasets, "get_dataset_config_names", fail)
+    with pytest.raises(LoadError, match="owner/name cannot be read: no route") as raised:
+        numbers("owner/name")
+    assert "folder" in raised.value.hint
+
+
+def test_bad_rows_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+    lines(tmp_path / "test.jsonl", {"word": "one"}, {"word": ["two"]}, {"word": " "}, {"word": 4})
+    bad: list[BottegaError] = []
+    made = read_examples(str(tmp_path), "test", worded, on_bad=bad.append)
+    assert [e.answer for e in made] == ["one", "4"]
+    file = tmp_path / "test.jsonl"
+    assert [str(error) for error in bad] == [
+        f"{file}, row 1: word should be a text, not list",
+        f"{file}, row 2: there is no word",
+    ]
+    with pytest.raises(LoadError, match="row 1"):
+        read_examples(str(tmp_path), "test", worded, on_bad=None)
+
+
+def worded(row: Row, source: str) -> Example:
+    return Example(Query("?"), needed(row, "word"), source=source)
+
+
+def test_fields() -> None:
+    row: Row = {"a": " x ", "b": None, "c": ["1", 2], "d": {"e": 1}}
+    assert (text(row, "a"), text(row, "b"), text(row, "missing")) == ("x", "", "")
+    assert (texts(row, "c"), texts(row, "b")) == (("1", "2"), ())
+    for name in ("a", "d"):
+        with pytest.raises(LoadError, match=f"{name} should be a list of texts"):
+            texts(row, name)
+    assert option(("x", "y"), 1) == "y"
+    for index in (2, -1, None, "1"):
+        with pytest.raises(LoadError, match="none of the 2 choices"):
+            option(("x", "y"), index)
+
+
+def test_an_image_never_lies_outside_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out.png").write_bytes(picture(1).data)
+    inside = tmp_path / "in"
+    inside.mkdir()
+    (inside / "x.png").write_bytes(picture(2).data)
+    assert image("x.png", str(inside), "row 1") == picture(2)
+    for value in ("../out.png", {"bytes": None, "path": "../out.png"}, 7, None):
+        with pytest.raises(ImageError):
+            image(value, str(inside), "row 1")
+    with pytest.raises(ImageError):
+        image("x.png", "owner/name", "row 1")
+
+
+ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
+
+
+@pytest.mark.parametrize(
+    ("written", "place", "changed"),
+    [
+        ("data/mmmu", "data/mmmu", {}),
+        ("data/mmmu,asked=validation", "data/mmmu", {"asked": "validation"}),
+        ("a,b, images=one,asked=dev", "a,b", {"images": "one"}),
+        ("owner/name", "owner/name", {}),
+    ],
+)
+def test_knobs_stand_behind_the_place(written: str, place: str, changed: dict[str, str]) -> None:
+    expected = {"asked": "dev", "images": "any"} | changed
+    assert read_place(Source(f"mmmu:{written}", 0), ALLOWED) == (place, expected)
+
+
+@pytest.mark.parametrize("knobs", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
+def test_knobs_that_do_not_exist_are_refused(knobs: str) -> None:
+    with pytest.raises(SettingError):
+        read_place(Source(f"mmmu:DIR,{knobs}", 0), ALLOWED)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.metrics.metric import Judged
+from bottega.types import Answer, Query
+from tests.builders import picture
+from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
+
+
+def row(image: str, said: str, **others: object) -> dict[str, object]:
+    """As in VizWiz's train.json and val.json."""
+    answers = [{"answer": said, "answer_confidence": "yes"}] * 8
+    return {
+        "image": image,
+        "question": f"What is in {image}?",
+        "answers": [*answers, *[{"answer": "soup", "answer_confidence": "maybe"}] * 2],
+        "answer_type": "other",
+        "answerable": 1,
+        **others,
+    }
+
+
+ASKED = [
+    row("VizWiz_val_00000000.jpg", "tomato soup"),
+    row("VizWiz_val_00000001.jpg", "unanswerable", answer_type="unanswerable", answerable=0),
+]
+
+
+def published(root: Path) -> Path:
+    written(root / "Annotations" / "train.json", [row("VizWiz_train_00000000.jpg", "beer")])
+    written(root / "Annotations" / "val.json", ASKED)
+    painted(root / "train" / "VizWiz_train_00000000.jpg", 3)
+    painted(root / "val" / "VizWiz_val_00000000.jpg", 4)
+    painted(root / "val" / "VizWiz_val_00000001.jpg", 5)
+    return root
+
+
+def test_the_published_folders(tmp_path: Path) -> None:
+    data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
+    assert (len(data.knowledge), len(data.items)) == (1, 2)
+    items = {str(item.query.id): item for item in data.items}
+    clear, blurred = (items[f"VizWiz_val_0000000{i}.jpg"] for i in range(2))
+    assert (clear.query.images, clear.answer) == ((picture(4),), "tomato soup")
+    assert (blurred.answer, blurred.tags) == ("unanswerable", {"answerable": "0"})
+    assert [metric.name for metric in data.metrics] == [
+        "vizwiz_accuracy",
+        "vqa_accuracy_always-normalised",
+        "answerability_ap",
+        "answerability_f1",
+    ]
+    official, _, precision, _ = data.metrics
+    assert official.score(clear, Answer("soup")) == pytest.approx((2 * 1 + 8 * 2) / 3 / 10)
+    answer = Answer("Unanswerable")
+    judged = [Judged(one, answer, precision.score(one, answer)) for one in data.items]
+    assert sorted(one.score for one in judged) == [0, 1]
+
+
+def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path) -> None:
+    data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
+    assert data.prompt is not None
+    prompt = data.prompt(Query("What is this?", (picture(1),)), [])
+    (turn,) = prompt.messages
+    assert "unanswerable" in str(turn.parts[-1])
+
+
+def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
+    """`val.zip` holds the folder; `Annotations.zip` has been seen with and without one."""
+    root, there = published(tmp_path / "unpacked"), tmp_path / "there"
+    notes = {path.name: path.read_bytes() for path in (root / "Annotations").iterdir()}
+    zipped(there / "Annotations.zip", notes)
+    for split in ("train", "val"):
+        members = {f"{split}/{path.name}": path.read_bytes() for path in (root / split).iterdir()}
+        zipped(there / f"{split}.zip", members)
+    packed, unpacked = (load_benchmark(f"vizwiz:{place}", seed=0) for place in (there, root))
+    assert [item.query for item in packed.items] == [item.query for item in unpacked.items]
+
+
+def test_a_table_says_by_its_category_what_has_no_answer(tmp_path: Path) -> None:
+    def entry(number: int, category: str) -> dict[str, object]:
+        return {
+            "question_id": f"VizWiz_val_{number:08}",
+            "image": encoded(number),
+            "question": "What is this?",
+            "answers": ["soup"] * 10,
+            "category": category,
+        }
+
+    table(tmp_path / "data" / "train-0.parquet", [entry(1, "other")])
+    table(tmp_path / "data" / "val-0.parquet", [entry(2, "other"), entry(3, "unanswerable")])
+    data = load_benchmark(f"vizwiz:{tmp_path}", seed=0)
+    assert sorted(item.tags["answerable"] for item in data.items) == ["0", "1"]
+    assert len(data.metrics) == 4
+
+
+def test_the_hub_s_table_has_nothing_to_show(tmp_path: Path) -> None:
+    table(tmp_path / "data" / "val-0.parquet", [{"question_id": "a"}])
+    with pytest.raises(LoadError, match="nothing to show") as raised:
+        load_benchmark(f"vizwiz:{tmp_path}", seed=0)
+    assert "vizwiz.org" in raised.value.hint
+
+
+def test_rows_without_answers_or_images_are_named(tmp_path: Path) -> None:
+    published(tmp_path)
+    hidden = {"image": "VizWiz_val_00000000.jpg", "question": "?"}
+    outside = row("../Annotations/val.json", "beer")
+    written(tmp_path / "Annotations" / "val.json", [*ASKED, hidden, outside])
+    bad: list[BottegaError] = []
+    assert len(load_benchmark(f"vizwiz:{tmp_path}", seed=0, on_bad=bad.append).items) == 2
+    assert ["row 2: nobody" in str(bad[0]), "row 3" in str(bad[1])] == [True, True]

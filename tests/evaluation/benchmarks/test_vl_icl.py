@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import BottegaError, LoadError
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.types import Completion
+from tests.builders import picture
+from tests.evaluation.benchmarks.published import painted, written, zipped
+
+
+def row(task: str, part: str, number: int, answer: object) -> dict[str, object]:
+    return {
+        "id": number,
+        "image": [f"{task}/{part}/{number}.png"],
+        "question": "shape: large",
+        "answer": answer,
+    }
+
+
+def cloned(root: Path, task: str = "clevr") -> Path:
+    """As `git clone` leaves it: the archives are not unpacked."""
+    for part, numbers in (("support", (1, 2, 3)), ("query", (7, 8))):
+        written(root / task / f"{part}.json", [row(task, part, n, n % 5) for n in numbers])
+        members = {f"{part}/{n}.png": picture(n).data for n in numbers}
+        zipped(root / task / f"{part}.zip", members)
+    return root / task
+
+
+def unpacked(place: Path) -> Path:
+    for part, numbers in (("support", (1, 2, 3)), ("query", (7, 8))):
+        (place / f"{part}.zip").unlink()
+        for n in numbers:
+            painted(place / part / f"{n}.png", n)
+    return place
+
+
+@pytest.mark.parametrize("task", ["clevr", "textocr"])
+def test_both_tasks_packed_and_unpacked(tmp_path: Path, task: str) -> None:
+    place = cloned(tmp_path, task)
+    packed = load_benchmark(f"vl-icl:{place}", seed=0)
+    assert (len(packed.knowledge), len(packed.items), packed.labels) == (3, 2, ())
+    assert {item.answer: item.query.images for item in packed.items} == {
+        "2": (picture(7),),
+        "3": (picture(8),),
+    }
+    again = load_benchmark(f"vl-icl:{unpacked(place)}", seed=0)
+    assert [item.query for item in again.items] == [item.query for item in packed.items]
+
+
+def test_the_whole_reply_is_scored(tmp_path: Path) -> None:
+    data = load_benchmark(f"vl-icl:{cloned(tmp_path)}", seed=0)
+    item = next(item for item in data.items if item.answer == "2")
+    replies = ("2\nshape: small", "It is 2", "3")
+    answers = [data.parse(item.query, Completion(reply)) for reply in replies]
+    exact, contained = ([m.score(item, answer) for answer in answers] for m in data.metrics)
+    assert (exact, contained) == ([1, 0, 0], [1, 1, 0])
+
+
+def test_bad_rows_are_named(tmp_path: Path) -> None:
+    place = cloned(tmp_path)
+    rows = [row("clevr", "query", 7, 2), row("clevr", "query", 99, 2), {"question": "?"}]
+    rows += [row("clevr", "query", 8, [1, 2]), {**row("", "", 0, 1), "image": []}]
+    written(place / "query.json", rows)
+    bad: list[BottegaError] = []
+    assert len(load_benchmark(f"vl-icl:{place}", seed=0, on_bad=bad.append).items) == 1
+    assert [str(error).partition(": ")[0][-5:] for error in bad] == [
+        f"row {i}" for i in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize("place", ["ys-zong/VL-ICL", "nowhere/clevr"])
+def test_what_is_no_task_s_folder_is_told_how_to_get_one(place: str) -> None:
+    with pytest.raises(LoadError) as raised:
+        load_benchmark(f"vl-icl:{place}", seed=0)
+    assert "git clone" in raised.value.hint

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.evaluation.metrics.calibration import Calibration, calibration
+from bottega.evaluation.metrics.metric import Judged
+from bottega.types import Answer, Example, Query
+
+ITEM = Example(Query("Which?"), "a")
+CONFIDENCES = st.none() | st.floats(0, 1)
+ANSWERS = st.lists(st.tuples(CONFIDENCES, st.floats(0, 1)), min_size=1, max_size=40)
+
+
+def judged(*pairs: tuple[float | None, float]) -> list[Judged]:
+    return [Judged(ITEM, Answer("a", confidence=sure), score) for sure, score in pairs]
+
+
+def found(*pairs: tuple[float | None, float], bins: int = 10) -> Calibration:
+    result = calibration(judged(*pairs), seed=0, bins=bins)
+    assert result is not None
+    return result
+
+
+def test_a_known_case() -> None:
+    """Bin 0.9 to 1: sure by 0.95, half right; bin 0.5 to 0.6: sure by 0.6, all right."""
+    result = found((0.9 + 1e-9, 1), (1.0, 0), (0.6, 1), (0.6, 1))
+    assert result.error.value == pytest.approx((2 * 0.45 + 2 * 0.4) / 4)
+    assert [(b.low, b.high, b.n, b.score) for b in result.bins] == [
+        (0.5, 0.6, 2, 1),
+        (0.9, 1, 2, 0.5),
+    ]
+    assert result.name == "ece_10_equal_width_bins"
+
+
+def test_bins_that_are_as_sure_as_right_have_no_error() -> None:
+    eighty = [(0.8, 1.0)] * 8 + [(0.8, 0.0)] * 2
+    fifty = [(0.5, 1.0)] * 5 + [(0.5, 0.0)] * 5
+    result = found(*eighty, *fifty)
+    assert result.error.value == pytest.approx(0)
+    assert result.error.low <= result.error.value <= result.error.high
+
+
+def test_answers_without_a_confidence_are_counted_and_left_out() -> None:
+    result = found((None, 0), (None, 1), (1.0, 1))
+    assert (result.n, result.without, result.error.value) == (1, 2, 0)
+    assert calibration(judged((None, 1)), seed=0) is None
+
+
+def test_zero_lies_in_the_first_bin() -> None:
+    assert found((0.0, 0), (0.1, 0)).bins[0].n == 2
+
+
+@given(ANSWERS, st.integers(1, 20))
+def test_the_error_is_within_bounds_and_its_interval_holds_it(
+    pairs: list[tuple[float | None, float]], bins: int
+) -> None:
+    result = calibration(judged(*pairs), seed=0, bins=bins)
+    if result is None:
+        assert all(sure is None for sure, _ in pairs)
+        return
+    error = result.error
+    assert 0 <= error.low <= error.value <= error.high <= 1 + 1e-12
+    assert sum(one.n for one in result.bins) == result.n == len(pairs) - result.without

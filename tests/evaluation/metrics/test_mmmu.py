@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.mmmu import MMMUAccuracy, by_subject
+from bottega.parsing import ChoiceParser
+from bottega.types import Answer, Completion, Example, Query
+
+REPLIES = Path(__file__).resolve().parents[4] / "shared" / "data" / "mmmu"
+CHOICES = ("Rome", "Paris")
+parse = ChoiceParser()
+
+
+def open_score(reply: str, *golds: str) -> float:
+    item = Example(Query("?", id="q"), golds[0])
+    return MMMUAccuracy({"q": golds}).score(item, parse(item.query, Completion(reply)))
+
+
+def test_a_choice_must_be_the_right_option() -> None:
+    item = Example(Query("?", choices=CHOICES), "Paris")
+    scores = [MMMUAccuracy().score(item, parse(item.query, Completion(t))) for t in ("B", "A", "?")]
+    assert scores == [1.0, 0.0, 0.0]
+    assert MMMUAccuracy().score(item, Answer("Paris", valid=False)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "gold", "score"),
+    [
+        ("30", "30", 1.0),
+        ("It is 30.001 degrees.", "30", 1.0),
+        ("300", "30", 0.0),
+        ("the answer is $1,249", "1249", 1.0),
+        ("0.956", "0.963", 1.0),
+        ("0.95", "0.963", 0.0),
+        ("It runs on gasoline", "gas", 1.0),
+        ("It runs on gas", "gasoline", 0.0),
+        ("the answer is A", "A", 1.0),
+        ("that", "A", 0.0),
+        ("", "30", 0.0),
+    ],
+)
+def test_open_answers(reply: str, gold: str, score: float) -> None:
+    assert open_score(reply, gold) == score
+
+
+def test_any_of_several_golds_is_right() -> None:
+    assert open_score("3.43", "24/7", "3.429") == open_score("it is 24/7", "24/7", "3.429") == 1.0
+    assert open_score("3.5", "24/7", "3.429") == 0.0
+
+
+def test_the_name_tells_what_an_unparsable_reply_counts() -> None:
+    assert [MMMUAccuracy().name, MMMUAccuracy(drawn=True).name] == [
+        "mmmu_accuracy",
+        "mmmu_accuracy_drawn",
+    ]
+
+
+def test_each_subject_has_its_own_figure() -> None:
+    right, wrong = Answer("x"), Answer("y")
+    items = [
+        Example(Query("?"), "x", tags={"subject": subject}) for subject in ("Music", "Art", "Music")
+    ]
+    judged = [
+        Judged(item, answer, float(answer is right))
+        for item, answer in zip(items, (right, right, wrong), strict=True)
+    ]
+    found = by_subject(judged, seed=0)
+    assert [(s, e.value) for s, e in found.items()] == [("Art", 1.0), ("Music", 0.5)]
+    assert MMMUAccuracy().estimate(judged, seed=0).value == pytest.approx(2 / 3)
+
+
+def test_stored_open_replies_score_as_the_official_code_scores_them() -> None:
+    if not REPLIES.is_dir():
+        pytest.skip("needs ../shared/data/mmmu")
+    rows = [
+        row
+        for file in sorted(REPLIES.glob("qwen_vl/[A-Z]*.json"))
+        for row in json.loads(file.read_bytes())
+        if row["question_type"] != "multiple-choice"
+    ]
+    golds = [row["answer"] if isinstance(row["answer"], list) else [row["answer"]] for row in rows]
+    right = [
+        row["id"]
+        for row, ours in zip(rows, golds, strict=True)
+        if open_score(row["response"], *ours)
+    ]
+    # As eval_utils.py of MMMU-Benchmark/MMMU judges them.
+    official = "Computer_Science_9 Electronics_21 Manage_25 Marketing_11 Pharmacy_26 Physics_21"
+    assert (len(rows), right) == (53, [f"validation_{name}" for name in official.split()])

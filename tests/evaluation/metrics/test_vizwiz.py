@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, f1_score
+
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.vizwiz import Answerability, vizwiz_accuracy
+from bottega.types import Answer, Example, Query
+
+
+def item(id: str) -> Example:
+    return Example(Query("What is this?", id=id), "soup")
+
+
+def judged(metric: Answerability, answers: dict[str, Answer]) -> list[Judged]:
+    items = [(item(id), answer) for id, answer in answers.items()]
+    return [Judged(one, answer, metric.score(one, answer)) for one, answer in items]
+
+
+def test_the_answer_alone_is_normalised() -> None:
+    metric = vizwiz_accuracy({"a": ["soup"] * 10, "b": ["Soup"] * 10})
+    assert metric.score(item("a"), Answer("The soup!")) == 1
+    assert metric.score(item("b"), Answer("Soup")) == 0
+
+
+def test_answerability_from_what_was_said() -> None:
+    metric = Answerability({"a", "b"}, "f1")
+    said = {"a": "Unanswerable.", "b": "soup", "c": "unanswerable", "d": "soup"}
+    found = judged(metric, {id: Answer(text) for id, text in said.items()})
+    assert [one.score for one in found] == [1, 0, 0, 1]
+    assert metric.estimate(found, seed=0).value == pytest.approx(0.5)
+
+
+def test_confidence_ranks_the_suspected() -> None:
+    metric = Answerability({"a", "b"})
+    answers = {
+        "a": Answer("unanswerable", confidence=0.9),
+        "c": Answer("unanswerable", confidence=0.2),
+        "b": Answer("soup", confidence=0.1),
+        "d": Answer("soup", confidence=0.8),
+    }
+    estimate = metric.estimate(judged(metric, answers), seed=0)
+    assert estimate.value == pytest.approx((1 + 2 / 3) / 2)
+    assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
+
+
+def test_an_invalid_reply_is_on_the_wrong_side() -> None:
+    metric = Answerability({"a"}, "f1")
+    found = judged(metric, {id: Answer("", valid=False) for id in "ab"})
+    assert [one.score for one in found] == [0, 0]
+    assert metric.estimate(found, seed=0).value == 0
+
+
+def test_without_unanswerable_items_there_is_nothing_to_find() -> None:
+    for metric in (Answerability((), "ap"), Answerability((), "f1")):
+        found = judged(metric, {"a": Answer("soup"), "b": Answer("unanswerable")})
+        assert metric.estimate(found, seed=0).value == 0
+
+
+CONFIDENCES = st.sampled_from((None, 0.0, 0.3, 1.0))
+SAID = st.lists(st.tuples(st.booleans(), st.booleans(), CONFIDENCES), min_size=1, max_size=20)
+
+
+@settings(max_examples=25)
+@given(SAID)
+def test_both_figures_agree_with_scikit_learn(said: list[tuple[bool, bool, float | None]]) -> None:
+    """As in VizWiz's code: the unanswerable ones are the positives."""
+    truth = [unanswerable for unanswerable, _, _ in said]
+    answers = {
+        str(i): Answer("unanswerable" if says else "soup", confidence=sure)
+        for i, (_, says, sure) in enumerate(said)
+    }
+    positives = {str(i) for i, positive in enumerate(truth) if positive}
+    suspicion = [
+        (1 if says else -1) * (1.0 if sure is None else sure or 1e-9) for _, says, sure in said
+    ]
+    for figure, expected in (
+        ("ap", average_precision_score(truth, suspicion) if any(truth) else 0),
+        ("f1", f1_score(truth, [s > 0 for s in suspicion], zero_division=0)),
+    ):
+        metric = Answerability(positives, "ap" if figure == "ap" else "f1")
+        with warnings.catch_warnings(action="error"):
+            value = metric.estimate(judged(metric, answers), seed=0).value
+        assert value == pytest.approx(expected)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.types import Answer, Example, Query
+
+ITEM = Example(Query("shape: large", id="0"), "Three")
+
+
+@pytest.mark.parametrize(
+    "reply, exact, contained",
+    [
+        ("three", 1, 1),
+        (" Three\nNext question", 1, 1),
+        ("three. That is all.", 1, 1),
+        ("three \nNext", 0, 1),
+        ("It is three", 0, 1),
+        ("four. Or three", 0, 1),
+        ("four", 0, 0),
+        (".three", 0, 1),
+        ("", 0, 0),
+    ],
+)
+def test_the_reply_is_cut_as_published(reply: str, exact: int, contained: int) -> None:
+    assert ExactMatch().score(ITEM, Answer(reply)) == exact
+    assert Containment().score(ITEM, Answer(reply)) == contained
+
+
+def test_containment_flatters() -> None:
+    item = Example(Query("shape: large"), "3")
+    assert Containment().score(item, Answer("13")) == 1
+    assert ExactMatch().score(item, Answer("13")) == 0
+
+
+def test_an_invalid_reply_scores_nothing() -> None:
+    for metric in (ExactMatch(), Containment()):
+        assert metric.score(ITEM, Answer("three", valid=False)) == 0
+
+
+def test_the_figure_is_a_share_with_wilson_s_interval() -> None:
+    judged = [Judged(ITEM, Answer(""), float(score)) for score in (1, 1, 0, 0)]
+    estimate = Containment().estimate(judged, seed=0)
+    assert estimate.value == 0.5
+    assert estimate.low == pytest.approx(0.15, abs=0.01)

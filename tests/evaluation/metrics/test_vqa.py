@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.vqa import (
+    References,
+    Variant,
+    direct_answer,
+    leave_one_out,
+    vqa_accuracy,
+)
+from bottega.evaluation.metrics.vqa_text import normalised
+from bottega.types import Answer, Example, Query
+
+ITEM = Example(Query("Which colour?", id="7"), "red")
+SAYINGS = st.sampled_from(["red", "Red.", "a red", "blue", "2", "two", "dont", "don't", ""])
+VARIANTS = st.sampled_from(("original", "always-normalised"))
+
+
+def accuracy(said: str, golds: list[str], variant: Variant = "original") -> float:
+    return vqa_accuracy({"7": golds}, variant).score(ITEM, Answer(said))
+
+
+@pytest.mark.parametrize("same, score", [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0)])
+def test_annotators_are_left_out_by_their_place(same: int, score: float) -> None:
+    """Left out by what they said, two that agree would count for 0.533 and three for 0.7."""
+    golds = ["red"] * same + [f"other {i}" for i in range(10 - same)]
+    assert accuracy("red", golds) == pytest.approx(score)
+
+
+def test_the_original_does_not_normalise_where_all_agree() -> None:
+    assert accuracy("Red.", ["red"] * 10) == 0
+    assert accuracy("Red.", ["red"] * 9 + ["blue"]) == 1
+    assert accuracy("Red.", ["red"] * 10, "always-normalised") == 1
+
+
+def test_the_name_says_the_variant() -> None:
+    assert vqa_accuracy({}).name == "vqa_accuracy_original"
+    assert direct_answer({}, "always-normalised").name == "direct_answer_always-normalised"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("A  Dog, the\ncat.", "dog cat"),
+        ("None of two", "0 of 2"),
+        ("3.5 miles.", "3.5 miles"),
+        ("1,000 men/women", "1000 menwomen"),
+        ("men/women", "men women"),
+        ("t-shirt", "t shirt"),
+        ("dont; wouldnt've", "don't wouldn't've"),
+        ("she'd've 'ow'sat", "she'd've 'ow's'at"),
+    ],
+)
+def test_the_published_normalisation(text: str, expected: str) -> None:
+    assert normalised(text) == expected
+
+
+@given(SAYINGS, st.lists(SAYINGS, min_size=1, max_size=12), VARIANTS, st.randoms())
+def test_the_order_of_the_annotators_changes_nothing(
+    said: str, golds: list[str], variant: Variant, rng: random.Random
+) -> None:
+    shuffled = rng.sample(golds, len(golds))
+    for metric in (vqa_accuracy, direct_answer):
+        score = metric({"7": golds}, variant).score(ITEM, Answer(said))
+        assert 0 <= score <= 1
+        assert score == metric({"7": shuffled}, variant).score(ITEM, Answer(said))
+
+
+@given(st.text(max_size=20), VARIANTS, st.integers(4, 12))
+def test_what_all_annotators_say_is_right(said: str, variant: Variant, annotators: int) -> None:
+    references = {"7": [said] * annotators}
+    assert vqa_accuracy(references, variant).score(ITEM, Answer(said)) == 1
+    assert direct_answer(references, variant).score(ITEM, Answer(said)) == 1
+
+
+@given(st.integers(1, 20), st.data())
+def test_more_agreement_never_scores_less(annotators: int, data: st.DataObject) -> None:
+    matches = data.draw(st.integers(1, annotators))
+    assert leave_one_out(matches, annotators) >= leave_one_out(matches - 1, annotators)
+
+
+def test_a_direct_answer_counts_all_annotators_and_every_character() -> None:
+    references: References = {"7": ["red"] * 2 + ["blue"] * 8}
+    assert direct_answer(references).score(ITEM, Answer("red")) == pytest.approx(2 / 3)
+    assert direct_answer(references).score(ITEM, Answer("Red")) == 0
+    normal = direct_answer(references, "always-normalised")
+    assert normal.score(ITEM, Answer("Red.")) == pytest.approx(2 / 3)
+
+
+def test_an_invalid_answer_scores_nothing() -> None:
+    metric = vqa_accuracy({"7": ["red"] * 10})
+    assert metric.score(ITEM, Answer("red", valid=False)) == 0
+
+
+def test_an_item_without_annotators_is_an_error() -> None:
+    with pytest.raises(SettingError, match="'7'"):
+        vqa_accuracy({"8": ["red"]}).score(ITEM, Answer("red"))
+
+
+def test_the_figure_is_the_mean_with_its_interval() -> None:
+    metric = vqa_accuracy({"7": ["red"] * 2 + ["blue"] * 8})
+    judged = [Judged(ITEM, Answer(said), metric.score(ITEM, Answer(said))) for said in "ab"]
+    judged.append(Judged(ITEM, Answer("red"), metric.score(ITEM, Answer("red"))))
+    estimate = metric.estimate(judged, seed=0)
+    assert estimate.value == pytest.approx(0.2)
+    assert 0 <= estimate.low <= 0.2 <= estimate.high <= 0.6

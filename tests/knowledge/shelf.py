@@ -1,0 +1,54 @@
+"""A file with vectors of its own making."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from bottega.knowledge.following import Follower
+from bottega.knowledge.index import FaissIndex, FlatIndex
+from bottega.knowledge.ports import Embedded
+from bottega.knowledge.records import identity, with_id
+from bottega.knowledge.rows import SqliteRows
+from bottega.protocols import Vectors
+from tests.knowledge.doubles import asked
+
+WIDTH = 16
+
+
+def clustered(rows: int, seed: int = 0) -> Vectors:
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((40, WIDTH))
+    around = centres[rng.integers(40, size=rows)] + 0.5 * rng.standard_normal((rows, WIDTH))
+    return around.astype(np.float32)
+
+
+class Shelf:
+    """A file with vectors of its own making, and the index that follows it."""
+
+    def __init__(self, path: Path, above: int = 100) -> None:
+        self.rows = SqliteRows(str(path))
+        self.above = above
+        self.added = self.rows.count()
+
+    def add(self, number: int) -> None:
+        examples = [asked(f"q{self.added + i}") for i in range(number)]
+        named = [with_id(example, identity(example)) for example in examples]
+        vectors = clustered(self.added + number)[self.added :]
+        self.rows.put(named, {"default": Embedded("f", vectors)})
+        self.added += number
+
+    def follow(self) -> Follower:
+        return Follower(self.rows, self.rows.views()["default"], "cosine", self.above)
+
+    def truth(self) -> FaissIndex:
+        index = FlatIndex(WIDTH, "cosine")
+        index.apply(self.rows.changes_since(0, 1_000_000))
+        return index
+
+
+def settled(follower: Follower) -> FaissIndex:
+    follower.current()
+    follower.settle()
+    return follower.current()

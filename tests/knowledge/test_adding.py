@@ -1,0 +1,130 @@
+"""What is stored, what is there already, and what cannot be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bottega.errors import (
+    EmbeddingError,
+    ImageError,
+    LoadError,
+    StoreError,
+)
+from bottega.image import Image
+from bottega.knowledge import Added, KnowledgeBase
+from bottega.knowledge.ports import Embedded
+from bottega.knowledge.records import with_id
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def test_adding_counts_what_is_new(kb: KnowledgeBase) -> None:
+    seen: list[int] = []
+    examples = [shown(i) for i in range(5)] + [shown(2), shown(7)]
+    assert kb.add(examples, batch_size=3, progress=seen.append) == Added(new=6, duplicates=1)
+    assert kb.add(examples) == Added(duplicates=7)
+    assert seen == [3, 3, 1]
+    assert len(kb) == 6
+
+
+def test_image_question_and_answer_make_an_example(kb: KnowledgeBase) -> None:
+    base = shown(1, "cat", "What?")
+    variants = [shown(2, "cat", "What?"), shown(1, "dog", "What?"), shown(1, "cat", "Which?")]
+    assert kb.add([base, *variants, replace(base, rationale="fur")]).new == 4
+    assert kb.get(kb.ids()[0]).rationale is None
+
+
+def test_duplicates_are_found_before_they_are_embedded() -> None:
+    embedder = SeededEmbedder()
+    with KnowledgeBase.open(":memory:", embedder) as kb:
+        kb.add([shown(1), shown(1)])
+        kb.add([shown(1), shown(2)])
+    assert embedder.embedded == 2
+
+
+def test_a_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
+    bad = Bad()
+    broken = Example(Query("What?", (damaged("pets/cat/9.png"),)), "cat")
+    assert kb.add([shown(1), broken, shown(2)], on_bad=bad) == Added(new=2, bad=1)
+    assert isinstance(bad[0], ImageError)
+    assert "pets/cat/9.png" in str(bad[0])
+    with pytest.raises(ImageError):
+        kb.add([broken])
+
+
+def test_one_unfit_example_does_not_spoil_its_batch() -> None:
+    bad = Bad()
+    with KnowledgeBase.open(":memory:", OnlyImages()) as kb:
+        unfit = asked("no image", source="line 7")
+        assert kb.add([shown(1), unfit, shown(2)], on_bad=bad) == Added(new=2, bad=1)
+        assert isinstance(bad[0], EmbeddingError)
+        assert "line 7" in str(bad[0])
+        with pytest.raises(EmbeddingError):
+            kb.add([unfit])
+
+
+def test_an_embedder_that_returns_nonsense_stores_nothing(kb: KnowledgeBase) -> None:
+    class Nonsense(SeededEmbedder):
+        def embed(self, queries: object) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            return np.full((1, self.dimension), np.nan, np.float32)
+
+    with KnowledgeBase.open(":memory:", Nonsense()) as nonsense:
+        with pytest.raises(EmbeddingError, match="not finite"):
+            nonsense.add([shown(1)])
+        assert len(nonsense) == 0
+
+
+def test_adding_does_not_keep_the_callers_pixels(kb: KnowledgeBase) -> None:
+    example = shown(1)
+    kb.add([example])
+    assert "_decoded" not in vars(example.query.images[0])
+
+
+def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = shown(1)
+    example.query.images[0].decode()
+    monkeypatch.setattr(Image, "_decode", None)
+    assert kb.add([example]).new == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        asked("q", None),  # type: ignore[arg-type]
+        Example(Query(5), "a"),  # type: ignore[arg-type]
+        asked("half \ud83d"),
+        asked("q", source=b"bytes"),
+        asked("q", tags={"\ud83d": "x"}),
+        asked("q", tags={"year": 1999}),
+        asked("q", tags=["a tag"]),
+        asked("q", labels=5),
+        asked("q", labels=("a\0b",)),
+        Example(Query("q", (replace(picture(1), source="\ud83d"),)), "a"),
+        Example(Query("q", choices=("a", "b\0")), "a"),
+    ],
+)
+def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Example) -> None:
+    bad = Bad()
+    assert kb.add([asked("fine"), wrong], on_bad=bad) == Added(new=1, bad=1)
+    assert len(bad) == 1
+    with pytest.raises(LoadError, match="cannot be stored"):
+        kb.add([wrong])
+
+
+def test_a_row_that_the_table_refuses_is_no_duplicate(kb: KnowledgeBase) -> None:
+    broken = with_id(asked("q", None), "0" * 16)  # type: ignore[arg-type]
+    with pytest.raises(StoreError):
+        kb._rows.put([broken], {"default": Embedded("seeded-8", np.ones((1, 8), np.float32))})

@@ -1,0 +1,66 @@
+"""The files that large indexes are kept in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+FILLED = """
+import sys
+from bottega.knowledge import KnowledgeBase
+from tests.knowledge.doubles import SeededEmbedder, asked
+kb = KnowledgeBase.open(sys.argv[1], SeededEmbedder(), hnsw_above=5)
+kb.add([asked(f"q{i}") for i in range(20)])
+kb.nearest(kb.vectors(kb.ids()[:1]), 1)
+kb.settle()
+"""
+
+
+def test_leaving_without_closing_loses_nothing(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FILLED, path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        assert len(kb.search(Query("x"), 99)) == 20
+        assert kb.verify().problems == ()
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
+    path: Path, put: Callable[[Path], None]
+) -> None:
+    put(path.with_name("kb.db.default.index"))
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(3)])
+        assert len(kb.search(Query("x"), 9)) == 3
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert "should be a file" in found.problems[0].what
+
+
+def test_index_files_lie_beside_the_database_wherever_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with KnowledgeBase.open("kb.db", SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        kb.search(Query("x"), 1)
+        kb.settle()
+    assert (tmp_path / "kb.db.default.index").exists()
+    assert not any((tmp_path / "elsewhere").iterdir())

@@ -1,0 +1,87 @@
+"""What a knowledge base holds, without searching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import (
+    NotFoundError,
+    SettingError,
+)
+from bottega.knowledge import KnowledgeBase
+from tests.knowledge.doubles import SeededEmbedder, asked, shown
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def test_an_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(3)])
+    id = kb.ids()[1]
+    assert kb.get(id[:8]) == kb.get(id)
+    assert kb.delete([id[:8]]) == 1
+    assert id not in kb.ids()
+    with pytest.raises(NotFoundError, match=id[:8]):
+        kb.get(id[:8])
+    with pytest.raises(SettingError, match="too short"):
+        kb.get(kb.ids()[0][:3])
+
+
+def test_an_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(600)])  # two of them share four characters
+    prefixes = [id[:4] for id in kb.ids()]
+    twice = next(prefix for prefix in prefixes if prefixes.count(prefix) > 1)
+    with pytest.raises(SettingError, match=f"several ids begin with '{twice}'"):
+        kb.get(twice)
+
+
+def test_deleting_is_all_or_nothing(kb: KnowledgeBase) -> None:
+    kb.add([asked("a"), asked("b")])
+    with pytest.raises(NotFoundError):
+        kb.delete([*kb.ids(), "0123456789abcdef"])
+    assert len(kb) == 2
+    assert kb.delete(kb.ids()) == 2
+
+
+def test_labels_come_in_the_order_in_which_they_were_seen(kb: KnowledgeBase) -> None:
+    kb.add([shown(1, "zebra"), asked("x", "b, a", labels=("b", "a")), shown(2, "zebra")])
+    kb.add([asked("y", "none", labels=()), asked("z", "a")])
+    ids = kb.ids()
+    assert kb.labels() == ["zebra", "b", "a"]
+    assert kb.ids_by_label() == {"zebra": [ids[0], ids[2]], "b": [ids[1]], "a": [ids[1], ids[4]]}
+    assert kb.is_multi_label()
+
+
+def test_ids_are_filtered_by_label_source_and_tags(kb: KnowledgeBase) -> None:
+    kb.add(
+        [
+            asked("a", "x", tags={"hue": "red", "size": "big"}, source="s1"),
+            asked("b", "x, y", labels=("x", "y"), tags={"hue": "red"}, source="s2"),
+            asked("c", "y", source="s1"),
+        ]
+    )
+    a, b, c = kb.ids()
+    assert kb.ids(label="y") == [b, c]
+    assert kb.ids(source="s1") == [a, c]
+    assert kb.ids(tags={"hue": "red"}) == [a, b]
+    assert kb.ids(label="x", tags={"hue": "red", "size": "big"}) == [a]
+
+
+def test_iteration_gives_every_example_in_order(kb: KnowledgeBase) -> None:
+    kb.add([asked(f"q{i}") for i in range(150)])
+    assert [example.query.text for example in kb] == [f"q{i}" for i in range(150)]
+
+
+def test_notes_are_kept(tmp_path: Path) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", None) as kb:
+        assert kb.note("embed") is None
+        kb.set_note("embed", "bundled")
+        kb.set_note("embed", "pixels")
+    with KnowledgeBase.open(tmp_path / "kb.db", None) as kb:
+        assert kb.note("embed") == "pixels"

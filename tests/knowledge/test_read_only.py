@@ -1,0 +1,104 @@
+"""A file in a folder that may not be written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.knowledge import KnowledgeBase
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+# Another user's: a superuser may write everywhere.
+READER = """
+import os, sys
+from bottega.errors import StoreError
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder
+embedder = SeededEmbedder()
+embedder.embed([Query("x")])  # imports what the other user may not read
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    kb = KnowledgeBase.open(sys.argv[1], embedder, hnsw_above=20)
+except StoreError as error:
+    sys.exit(f"{error}; {error.hint}")
+for _ in sys.stdin:
+    print(len(kb.search(Query("x"), 99)), flush=True)
+    kb.settle()
+kb.close()
+"""
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Not in pytest's folder, which is closed to other users."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "shelf"
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        yield folder / "kb.db"
+        folder.chmod(0o755)
+
+
+@pytest.fixture
+def kb(path: Path) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(path, SeededEmbedder()) as opened:
+        opened.add([asked(f"q{i}") for i in range(50)])
+        yield opened
+
+
+def read(path: Path, meanwhile: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
+    """What another user finds before and after, and what stopped them."""
+    for file in path.parent.iterdir():
+        file.chmod(0o444)
+    path.parent.chmod(0o555)
+    command = [sys.executable, "-c", READER, str(path)]
+    with subprocess.Popen(
+        command,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        reader.stdin.write("before\n")
+        reader.stdin.flush()
+        first = reader.stdout.readline()
+        meanwhile()
+        rest, told = reader.communicate("after\n" if first else "")
+    return [*first.split(), *rest.split()], told
+
+
+def test_a_file_that_nobody_writes_is_searched(kb: KnowledgeBase, path: Path) -> None:
+    kb.close()
+    assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
+    found, told = read(path)
+    assert found == ["50", "50"], told
+    assert [file.name for file in path.parent.iterdir()] == ["kb.db"]
+
+
+def test_what_somebody_else_writes_meanwhile_is_found(kb: KnowledgeBase, path: Path) -> None:
+    found, told = read(path, lambda: kb.add([asked("new")]))
+    assert found == ["50", "51"], told
+
+
+def test_a_file_whose_writer_was_killed_says_what_to_do(kb: KnowledgeBase, path: Path) -> None:
+    copy = path.parent / "copy.db"
+    for end in ("", "-wal"):
+        shutil.copy(f"{path}{end}", f"{copy}{end}")
+    found, told = read(copy)
+    assert found == []
+    assert "was not closed" in told
+    assert "open and close it once" in told
+    copy.parent.chmod(0o755)
+    for file in copy.parent.iterdir():
+        file.chmod(0o644)
+    KnowledgeBase.open(copy, None).close()
+    assert read(copy)[0] == ["50", "50"]

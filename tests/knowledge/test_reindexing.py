@@ -1,0 +1,135 @@
+"""Another embedder for examples that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
+from bottega.knowledge import KnowledgeBase, View
+from bottega.protocols import Vectors
+from bottega.types import Query
+from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown, vector_of
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+class Stopping(SeededEmbedder):
+    """Breaks off after some batches, as a process that is killed."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__("new")
+        self.left = batches
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return -super().embed(queries)
+
+
+def test_reindexing_goes_on_where_it_stopped(path: Path) -> None:
+    told: list[int] = []
+    with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
+        kb.add([asked(f"q{i}") for i in range(10)])
+        with pytest.raises(KeyboardInterrupt):
+            kb.reindex("default", Stopping(2), batch_size=2)
+        assert kb.search(Query("q3"), 1)[0].score == pytest.approx(1.0)  # by the old vectors
+        assert kb.stats().views == {"default": "old"}
+        kb.add([asked("later")])
+        rest = Stopping(99)
+        assert kb.reindex("default", rest, batch_size=2, progress=told.append) == 7
+        assert (rest.embedded, sum(told)) == (7, 7)
+        assert kb.search(Query("q3"), 1)[0].example.query.text == "q3"
+        assert kb.vectors(kb.ids()[:1]) == pytest.approx(-vector_of(Query("q0"))[None])
+        assert kb.reindex("default", rest) == 0
+        assert kb.verify().problems == ()
+    with pytest.raises(EmbedderMismatchError, match=r"'new'.*'old'"):
+        KnowledgeBase.open(path, SeededEmbedder("old"))
+
+
+def test_a_handle_whose_vectors_were_replaced_is_told(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder("old")) as kb:
+        kb.add([asked("a")])
+        assert kb.search(Query("a"), 1)
+        with KnowledgeBase.open(path, None) as other:
+            assert other.reindex("default", SeededEmbedder("new")) == 1
+        for use in (lambda: kb.search(Query("a"), 1), lambda: kb.add([asked("b")])):
+            with pytest.raises(EmbedderMismatchError, match=r"'new'.*'old'"):
+                use()
+
+
+def test_a_view_can_join_later_in_every_namespace(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one:
+        one.add([asked("a", "first")])
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("b", "second"), asked("c", "third")])
+        answers = View(SeededEmbedder("a"), lambda example: Query(example.answer))
+        assert kb.reindex("answers", answers) == 3
+    both = {"default": View(SeededEmbedder()), "answers": answers}
+    with KnowledgeBase.open(path, both) as kb:
+        assert kb.search(Query("third"), 1, by="answers")[0].example.query.text == "c"
+        kb.add([asked("d", "fourth")])
+    with KnowledgeBase.open(path, both, namespace="one") as one:
+        assert one.search(Query("first"), 1, by="answers")[0].score == pytest.approx(1.0)
+
+
+def test_an_example_that_the_new_embedder_cannot_read_is_named(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("no image"), shown(2)])
+        with pytest.raises(EmbeddingError, match=kb.ids()[1]):
+            kb.reindex("default", OnlyImages("images"))
+        kb.delete([kb.ids()[1]])
+        kb.reindex("default", OnlyImages("images"))
+        assert len(kb.search(shown(3).query, 9)) == 2
+
+
+class Overtaken(SeededEmbedder):
+    """While it embeds for the first time, something else happens to the file."""
+
+    def __init__(self, fingerprint: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(fingerprint)
+        self.meanwhile = [meanwhile]
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        return super().embed(queries)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
+    path: Path, stopped: bool
+) -> None:
+    def second() -> None:
+        with KnowledgeBase.open(path, None) as other:
+            if not stopped:
+                other.reindex("default", SeededEmbedder("C"))
+                return
+            with pytest.raises(KeyboardInterrupt):
+                other.reindex("default", Stopping(1), batch_size=2)
+
+    with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
+        kb.add([asked(f"q{i}") for i in range(6)])
+        with pytest.raises(StoreError, match="another process began to reindex"):
+            kb.reindex("default", Overtaken("B", second), batch_size=2)
+    with KnowledgeBase.open(path, SeededEmbedder("A" if stopped else "C")) as kb:
+        assert len(kb.search(Query("q1"), 9)) == 6
+        assert kb.verify().problems == ()
+
+
+def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._rows.transaction() as connection:
+            connection.execute("DELETE FROM vectors WHERE key = 2")
+        with KnowledgeBase.open(path, SeededEmbedder()) as other:
+            assert len(other.search(Query("b"), 9)) == 1
+            assert kb.reindex("default", SeededEmbedder()) == 1
+            assert len(other.search(Query("b"), 9)) == 2
+        assert kb.verify().problems == ()

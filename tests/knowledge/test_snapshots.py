@@ -1,0 +1,149 @@
+"""Graphs kept in files: taken up where they fit, made again where they do not."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.hnsw import HnswIndex
+from bottega.knowledge.index import FlatIndex
+from bottega.knowledge.snapshots import BLOCK, checksum_of
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.knowledge.shelf import Shelf, settled
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "kb.db")
+
+
+def test_a_snapshot_is_taken_up_and_caught_up(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add(300)
+    follower = shelf.follow()
+    settled(follower)
+    follower.close()
+    assert (tmp_path / "kb.db.default.index").exists()
+    assert not list(tmp_path.glob("*.part"))
+    shelf.add(20)
+    shelf.rows.delete(shelf.rows.ids_where()[:7])
+    again = shelf.follow()
+    index = again.current()
+    assert isinstance(index, HnswIndex)  # at once: it was not built
+    assert index.digest() == shelf.truth().digest()
+    again.close()
+    shelf.rows.close()
+
+
+def spoil_middle(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def spoil_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_middle, spoil_end, Path.unlink, lambda path: path.write_bytes(b"")]
+)
+def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: object) -> None:
+    shelf.add(300)
+    follower = shelf.follow()
+    settled(follower)
+    follower.close()
+    spoil(tmp_path / "kb.db.default.index")  # type: ignore[operator]
+    again = shelf.follow()
+    assert isinstance(again.current(), FlatIndex)
+    index = settled(again)
+    assert isinstance(index, HnswIndex)
+    assert index.digest() == shelf.truth().digest()
+    again.close()
+    shelf.rows.close()
+
+
+@pytest.mark.parametrize("size", [8, 512, 4096])
+def test_a_checksum_sees_what_changed_places(size: int) -> None:
+    data = bytearray(np.random.default_rng(0).bytes(3 * BLOCK))
+    before = checksum_of(memoryview(bytes(data)))
+    data[:size], data[5 * size : 6 * size] = data[5 * size : 6 * size], data[:size]
+    assert checksum_of(memoryview(bytes(data))) != before
+
+
+def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> None:
+    path, copy = tmp_path / "kb.db", tmp_path / "copy.db"
+
+    def put(*texts: str) -> None:
+        with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+            kb.add([asked(text) for text in texts])
+            kb.search(Query("q1"), 1)
+            kb.settle()
+
+    put(*[f"q{i}" for i in range(200)])
+    shutil.copy(path, copy)
+    put("one", "last")
+    path.unlink()
+    copy.rename(path)
+    index = (tmp_path / "kb.db.default.index").read_bytes()
+    put("other", "last")
+    (tmp_path / "kb.db.default.index").write_bytes(index)
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        assert not kb.verify().sound
+        assert kb.search(Query("other"), 1)[0].example.query.text == "other"
+
+
+def test_a_copy_that_does_the_same_does_it_as_another(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.add(2)
+    shelf.rows._writer.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
+    copy = Shelf(tmp_path / "copy.db")
+    for one in (shelf, copy):
+        one.add(1)
+    seq = shelf.rows.last_seq()
+    assert (seq, shelf.rows.keys_digest()) == (copy.rows.last_seq(), copy.rows.keys_digest())
+    assert shelf.rows.mark(seq - 1) == copy.rows.mark(seq - 1)
+    assert shelf.rows.mark(seq) != copy.rows.mark(seq)
+    shelf.rows.close()
+    copy.rows.close()
+
+
+def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: Path) -> None:
+    """The database was put back to an older copy and went another way."""
+    shelf.add(200)
+    copy = tmp_path / "copy.db"
+    shelf.rows.read("SELECT 1")
+    shelf.rows._writer.execute(f"VACUUM INTO '{copy}'")
+    shelf.add(100)
+    follower = shelf.follow()
+    settled(follower)
+    follower.close()
+    shelf.rows.close()
+    for left in tmp_path.glob("kb.db-*"):
+        left.unlink()
+    copy.rename(tmp_path / "kb.db")
+    other = Shelf(tmp_path / "kb.db")
+    other.added = 1000
+    other.add(150)
+    again = other.follow()
+    assert isinstance(again.current(), FlatIndex)
+    assert again.current().digest() == other.truth().digest()
+    again.close()
+    other.rows.close()
+
+
+def test_a_folder_that_may_not_be_written_costs_only_the_snapshot(
+    shelf: Shelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf.add(200)
+    (tmp_path / "kb.db.default.index").mkdir()  # even for a superuser
+    follower = shelf.follow()
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(settled(follower), HnswIndex)
+    assert "was not written" in caplog.text
+    follower.close()
+    shelf.rows.close()

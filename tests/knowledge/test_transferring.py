@@ -1,0 +1,156 @@
+"""A knowledge base as a folder, and back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import LoadError, StoreError
+from bottega.knowledge import Added, KnowledgeBase, load_jsonl
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import Bad, SeededEmbedder, asked, shown
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
+    whole = Example(
+        Query("Où?", (picture(1), replace(picture(2), source="here.png")), ("a", "b")),
+        "a, b",
+        labels=("a", "b"),
+        rationale="because",
+        tags={"hue": "röd"},
+        source="there",
+    )
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([whole, asked("none", "", labels=()), shown(1)])
+        kb.pin(kb.ids()[:1])
+        kb.used(kb.ids()[:2], saved_usd=0.5)
+        before = list(kb)
+        sources = [image.source for example in before for image in example.query.images]
+        assert kb.export_to(tmp_path / "out") == 3
+        standings = kb._rows.standings([1, 2, 3])
+    assert len(list((tmp_path / "out" / "images").iterdir())) == 2
+    assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_bad=Bad()))) == 2
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        assert kb.import_from(tmp_path / "out") == Added(new=3)
+        assert list(kb) == before
+        assert [i.source for e in kb for i in e.query.images] == sources
+        assert kb._rows.standings([1, 2, 3]) == standings
+        kb.unpin(kb.ids()[:1])
+        assert kb.import_from(tmp_path / "out") == Added(duplicates=3)
+        assert kb.stats().pinned == 0  # what was there is left as it is
+
+
+def test_lines_that_cannot_be_imported_are_named(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(i) for i in range(4)])
+        kb.export_to(folder)
+        with pytest.raises(StoreError, match="not empty"):
+            kb.export_to(folder)
+    lines = (folder / "examples.jsonl").read_text("utf-8").splitlines()
+    lines[1] = lines[1][:40]
+    lines[2] = lines[2].replace("images/", "../")
+    lines[3] = '{"question": 5}'
+    (folder / "examples.jsonl").write_text("\n".join(lines))
+    bad = Bad()
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+        assert [f"line {n}" in str(error) for n, error in enumerate(bad, 2)] == [True] * 3
+        with pytest.raises(LoadError, match="line 2"):
+            kb.import_from(folder)
+        with pytest.raises(LoadError, match="cannot be read"):
+            kb.import_from(tmp_path / "nowhere")
+
+
+def test_what_is_imported_under_a_capacity_keeps_its_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(40)])
+        kb.pin(pinned := kb.ids()[:3])
+        kb.export_to(folder)
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder(), capacity=5) as kb:
+        assert kb.import_from(folder, batch_size=8).new == 40
+        assert (kb.stats().pinned, len(kb)) == (3, 5)
+        assert set(pinned) <= set(kb.ids())
+
+
+def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(4)])
+        kb.pin(kb.ids())
+        kb.export_to(folder)
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        with pytest.raises(KeyboardInterrupt):
+            kb.import_from(folder, batch_size=2, progress=stop)
+        assert kb.import_from(folder) == Added(new=2, duplicates=2)
+        assert kb.stats().pinned == 4
+
+
+def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
+        kb.export_to(folder)
+    (image,) = (folder / "images").iterdir()
+    image.write_bytes(picture(9).data)
+    lines = (folder / "examples.jsonl").read_text("utf-8").splitlines()
+    lines[1] = lines[1].replace("three", "drei")
+    lines[2] = lines[2].replace('"uses":0', '"uses":"0"')
+    (folder / "examples.jsonl").write_text("\n".join(lines), "utf-8")
+    bad = Bad()
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+    told = ("other bytes", "its id", "numbers")
+    assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
+
+
+def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "examples.jsonl")
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        with pytest.raises(LoadError, match="not a regular file"):
+            kb.import_from(tmp_path)
+        for use in (kb.import_from, kb.export_to):
+            with pytest.raises(StoreError, match="not a folder's name"):
+                use("a\0b")
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("UPDATE images SET data = x'00' WHERE rowid = 1", "the bytes of image"),
+        ("UPDATE images SET data = 5 WHERE rowid = 1", "the bytes of image"),
+        ("DELETE FROM images WHERE rowid = 1", "another question, answer or image"),
+        ("UPDATE examples SET answer = 'dog' WHERE key = 1", "another question, answer or image"),
+        ("UPDATE examples SET choices = 'no json' WHERE key = 1", "cannot be read"),
+    ],
+)
+def test_a_damaged_example_is_named_and_the_others_are_written(
+    path: Path, tmp_path: Path, statement: str, told: str
+) -> None:
+    bad = Bad()
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), shown(2), asked("three")])
+        first, *others = kb.ids()
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        with pytest.raises(StoreError, match=f"example {first}.* {told}"):
+            kb.export_to(tmp_path / "stopped")
+        assert kb.export_to(tmp_path / "out", on_bad=bad) == 2
+        assert [first in str(error) and "restore" in error.hint for error in bad] == [True]
+    with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
+        kb.import_from(tmp_path / "out")
+        assert kb.ids() == others

@@ -1,0 +1,241 @@
+"""What verify finds, says and repairs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.errors import StoreError
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.protocols import Vectors
+from bottega.types import Query
+from tests.builders import picture
+from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kb.db"
+
+
+Spoil = tuple[str, str, bool]
+SPOILED: list[Spoil] = [
+    ("UPDATE images SET data = x'00' WHERE rowid = 1", "bytes of image", False),
+    ("DELETE FROM images WHERE rowid = 1", "is missing", False),
+    ("UPDATE examples SET answer = 'other' WHERE key = 2", "another question", False),
+    ("DELETE FROM vectors WHERE key = 1", "1 vectors", True),
+    ("UPDATE vectors SET vector = x'00ff' WHERE key = 2", "1 vectors", True),
+    (f"UPDATE vectors SET vector = x'{'00' * 28}0000807f' WHERE key = 2", "1 vectors", True),
+    ("INSERT INTO vectors VALUES (99, 1, zeroblob(32))", "1 vectors of no example", True),
+    ("INSERT INTO uses (key) VALUES (99)", "1 uses of no example", True),
+    ("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')", "images of no example", True),
+    ("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')", "rows whose delete", True),
+    ("DELETE FROM changes WHERE key = 3", "rows whose put", True),
+]
+
+
+@pytest.mark.parametrize(("statement", "told", "repairable"), SPOILED)
+def test_verify_finds_and_repairs_what_is_derived(
+    path: Path, statement: str, told: str, repairable: bool
+) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), shown(2), asked("three")])
+        kb.search(Query("x"), 1)
+        assert kb.verify().problems == ()
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        found = kb.verify()
+        assert not found.sound
+        assert any(told in problem.what for problem in found.problems)
+        repaired = kb.verify(repair=True)
+        assert repaired.sound == repairable
+        assert kb.verify().sound == repairable
+        if repairable:
+            texts = {c.example.query.text for c in kb.search(Query("three"), 9)}
+            assert texts == {"What?", "three"}
+            assert kb.search(Query("three"), 1)[0].score == pytest.approx(1.0)
+
+
+def test_verify_without_the_embedder_says_what_is_needed(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+    with KnowledgeBase.open(path, None) as kb:
+        with kb._rows.transaction() as connection:
+            connection.execute("DELETE FROM vectors")
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert "embedder" in found.problems[0].what
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+
+
+def leave_unfinished(path: Path) -> None:
+    """Of two that are not finished, one may still be written."""
+    for part, age in ((path.with_suffix(".part"), 7200), (path.with_suffix(".index.1-2.part"), 0)):
+        part.touch()
+        os.utime(part, (time.time() - age,) * 2)
+
+
+@pytest.mark.parametrize("spoil", [flip, leave_unfinished])
+def test_verify_looks_at_index_files(path: Path, spoil: Callable[[Path], None]) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.search(Query("x"), 1)
+        kb.settle()
+        assert kb.verify().snapshots == 1
+        spoil(path.with_name("kb.db.default.index"))
+        assert not kb.verify().sound
+        assert kb.verify(repair=True).sound
+        assert kb.verify().problems == ()
+        assert len(kb.search(Query("x"), 20)) == 20
+
+
+def test_verify_misses_views_and_repairs_them(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._rows.transaction() as connection:
+            connection.execute("DELETE FROM views")
+        told = " ".join(problem.what for problem in kb.verify().problems)
+        assert "2 vectors of no view" in told
+        assert "no vectors at all" in told
+        with pytest.raises(StoreError, match="have no vectors"):
+            kb.add([asked("c")])
+        kb.verify(repair=True)
+        assert kb.verify().problems == ()
+        assert len(kb.search(Query("a"), 9)) == 2
+
+
+def test_verify_repairs_only_what_it_finds_sound_afterwards(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._rows.transaction() as connection:
+            connection.execute("UPDATE views SET dimension = 3")
+        found = kb.verify(repair=True)
+        assert not found.sound
+        assert [problem.repaired for problem in found.problems] == [False]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE examples SET choices = 'no json' WHERE key = 2",
+        "UPDATE examples SET question = x'ff' WHERE key = 2",
+        "UPDATE images SET data = 5",
+    ],
+)
+def test_verify_goes_on_after_what_cannot_be_read(path: Path, statement: str) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("two"), asked("three")])
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+            connection.execute("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')")
+        found = kb.verify(repair=True)
+        assert sorted(problem.repaired for problem in found.problems) == [False, True]
+
+
+def test_verify_leaves_what_is_not_its_own(path: Path) -> None:
+    mine = [path.with_name(f"kb.db.{name}") for name in ("old.index", "1.part", "notes.index")]
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        for name in mine:
+            name.write_text("mine")
+        assert kb.verify(repair=True).problems == ()
+        assert all(name.read_text() == "mine" for name in mine)
+
+
+ZEROS = "UPDATE vectors SET vector = zeroblob(32) WHERE key = 2"
+ANOTHERS = "UPDATE vectors SET vector = (SELECT vector FROM vectors WHERE key = 1) WHERE key = 2"
+# The last number is as large as those of a unit vector are.
+TURNED = "UPDATE vectors SET vector = substr(vector, 1, 28) || x'0000003f' WHERE key = 2"
+
+
+@pytest.mark.parametrize("statement", [ZEROS, ANOTHERS, TURNED])
+def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
+    path: Path, statement: str
+) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("two"), asked("three")])
+        assert kb.verify(deep=True).problems == ()
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        assert kb.verify().problems == ()
+        (problem,) = kb.verify(deep=True).problems
+        assert problem.what == "1 vectors 'default' are not what the embedder makes"
+        assert kb.verify(deep=True, repair=True).sound
+        assert kb.verify(deep=True).problems == ()
+        assert kb.search(Query("two"), 1)[0].score == pytest.approx(1.0)
+
+
+class Rounding(SeededEmbedder):
+    """As on another machine: the last bits are others, and zeros stay zeros."""
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        vectors = super().embed(queries)
+        vectors[[query.text == "nothing" for query in queries]] = 0
+        noise = np.random.default_rng(self.embedded).standard_normal(vectors.shape)
+        return (vectors * (1 + 1e-3 * noise)).astype(np.float32)
+
+
+def test_embedding_again_overlooks_what_rounding_does(path: Path) -> None:
+    with KnowledgeBase.open(path, Rounding()) as kb:
+        kb.add([asked("nothing"), *(asked(f"q{i}") for i in range(100))])
+        assert kb.verify(deep=True).problems == ()
+
+
+def test_what_cannot_be_embedded_again_is_told(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("no image"), shown(2)])
+        with kb._rows.transaction() as connection:
+            connection.execute(ANOTHERS.replace("key = 2", "key = 3"))
+    with KnowledgeBase.open(path, OnlyImages()) as kb:
+        told = [problem.what for problem in kb.verify(deep=True, repair=True).problems]
+        assert told[0].startswith("1 vectors 'default' are not")
+        assert told[1].startswith("1 vectors 'default' cannot be compared: ")
+    with KnowledgeBase.open(path, None) as kb:
+        told = [problem.what for problem in kb.verify(deep=True).problems]
+        assert told == ["vectors 'default' cannot be compared without their embedder"]
+
+
+def test_a_damaged_image_does_not_make_vectors(path: Path) -> None:
+    other = picture(200)
+    with KnowledgeBase.open(path, PixelEmbedder()) as kb:
+        kb.add([shown(1)])
+        before = kb.vectors(kb.ids())
+        with kb._rows.transaction() as connection:
+            connection.execute("UPDATE images SET data = ?", [other.data])
+        (problem,) = kb.verify(deep=True, repair=True).problems
+        assert "bytes of image" in problem.what
+        assert (kb.vectors(kb.ids()) == before).all()
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE images SET data = x'00' WHERE rowid = 1", "DELETE FROM images"]
+)
+def test_who_does_what_is_said_of_an_image_has_it_again(path: Path, statement: str) -> None:
+    one, two = shown(1), shown(1, question="Other?")
+    with (
+        KnowledgeBase.open(path, SeededEmbedder()) as kb,
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="there") as there,
+    ):
+        kb.add([one, two])
+        there.add([one])
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        (what,) = (p.what for p in kb.verify().problems if "image " in p.what and "; " in p.what)
+        ids = kb.ids()
+        assert f"delete examples {ids[0]}, {ids[1]}, {ids[0]} of namespace 'there'" in what
+        assert "add again, or restore the file from a copy" in what
+        kb.delete(ids)
+        there.delete(ids[:1])
+        kb.add([one, two])
+        there.add([one])
+        assert kb.verify(deep=True).problems == ()
