@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--known", type=int, default=2_000)
     parser.add_argument("--keep", type=Path, help="write the run and its report to this folder")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = arguments.keep or Path(temporary) / "run"
         data = benchmark(arguments.items, arguments.known)
         start = time.perf_counter()

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 NEEDS_CHROMIUM = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on the PATH")
-SECONDS = 60
+SECONDS, SECONDS_TO_END = 60, 5
 
 
 class Page:
@@ -90,11 +91,12 @@ async def browsing(profile: Path) -> AsyncIterator[Page]:
                 for domain in ("Page", "Runtime", "Log", "Network"):
                     await page.call(f"{domain}.enable")
                 yield page
-                with suppress(ConnectionError, TypeError):
-                    await page.call("Browser.close")
+                await socket.send_json({"id": 0, "method": "Browser.close"})
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), SECONDS_TO_END)
     finally:
         with suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 

@@ -44,3 +44,10 @@ def test_a_folder_without_a_run_is_named(run: Run, pets: Path) -> None:
     done = run("report", pets)
     assert done.code == 1
     assert "holds no run" in done.err
+
+
+def test_items_are_written_for_another_program(run: Run, pets: Path) -> None:
+    written = run("dataset", f"image-folder:{pets}", "--format", "inspect", "--out", "there")
+    assert (written.code, written.out) == (0, "3 items: there/dataset.jsonl\n")
+    assert len(Path("there/dataset.jsonl").read_text().splitlines()) == 3
+    assert run("dataset", "digits", "--format", "coco", "--out", "there").code == 2

@@ -11,6 +11,7 @@ from bottega.cli import (
     answering,
     demonstrating,
     evaluating,
+    exporting,
     keeping,
     knowledge,
     looking,
@@ -60,6 +61,7 @@ for command in (
     keeping.pin,
     keeping.unpin,
     reporting.report,
+    exporting.dataset,
 ):
     app.command()(command)
 app.command("import")(keeping.import_)

@@ -98,7 +98,7 @@ def by_shots(series: Sequence[Series], title: str) -> Chart:
     height, y_ticks = _heights(series)
     lines: list[Line] = []
     for i, one in enumerate(series):
-        aside = ASIDE * (i % LOOKS - 2)
+        aside = ASIDE * (i % LOOKS - (min(len(series), LOOKS) - 1) / 2)
         xs = (
             [float(LEFT), float(WIDTH - RIGHT)]
             if one.flat

@@ -148,3 +148,22 @@ def test_two_methods_are_compared_as_in_python(folder: Path, tmp_path: Path) -> 
         assert re.match(r"\+0\.\d{3} on the 2,000 items that both answered, 95 % interval", line)
 
     look(folder, tmp_path, looking)
+
+
+def test_a_telephone_scrolls_in_one_direction(folder: Path, tmp_path: Path) -> None:
+    async def looking(page: Page) -> None:
+        await page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=360,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=True,
+        )
+        await page.evaluate('document.querySelector(".item").open = true')
+        wide = "document.documentElement.scrollWidth"
+        assert (
+            await page.evaluate(f"new Promise((done) => setTimeout(() => done({wide}), 100))")
+            <= 360
+        )
+
+    look(folder, tmp_path, looking)

@@ -15,8 +15,9 @@ from bottega.types import Example
 MOST_GROUPS = 40
 MOST_CONFUSED = 30
 INVALID, OTHER = "(invalid)", "(another)"
-# A share of the items that a tag's largest groups must hold together, else it names single items.
-COVERED = 0.5
+# Shares of the items that the groups shown, and those of more than one item, must hold together:
+# else labels name single items, as free answers do.
+SHOWN, SHARED = 0.5, 0.7
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,9 @@ def _of_tag(tag: str) -> Callable[[Example], tuple[str, ...]]:
 
 
 def _tells(counts: Counter[str], items: int) -> bool:
-    shown = [n for _, n in counts.most_common(MOST_GROUPS)]
-    return len(counts) > 1 and max(shown) > 1 and sum(shown) >= COVERED * items
+    shown = sum(n for _, n in counts.most_common(MOST_GROUPS))
+    shared = sum(n for n in counts.values() if n > 1)
+    return len(counts) > 1 and shown >= SHOWN * items and shared >= SHARED * items
 
 
 def _breakdown(

@@ -45,8 +45,7 @@ def _lines(section: Section) -> list[tuple[str, list[Row]]]:
     named: dict[str, list[Row]] = {}
     for row in section.rows:
         if row.result.value is not None:
-            name = f"{row.run}: {row.result.method}" if row.run else row.result.method
-            named.setdefault(name, []).append(row)
+            named.setdefault(f"{row.prefix}{row.result.method}", []).append(row)
     return list(named.items())
 
 

@@ -27,10 +27,12 @@ ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One method of one run; `run` is "" where a report shows only one. Its result's `seconds` are
-    the sum of its answers' times, which may have been waited for together."""
+    """One method of one run; `title` names the run too if it is `one_of_several` in its section.
+    Its result's `seconds` are the sum of its answers' times, which may have been waited for
+    together."""
 
     run: str
+    one_of_several: bool
     model: str
     result: Result
     answers: Mapping[int, Given]
@@ -42,7 +44,11 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{self.run}: {self.method}" if self.run else self.method
+        return f"{self.prefix}{self.method}"
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.run}: " if self.one_of_several else ""
 
     @property
     def scored(self) -> list[Scored]:
@@ -83,7 +89,7 @@ def sections(runs: Mapping[str, KeptRun]) -> list[Section]:
     together: dict[object, dict[str, KeptRun]] = {}
     for name, run in runs.items():
         together.setdefault(_identity(run), {})[name] = run
-    return [_section(some, named=len(runs) > 1) for some in together.values()]
+    return [_section(some) for some in together.values()]
 
 
 def estimate(metric: str, place: int, scored: Sequence[Scored], seed: int) -> Estimate | None:
@@ -116,11 +122,9 @@ def _identity(run: KeptRun) -> object:
     return run.settings["benchmark"], tuple(run.settings["metrics"]), items
 
 
-def _section(runs: Mapping[str, KeptRun], *, named: bool) -> Section:
-    some = next(iter(runs.values()))
-    rows = [
-        _row(name if named else "", run, key) for name, run in runs.items() for key in run.methods
-    ]
+def _section(runs: Mapping[str, KeptRun]) -> Section:
+    some, several = next(iter(runs.values())), len(runs) > 1
+    rows = [_row(name, several, run, key) for name, run in runs.items() for key in run.methods]
     pairs = [*_within(rows), *_across(rows, _seed(some))]
     return Section(
         some.settings["benchmark"],
@@ -132,10 +136,10 @@ def _section(runs: Mapping[str, KeptRun], *, named: bool) -> Section:
     )
 
 
-def _row(name: str, run: KeptRun, key: Key) -> Row:
+def _row(name: str, several: bool, run: KeptRun, key: Key) -> Row:
     answers, failures = run.answers.get(key, {}), run.failures.get(key, {})
     model = "no model" if _asks_none(answers) else str(run.settings["model"])
-    return Row(name, model, _result(run, key, answers, len(failures)), answers, failures)
+    return Row(name, several, model, _result(run, key, answers, len(failures)), answers, failures)
 
 
 def _asks_none(answers: Mapping[int, Given]) -> bool:
@@ -178,8 +182,8 @@ def _within(rows: Sequence[Row]) -> list[Paired]:
     for name in dict.fromkeys(row.run for row in rows):
         of_run = [row for row in rows if row.run == name]
         for one in paired([(row.result, row.scored) for row in of_run]):
-            told = f"{name}: " if name else ""
-            compared.append(_renamed(one, f"{told}{one.method}", f"{told}{one.against}"))
+            prefix = of_run[0].prefix
+            compared.append(_renamed(one, f"{prefix}{one.method}", f"{prefix}{one.against}"))
     return compared
 
 
@@ -192,7 +196,7 @@ def _across(rows: Sequence[Row], seed: int) -> list[Paired]:
             if before.result.metric.startswith(WHOLE):
                 continue
             method, shots = key
-            names = (f"{after.run}: {method}", f"{before.run}: {method}")
+            names = (f"{after.prefix}{method}", f"{before.prefix}{method}")
             found = compare(*names, shots, after.scored, before.scored, seed)
             compared += [] if found is None else [found]
     return compared

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MARKERS = "os^Dv+XP"
 DASHES = ("-", "--", ":", "-.")
 SIZE, DPI = (6.4, 4.0), 160
+ASIDE = 0.02
 
 
 def plot(sections: Sequence[Section], folder: Path) -> list[Path]:
@@ -66,7 +67,7 @@ def _drawn(
     axes = figure.subplots()
     shots = sorted({point.x for one in series if not one.flat for point in one.points})
     for i, one in enumerate(series):
-        _line(axes, one, i, shots if by_shots else None)
+        _line(axes, one, i, shots if by_shots else None, ASIDE * (i - (len(series) - 1) / 2))
     if by_shots:
         axes.set_xticks(range(len(shots)), [f"{k:g}" for k in shots])
     title, x, y = texts
@@ -80,13 +81,16 @@ def _drawn(
     return path
 
 
-def _line(axes: Axes, one: Series, place: int, shots: list[float] | None) -> None:
-    """Numbers of shots stand at equal distances, as on the page."""
-    xs = [point.x if shots is None or one.flat else shots.index(point.x) for point in one.points]
-    values = [point.value for point in one.points]
-    if one.flat and shots:
-        xs, values = [0, len(shots) - 1], values * 2
-    points = one.points * (len(xs) // len(one.points))
+def _line(axes: Axes, one: Series, place: int, shots: list[float] | None, aside: float) -> None:
+    """Numbers of shots stand at equal distances, and lines beside each other, as on the page."""
+    if shots is None:
+        points, xs = one.points, [point.x for point in one.points]
+    elif one.flat:
+        ends = max(len(shots) - 1, 0)
+        points, xs = one.points[:1] * 2, [-0.3, ends + 0.3]
+    else:
+        points, xs = one.points, [shots.index(point.x) + aside for point in one.points]
+    values = [point.value for point in points]
     around = (
         [point.value - point.low for point in points],
         [point.high - point.value for point in points],

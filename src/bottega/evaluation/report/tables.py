@@ -74,7 +74,7 @@ def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
 
 
 def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
-    named = any(row.run for row in section.rows)
+    named = len(section.runs) > 1
     head = [*(("run",) if named else ()), "method", "shots", "n", *section.metrics]
     head += ["invalid", "failed", "not asked", "calls", "tokens", "USD", "seconds an answer"]
     rows: list[tuple[object, ...]] = []
