@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from bottega import __version__
-from bottega.cli import answering, demonstrating, evaluating, keeping, knowledge, looking
+from bottega.cli import (
+    answering,
+    demonstrating,
+    evaluating,
+    exporting,
+    keeping,
+    knowledge,
+    looking,
+    reporting,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,6 +60,8 @@ for command in (
     keeping.reindex,
     keeping.pin,
     keeping.unpin,
+    reporting.report,
+    exporting.dataset,
 ):
     app.command()(command)
 app.command("import")(keeping.import_)

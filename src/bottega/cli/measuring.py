@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,13 @@ from bottega.cli.resolving import BUNDLED, open_recorder, open_retrieval
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
+from bottega.evaluation.journal import Journal
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import SAMPLES, SEARCHING, check_fit, needs_search, plan
 from bottega.evaluation.outcomes import Method, Scored
 from bottega.evaluation.pairing import Paired
+from bottega.evaluation.report.thumbnails import keep_thumbnails
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.searching import Searching, searching, stored
@@ -164,8 +167,19 @@ async def _run_all(
                 run = await run_method(data, method, conditions, done=lambda s: step(1, _cost(s)))
             runs.append(run)
             note(_line(method, run[0]))
+            if isinstance(conditions.ledger, Journal):
+                await asyncio.to_thread(_keep_thumbnails, conditions.ledger.path, data, method)
     finally:
         await settings.generator.aclose()
+
+
+def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
+    """What the report shows; its time is in no figure."""
+    started = time.perf_counter()
+    with progress("thumbnails", None) as step:
+        made = keep_thumbnails(path, data, method, progress=step, on_bad=warn)
+    if made:
+        note(f"{made} thumbnails for the report in {time.perf_counter() - started:.1f} s")
 
 
 def _cost(scored: Scored | None) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image as Pillow
 
+from bottega.evaluation.curves import Point, Series, by_shots
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.outcomes import Scored
 from bottega.evaluation.tally import Result
@@ -20,30 +21,7 @@ from bottega.types import Candidate
 THUMBNAIL = 160
 SHOWN_ROWS = 8
 SHOWN_MISTAKES = 4
-# Methods stand a little beside each other, so that no interval hides another.
-ASIDE = 5
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 330, 58, 58, 14, 20
-
-
-@dataclass(frozen=True)
-class Mark:
-    """One point of the curve with its interval, in SVG units."""
-
-    x: float
-    y: float
-    low: float
-    high: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Line:
-    method: str
-    marks: tuple[Mark, ...]
-
-    @property
-    def points(self) -> str:
-        return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
+CURVES = "Share of right answers by number of demonstrations; the table has the figures"
 
 
 def render(
@@ -59,10 +37,9 @@ def render(
     item's place; `facts` go under the title and `note` under the figures."""
     results = [row for row in results if row.value is not None]
     mistakes = [s for s in scored[SHOWN_ROWS:] if not s.correct][:SHOWN_MISTAKES]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = house()
     environment.globals.update(thumbnail=_thumbnail, labels_of=labels_of)
-    template = files("bottega.evaluation").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return environment.get_template("page.html").render(
         title=title,
         facts=facts,
         note=note,
@@ -70,42 +47,38 @@ def render(
         shown=shown,
         rows=[*scored[:SHOWN_ROWS], *mistakes],
         mistakes=mistakes,
-        lines=_lines(results),
-        ticks=_shot_ticks(results),
-        grid=[(share, _y(share)) for share in (0.0, 0.25, 0.5, 0.75, 1.0)],
-        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT},
+        curves=by_shots(shot_series([(row.method, row) for row in results]), CURVES),
     )
 
 
-def _lines(results: Sequence[Result]) -> list[Line]:
-    """One line a method; a method without shots is drawn across the whole width."""
-    places = dict(_shot_ticks(results))
-    lines: list[Line] = []
-    for place, method in enumerate(dict.fromkeys(result.method for result in results)):
-        rows = sorted((r for r in results if r.method == method), key=lambda r: r.shots)
-        if rows[0].shots == 0:
-            marks = [_mark(rows[0], float(x)) for x in (LEFT, WIDTH - RIGHT)]
-        else:
-            marks = [_mark(row, places[row.shots] + ASIDE * (place - 2)) for row in rows]
-        lines.append(Line(method, tuple(marks)))
-    return lines
+def house() -> Environment:
+    """What our pages are made with: everything escaped, and one style."""
+    environment = Environment(
+        loader=PackageLoader("bottega.evaluation", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    style = files("bottega.evaluation").joinpath("house.css").read_text(encoding="utf-8")
+    environment.globals["house"] = Markup(style)
+    return environment
 
 
-def _mark(row: Result, x: float) -> Mark:
+def shot_series(results: Sequence[tuple[str, Result]]) -> list[Series]:
+    """One line a name; what has no shots is flat."""
+    named: dict[str, list[Result]] = {}
+    for name, result in results:
+        named.setdefault(name, []).append(result)
+    return [
+        Series(name, tuple(map(_point, sorted(rows, key=lambda row: row.shots))), not rows[0].shots)
+        for name, rows in named.items()
+    ]
+
+
+def _point(row: Result) -> Point:
     value, low, high = row.value or 0.0, row.low or 0.0, row.high or 0.0
     text = f"{row.method}, {row.shots} shots: {value:.3f} [{low:.3f}, {high:.3f}]"
-    return Mark(x, _y(value), _y(low), _y(high), text)
-
-
-def _shot_ticks(results: Sequence[Result]) -> list[tuple[int, float]]:
-    """Numbers of shots at equal distances: 1, 5, 10, 20 would crowd on a linear axis."""
-    shots = sorted({row.shots for row in results if row.shots})
-    step = (WIDTH - RIGHT - LEFT) / max(len(shots), 1)
-    return [(k, LEFT + step * (i + 0.5)) for i, k in enumerate(shots)]
-
-
-def _y(share: float) -> float:
-    return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
+    return Point(row.shots, value, low, high, text)
 
 
 def _thumbnail(image: Image) -> str:

@@ -48,11 +48,11 @@ def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) ->
         if method in RETRIEVING and method != against
         for theirs in [by_name.get((against, 0 if against == "zero-shot" else shots))]
         if theirs is not None
-        if (compared := _compare(method, against, shots, scored, theirs, seed)) is not None
+        if (compared := compare(method, against, shots, scored, theirs, seed)) is not None
     ]
 
 
-def _compare(
+def compare(
     method: str,
     against: str,
     shots: int,

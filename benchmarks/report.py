@@ -1,0 +1,59 @@
+"""How large a report becomes, and how long it takes: python -m benchmarks.report [--items 10000]
+
+Made-up answers of three methods, three demonstrations each, to pictures that compress about as
+photographs do, kept as `bottega eval --out` keeps them. Where a Chromium is on the PATH, it opens
+the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+from bottega.evaluation.report.writing import write_report
+from tests.browser import PROGRAM, browsing
+from tests.evaluation.report.builders import benchmark, kept, three_methods
+
+READY = "document.documentElement.dataset.ready"
+SEARCH = """(() => {
+    const field = document.querySelector("[data-kind]"), start = performance.now();
+    field.value = "disagree";
+    field.dispatchEvent(new Event("change"));
+    return performance.now() - start;
+})()"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--items", type=int, default=10_000)
+    parser.add_argument("--known", type=int, default=2_000)
+    parser.add_argument("--keep", type=Path, help="write the run and its report to this folder")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = arguments.keep or Path(temporary) / "run"
+        data = benchmark(arguments.items, arguments.known)
+        start = time.perf_counter()
+        asyncio.run(kept(folder, data, three_methods(data)))
+        print(f"the run, with its thumbnails: {time.perf_counter() - start:.1f} s")
+        start = time.perf_counter()
+        page = write_report([folder], folder / "report").files[0]
+        print(f"the report: {time.perf_counter() - start:.1f} s")
+        print(f"its page: {page.stat().st_size / 1e6:.1f} MB")
+        if PROGRAM is not None:
+            asyncio.run(opened(page.absolute().as_uri(), Path(temporary) / "profile"))
+
+
+async def opened(url: str, profile: Path) -> None:
+    async with browsing(profile) as browser:
+        start = time.perf_counter()
+        await browser.open(url, READY)
+        print(f"open and ready: {time.perf_counter() - start:.1f} s")
+        print(f"a filter over all items: {await browser.evaluate(SEARCH):.0f} ms")
+        print(f"complaints: {browser.complaints or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

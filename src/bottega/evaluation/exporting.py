@@ -1,0 +1,118 @@
+"""A benchmark's items as other evaluation programs read them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import mimetypes
+import re
+from collections.abc import Callable
+from pathlib import Path
+from string import ascii_uppercase
+
+import orjson
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.image import Image
+from bottega.types import Example
+
+IMAGES = "images"
+# Of an item's tags the first becomes VLMEvalKit's category, which its tables are broken down by.
+CATEGORIES = ("category", "subject", "topic")
+
+
+def write_dataset(data: Benchmark, format: str, out: Path) -> Path:
+    """Returns the file that the other program is given; pictures may lie in files beside it.
+    Raises `SettingError` for an unknown format or a folder that cannot be written."""
+    if format not in FORMATS:
+        raise SettingError(f"unknown format {format!r}", hint=f"use {' or '.join(FORMATS)}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return FORMATS[format](data, out)
+    except OSError as error:
+        raise SettingError(
+            f"{out} cannot be written: {error.strerror}", hint="--out names a folder to write to"
+        ) from error
+
+
+def options(data: Benchmark, item: Example) -> tuple[str, ...]:
+    """What is chosen from, if it is as many as there are letters; empty for an open question."""
+    choices = item.query.choices or (() if data.multi_label else data.labels)
+    fits = 2 <= len(choices) <= len(ascii_uppercase) and item.answer in choices
+    return choices if fits else ()
+
+
+def _inspect(data: Benchmark, out: Path) -> Path:
+    """One sample a line, for `json_dataset`: pictures before the question, by their whole paths."""
+    folder = out.absolute() / IMAGES
+    folder.mkdir(exist_ok=True)
+    path = out / "dataset.jsonl"
+    with path.open("wb") as file:
+        for place, item in enumerate(data.items):
+            file.write(orjson.dumps(_sample(data, place, item, folder)) + b"\n")
+    return path
+
+
+def _sample(data: Benchmark, place: int, item: Example, folder: Path) -> dict[str, object]:
+    content = [
+        *({"type": "image", "image": str(_saved(one, folder))} for one in item.query.images),
+        {"type": "text", "text": item.query.text},
+    ]
+    choices = options(data, item)
+    return {
+        "id": item.query.id or str(place),
+        "input": [{"role": "user", "content": content}],
+        **({"choices": choices} if choices else {}),
+        "target": _letter(choices, item.answer),
+        "metadata": dict(item.tags),
+    }
+
+
+def _saved(image: Image, folder: Path) -> Path:
+    """Equal pictures are one file."""
+    kind = mimetypes.guess_extension(image.media_type) or ".bin"
+    path = folder / f"{image.sha256[:32]}{kind}"
+    if not path.exists():
+        path.write_bytes(image.data)
+    return path
+
+
+def _vlmevalkit(data: Benchmark, out: Path) -> Path:
+    """A table for `$LMUData`, pictures and all. VLMEvalKit takes the name of the file for that of
+    the data set, and leaves out items without a picture."""
+    kind = re.sub(r"\W+", "_", data.name.partition(":")[0])
+    most = max(len(options(data, item)) for item in data.items)
+    letters = ascii_uppercase[:most]
+    tagged = any(_category(item) for item in data.items)
+    path = out / f"bottega_{kind}.tsv"
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        head = ("index", "image", "question", *letters, "answer")
+        writer.writerow((*head, "category") if tagged else head)
+        for place, item in enumerate(data.items):
+            chosen = options(data, item)
+            offered = [chosen[i] if i < len(chosen) else "" for i in range(most)]
+            row = (place, _encoded(item), item.query.text, *offered, _letter(chosen, item.answer))
+            writer.writerow((*row, _category(item)) if tagged else row)
+    return path
+
+
+def _encoded(item: Example) -> str:
+    """Base64, or a list of it for several pictures."""
+    images = [base64.b64encode(image.data).decode("ascii") for image in item.query.images]
+    return images[0] if len(images) == 1 else str(images) if images else ""
+
+
+def _letter(choices: tuple[str, ...], answer: str) -> str:
+    return ascii_uppercase[choices.index(answer)] if choices else answer
+
+
+def _category(item: Example) -> str:
+    return next((item.tags[name] for name in CATEGORIES if name in item.tags), "")
+
+
+FORMATS: dict[str, Callable[[Benchmark, Path], Path]] = {
+    "inspect": _inspect,
+    "vlmevalkit": _vlmevalkit,
+}

@@ -1,0 +1,164 @@
+"""What the page's own program reads: items, answers and pictures as JSON, each text and each
+picture once."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from bottega.evaluation.labels import labels_of
+from bottega.evaluation.report.figures import Row, Section
+from bottega.evaluation.report.reading import Given, Item, Shown
+
+# Characters that the page holds of a question, of a reply, of a failure or a demonstration.
+LONGEST_QUESTION, LONGEST_REPLY, LONGEST_ASIDE = 4000, 1500, 500
+MOST_REPLIES = 8
+# Bytes of pictures in one page, before base64. What is shown most often goes in first.
+PICTURES = 36_000_000
+
+
+@dataclass
+class _Once:
+    """Texts by number, in the order in which they came."""
+
+    places: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, text: str) -> int:
+        return self.places.setdefault(text, len(self.places))
+
+    def cut(self, text: str, longest: int) -> int:
+        return self(text if len(text) <= longest else f"{text[:longest]} […]")
+
+
+@dataclass(frozen=True)
+class Payload:
+    """`left_out` pictures would have made the page too large; `absent` ones the runs lack."""
+
+    json: bytes
+    left_out: int
+    absent: int
+
+
+def payload(sections: Sequence[Section], *, pictures: int = PICTURES) -> Payload:
+    texts = _Once()
+    kept, left_out, absent = _pictures(sections, pictures)
+    places = {sha256: place for place, sha256 in enumerate(kept)}
+    document = {
+        "sections": [_section(one, texts, places) for one in sections],
+        "texts": list(texts.places),
+        "pictures": [_data_url(data) for data in kept.values()],
+    }
+    return Payload(_embeddable(orjson.dumps(document)), left_out, absent)
+
+
+def _embeddable(document: bytes) -> bytes:
+    """Inside a script element: no text can end it or begin a comment."""
+    return document.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+
+
+def _section(section: Section, texts: _Once, places: Mapping[str, int]) -> dict[str, object]:
+    return {
+        "rows": [row.title for row in section.rows],
+        "items": [_item(item, texts, places) for item in section.items],
+        "answers": [
+            [_answer(row, place, texts, places) for place in range(section.asked)]
+            for row in section.rows
+        ],
+    }
+
+
+def _item(item: Item, texts: _Once, places: Mapping[str, int]) -> list[object]:
+    example = item.example
+    return [
+        texts.cut(example.query.text, LONGEST_QUESTION),
+        [places.get(sha256, -1) for sha256 in item.images],
+        [texts(choice) for choice in example.query.choices],
+        [texts(label) for label in labels_of(example)],
+        [texts(f"{name}: {value}") for name, value in example.tags.items()],
+    ]
+
+
+def _answer(row: Row, place: int, texts: _Once, places: Mapping[str, int]) -> object:
+    """A list for an answer, the error's text for a failure, null for what was not asked."""
+    if place in row.failures:
+        return texts.cut(row.failures[place], LONGEST_ASIDE)
+    given = row.answers.get(place)
+    if given is None:
+        return None
+    one = given.scored
+    return [
+        texts.cut(", ".join(one.answer.labels) or one.answer.text, LONGEST_REPLY),
+        int(one.answer.valid),
+        round(one.score, 4),
+        _rounded(one.answer.confidence, 3),
+        list(_replies(given, texts)),
+        [_demonstration(shown, texts, places) for shown in given.shown],
+        one.prompt_tokens + one.completion_tokens,
+        one.cost_usd,
+        _rounded(given.seconds, 2),
+        given.trace,
+    ]
+
+
+def _demonstration(shown: Shown, texts: _Once, places: Mapping[str, int]) -> list[object]:
+    pictures = [places.get(sha256, -1) for sha256 in shown.images]
+    words = texts.cut(shown.text, LONGEST_ASIDE)
+    return [texts(shown.answer), pictures, _rounded(shown.score, 3), words]
+
+
+def _replies(given: Given, texts: _Once) -> Iterator[list[int]]:
+    """What the model wrote, and how many samples wrote the same; then the parsed rationale where
+    no reply holds it."""
+    counts = Counter(given.replies)
+    for text, n in counts.most_common(MOST_REPLIES):
+        yield [texts.cut(text, LONGEST_REPLY), n]
+    rationale = given.scored.answer.rationale
+    if rationale and not any(rationale in text for text in counts):
+        yield [texts.cut(rationale, LONGEST_REPLY), 0]
+
+
+def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes], int, int]:
+    """Those of the items first."""
+    known = {
+        sha256: data
+        for section in sections
+        for run in section.runs.values()
+        for sha256, data in run.thumbnails.items()
+    }
+    asked = Counter(
+        sha256 for section in sections for item in section.items for sha256 in item.images
+    )
+    shown = Counter(
+        sha256
+        for section in sections
+        for row in section.rows
+        for given in row.answers.values()
+        for one in given.shown
+        for sha256 in one.images
+    )
+    wanted = dict.fromkeys((*asked, *(sha256 for sha256, _ in shown.most_common())))
+    kept: dict[str, bytes] = {}
+    left_out = 0
+    for sha256 in wanted:
+        data = known.get(sha256)
+        if data is None:
+            continue
+        room -= len(data)
+        if room < 0:
+            left_out += 1
+        else:
+            kept[sha256] = data
+    return kept, left_out, len(wanted.keys() - known.keys())
+
+
+def _data_url(data: bytes) -> str:
+    kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

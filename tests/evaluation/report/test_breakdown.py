@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.report.breakdown import MOST_GROUPS, breakdowns, confusions
+from bottega.evaluation.report.figures import Section, sections
+from bottega.evaluation.report.reading import read_run
+from bottega.types import Answer, Query
+from tests.builders import example
+from tests.evaluation.report.builders import kept
+
+
+async def says(said: dict[Query, Answer], query: Query) -> Outcome:
+    return Outcome(said[query])
+
+
+async def section(folder: Path, truths: list[str], answers: list[Answer], **tags: str) -> Section:
+    items = tuple(replace(example(truth, i), tags=tags) for i, truth in enumerate(truths))
+    said = {item.query: answer for item, answer in zip(items, answers, strict=True)}
+    data = Benchmark("letters", (example("z", 9999),), items, tuple(dict.fromkeys(truths)))
+    method = Method("vote", 1, lambda query: says(said, query))
+    [one] = sections({"run": read_run(await kept(folder, data, [method]))})
+    return one
+
+
+def label(text: str, valid: bool = True) -> Answer:
+    return Answer(text, valid, (text,))
+
+
+async def test_each_label_has_its_share_and_its_interval(tmp_path: Path) -> None:
+    found = await section(tmp_path, ["a", "a", "b", "a"], [label(x) for x in "abba"])
+    [by] = breakdowns(found)
+    assert (by.by, by.rest, by.more) == ("label", None, 0)
+    assert [(group.name, group.items) for group in by.groups] == [("a", 3), ("b", 1)]
+    [cell] = by.groups[0].cells
+    assert cell is not None
+    assert (cell.n, cell.score.value) == (3, 2 / 3)
+    assert cell.score.low < 2 / 3 < cell.score.high
+
+
+async def test_what_is_beyond_forty_labels_is_summed_up(tmp_path: Path) -> None:
+    truths = [f"l{i}" for i in range(MOST_GROUPS + 5) for _ in range(2)]
+    [by] = breakdowns(await section(tmp_path, truths, [label("l0")] * len(truths)))
+    assert (len(by.groups), by.more) == (MOST_GROUPS, 5)
+    assert by.rest is not None and by.rest.items == 10
+    [cell] = by.rest.cells
+    assert cell is not None
+    assert (cell.n, cell.score.value) == (10, 0.0)
+
+
+async def test_truths_that_are_all_different_say_nothing(tmp_path: Path) -> None:
+    truths = [f"t{i}" for i in range(9)]
+    found = await section(tmp_path, truths, [label("t0")] * 9, subject="one", episode="3")
+    assert breakdowns(found) == []
+    assert confusions(found) is None
+
+
+async def test_confusions_count_invalid_and_other_answers(tmp_path: Path) -> None:
+    answers = [label("a"), label("b"), label("b", False), label("q"), label("b")]
+    found = confusions(await section(tmp_path, ["a", "a", "a", "b", "b"], answers))
+    assert found is not None
+    assert found.labels == ("a", "b")
+    assert found.columns == ("a", "b", "(another)", "(invalid)")
+    assert found.counts == ((1, 1, 0, 1), (0, 1, 1, 0))

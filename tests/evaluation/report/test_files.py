@@ -1,0 +1,140 @@
+"""What a report consists of, without a browser."""
+
+from __future__ import annotations
+
+import builtins
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import orjson
+import pytest
+from PIL import Image as Pillow
+
+from bottega.errors import SettingError
+from bottega.evaluation.report.figures import sections
+from bottega.evaluation.report.payload import payload
+from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.tables import as_csv, as_markdown
+from bottega.evaluation.report.writing import write_report
+from tests.evaluation.report.builders import HOSTILE, benchmark, kept, three_methods
+
+DATA = benchmark(40, known=6, side=8)
+WHOLE = ["index.html", "results.csv", "results.md", "accuracy-shots.png", "cost-quality.png"]
+
+
+class Addresses(HTMLParser):
+    """Everything in a page that names another resource."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = ("src", "href", "action", "data", "poster", "srcset")
+        self.found += [value or "" for name, value in attrs if name in names]
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    return await kept(tmp_path / "run", DATA, three_methods(DATA))
+
+
+def test_a_report_is_written_whole(folder: Path, tmp_path: Path) -> None:
+    done = write_report([folder], tmp_path / "a" / "b")
+    assert [file.name for file in done.files] == WHOLE
+    for file in done.files[3:]:
+        with Pillow.open(file) as plot:
+            assert plot.width > 800
+    page = done.files[0].read_text("utf-8")
+    assert "random 3: 39 of 40 answered, 1 failed" in page
+    assert HOSTILE not in page
+    addresses = Addresses()
+    addresses.feed(page)
+    assert {address[:1] for address in addresses.found} == {"#"}
+    assert "url(" not in page and "@import" not in page
+
+
+def test_without_matplotlib_everything_else_is_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *rest: object) -> object:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(name=name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    done = write_report([folder], tmp_path / "out")
+    assert [file.name for file in done.files] == WHOLE[:3]
+    assert "bottega[eval]" in str(done.unplotted and done.unplotted.hint)
+
+
+async def test_a_benchmark_each_has_its_section_and_its_plots(folder: Path, tmp_path: Path) -> None:
+    other = benchmark(9, known=6, side=8)
+    second = await kept(tmp_path / "second", other, three_methods(other), benchmark="manyicl:FIVES")
+    done = write_report([folder, second], tmp_path / "out")
+    assert [section.benchmark for section in done.sections] == ["animals", "manyicl:FIVES"]
+    assert [file.name for file in done.files[3:]] == [
+        f"{stem}-{name}" for stem in ("1-animals", "2-manyicl") for name in WHOLE[3:]
+    ]
+    page = done.files[0].read_text("utf-8")
+    assert "Gemini 1.5 Pro (Visual RAG, Table 2)" in page
+    published = re.findall(r'<td class="n paper">(0\.\d+)</td>', page)
+    # Of FIVES: zero-shot, and the best of many shots beside random and top-k.
+    assert published == ["0.258", "0.550", "0.642"]
+
+
+async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [await kept(tmp_path / x / "run", DATA, three_methods(DATA)[:1]) for x in "ab"]
+    done = write_report(runs, tmp_path / "out")
+    assert [row.run for row in done.sections[0].rows] == ["a/run", "b/run"]
+    with pytest.raises(SettingError, match="twice"):
+        write_report([runs[0], tmp_path / "a" / ".." / "a" / "run"], tmp_path / "out")
+
+
+def test_the_csv_has_a_line_for_each_figure(folder: Path) -> None:
+    found = sections({"run": read_run(folder)})
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert [(row["method"], row["shots"]) for row in rows] == [
+        ("zero-shot", "0"),
+        ("random", "3"),
+        ("top-k", "3"),
+    ]
+    last, expected = rows[-1], found[0].rows[-1].result
+    assert (float(last["value"]), float(last["low"])) == (expected.value, expected.low)
+    assert rows[0]["run"] == "run"
+    assert (rows[1]["n"], rows[1]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
+    assert float(last["cost_usd"]) == pytest.approx(40 * 0.004)
+
+
+async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
+    methods = three_methods(DATA)
+    run = read_run(await kept(tmp_path, DATA, methods, benchmark="a|b\n<i>"))
+    lines = as_markdown(sections({"run": run}), title="t", made="m").splitlines()
+    assert "## a\\|b &lt;i>" in lines
+    widths = {line.count(" | ") for line in lines[lines.index("40 items.") + 2 :][:5]}
+    assert widths == {10}
+
+
+def test_pictures_beyond_the_room_are_left_out_and_counted(folder: Path) -> None:
+    found = sections({"run": read_run(folder)})
+    whole = payload(found)
+    document = orjson.loads(whole.json)
+    assert (len(document["pictures"]), whole.left_out, whole.absent) == (46, 0, 0)
+    room = sum(len(data) for data in found[0].runs["run"].thumbnails.values()) // 2
+    half = payload(found, pictures=room)
+    kept_pictures = orjson.loads(half.json)["pictures"]
+    assert len(kept_pictures) + half.left_out == 46
+    assert 0 < half.left_out < 46
+    # The items' own come first.
+    assert document["pictures"][: len(kept_pictures)] == kept_pictures
+
+
+def test_no_text_can_end_the_script_that_holds_it(folder: Path) -> None:
+    told = payload(sections({"run": read_run(folder)})).json
+    assert b"<" not in told and b">" not in told and b"&" not in told
+    assert HOSTILE in orjson.loads(told)["texts"]

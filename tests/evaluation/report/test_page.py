@@ -1,0 +1,169 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
+from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.writing import write_report
+from tests.browser import NEEDS_CHROMIUM, Page, browsing
+from tests.evaluation.report.builders import HOSTILE, benchmark, kept, three_methods
+
+pytestmark = NEEDS_CHROMIUM
+READY = "document.documentElement.dataset.ready"
+ITEMS = 2000
+RESET = 'document.querySelector("[data-reset]").click()'
+COUNT = 'document.querySelector("[data-count]").textContent'
+Look = Callable[[Page], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = benchmark(ITEMS, side=40)
+    path = asyncio.run(kept(tmp_path_factory.mktemp("run"), data, three_methods(data)))
+    write_report([path], path / "report")
+    return path
+
+
+def look(folder: Path, profile: Path, looking: Look) -> None:
+    """Opens the folder's report; whatever happens to it there, the browser must not complain, nor
+    ask anybody for anything."""
+
+    async def run() -> None:
+        async with browsing(profile) as page:
+            await page.open((folder / "report" / "index.html").as_uri(), READY)
+            await looking(page)
+            await page.evaluate("new Promise(requestAnimationFrame)")
+            assert page.complaints == []
+            assert not [url for url in page.requests if not url.startswith(("file:", "data:"))]
+
+    asyncio.run(run())
+
+
+async def shown(page: Page, kind: str, text: str = "", rows: str = "012") -> int:
+    """How many items remain."""
+    await page.evaluate(
+        f"""{RESET};
+        document.querySelector("[data-kind]").value = {orjson.dumps(kind).decode()};
+        document.querySelector("[data-search]").value = {orjson.dumps(text).decode()};
+        document.querySelectorAll("fieldset input").forEach((box) => {{
+            box.checked = "{rows}".includes(box.dataset.row);
+        }});
+        document.querySelector("[data-kind]").dispatchEvent(new Event("change"))"""
+    )
+    found = re.search(r"([\d,]+) of 2,000 items", await page.evaluate(COUNT))
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def test_filters_find_what_the_run_holds(folder: Path, tmp_path: Path) -> None:
+    run = read_run(folder)
+    zero, random, top = (run.answers[key] for key in run.methods)
+    wrong = {place for place, given in top.items() if not given.scored.correct}
+    both = [place for place in zero if place in random]
+    differing = sum(
+        len({some[place].scored.answer.labels for some in (zero, random)}) > 1
+        for place in both
+        if zero[place].scored.answer.valid
+    )
+    invalid = [place for place, given in zero.items() if not given.scored.answer.valid]
+    dogs = {place for place, item in enumerate(run.items) if item.example.answer == "dog"}
+    cats = {place for place, given in top.items() if given.scored.answer.labels == ("cat",)}
+
+    async def looking(page: Page) -> None:
+        assert await shown(page, "all") == ITEMS
+        assert await shown(page, "wrong", rows="2") == len(wrong) > 0
+        assert await shown(page, "right", rows="2") == ITEMS - len(wrong)
+        assert await shown(page, "invalid") == len(invalid) == 2
+        assert await shown(page, "failed") == 1
+        assert await shown(page, "missing") == 0
+        # An invalid reply differs from every valid one.
+        assert await shown(page, "disagree", rows="01") == differing + len(invalid)
+        assert await shown(page, "all", "truth: dog") == len(dogs)
+        assert await shown(page, "all", "truth: dog; said: cat", rows="2") == len(dogs & cats) > 0
+        assert await shown(page, "all", "which animal is number 1999?") == 1
+        assert await shown(page, "all", "nowhere to be found") == 0
+
+    look(folder, tmp_path, looking)
+
+
+def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, tmp_path: Path) -> None:
+    opened = 'document.querySelectorAll("details.item")'
+
+    async def looking(page: Page) -> None:
+        assert await page.evaluate(f"{opened}.length") == 50
+        await page.evaluate('document.querySelector("[data-on]").click()')
+        assert await page.evaluate(f"{opened}[0].dataset.place") == "50"
+        await page.evaluate(f"{opened}[0].open = true; new Promise(requestAnimationFrame)")
+        await page.evaluate("new Promise((done) => setTimeout(done, 100))")
+        detail = f"{opened}[0].querySelector('.opened')"
+        assert await page.evaluate(f"{detail}.querySelectorAll('.given').length") == 3
+        assert await page.evaluate(f"{detail}.querySelectorAll('.shown img').length") == 6
+        widths = f"[...{detail}.querySelectorAll('img')].map((one) => one.naturalWidth)"
+        assert await page.evaluate(widths) == [40] * 7
+        assert "I look at it" in await page.evaluate(f"{detail}.textContent")
+
+    look(folder, tmp_path, looking)
+
+
+def test_texts_stay_texts(folder: Path, tmp_path: Path) -> None:
+    async def looking(page: Page) -> None:
+        await page.evaluate(
+            'document.querySelectorAll("details").forEach((one) => one.open = true)'
+        )
+        await page.evaluate("new Promise((done) => setTimeout(done, 200))")
+        assert await page.evaluate("document.title") == "Report: animals"
+        assert await page.evaluate('document.querySelectorAll("main b b, [onerror]").length') == 0
+        asked = await page.evaluate('document.querySelector(".item .asked").textContent')
+        assert asked == f"0. Which animal? {HOSTILE}"
+        told = await page.evaluate('document.querySelector(".warning").textContent')
+        assert HOSTILE in told
+
+    look(folder, tmp_path, looking)
+
+
+def test_two_methods_are_compared_as_in_python(folder: Path, tmp_path: Path) -> None:
+    cases = [(60, 9, 3, 28), (0, 5, 0, 0), (10, 0, 0, 10), (900, 40, 41, 19), (1, 0, 1, 0)]
+
+    async def looking(page: Page) -> None:
+        for both, won, lost, neither in cases:
+            ours = [True] * (both + won) + [False] * (lost + neither)
+            theirs = [True] * both + [False] * won + [True] * lost + [False] * neither
+            scores = orjson.dumps([list(map(float, ours)), list(map(float, theirs))]).decode()
+            found = await page.evaluate(f"difference(...{scores})")
+            expected = paired_difference(ours, theirs)
+            assert found["value"] == pytest.approx(expected.value)
+            assert found["low"] == pytest.approx(expected.low, abs=1e-9)
+            assert found["high"] == pytest.approx(expected.high, abs=1e-9)
+            assert found["p"] == pytest.approx(mcnemar(ours, theirs), rel=1e-9)
+        line = await page.evaluate('document.querySelector("[data-difference]").textContent')
+        assert re.match(r"\+0\.\d{3} on the 2,000 items that both answered, 95 % interval", line)
+
+    look(folder, tmp_path, looking)
+
+
+def test_a_telephone_scrolls_in_one_direction(folder: Path, tmp_path: Path) -> None:
+    async def looking(page: Page) -> None:
+        await page.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=360,
+            height=800,
+            deviceScaleFactor=1,
+            mobile=True,
+        )
+        await page.evaluate('document.querySelector(".item").open = true')
+        wide = "document.documentElement.scrollWidth"
+        assert (
+            await page.evaluate(f"new Promise((done) => setTimeout(() => done({wide}), 100))")
+            <= 360
+        )
+
+    look(folder, tmp_path, looking)

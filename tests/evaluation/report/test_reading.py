@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import StoreError
+from bottega.evaluation.journal import FILE, Journal
+from bottega.evaluation.outcomes import Method
+from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.runner import Conditions, evaluate
+from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept, three_methods
+
+# Another user's: a superuser may write everywhere.
+READER = """
+import os, sys
+from pathlib import Path
+from bottega.evaluation.report.reading import read_run
+if os.getuid() == 0:
+    os.setuid(65534)
+print(len(read_run(Path(sys.argv[1])).methods))
+"""
+DATA = benchmark(8, known=6, side=8)
+
+
+async def test_a_run_is_read_as_it_was_kept(tmp_path: Path) -> None:
+    run = read_run(await kept(tmp_path, DATA, three_methods(DATA)))
+    assert run.settings["benchmark"] == "animals"
+    assert run.methods == (("zero-shot", 0), ("random", 3), ("top-k", 3))
+    assert [item.example.answer for item in run.items] == [item.answer for item in DATA.items]
+    assert run.items[0].example.tags == {"subject": HOSTILE}
+    assert run.items[1].images == (DATA.items[1].query.images[0].sha256,)
+    assert run.failures == {("random", 3): {2: f"the endpoint was too slow {HOSTILE}"}}
+    given = run.answers["top-k", 3][5]
+    assert (given.trace, len(given.shown), given.seconds) == (f"{5:016x}", 3, 0.6)
+    assert given.replies[0].endswith(f"Answer: {given.scored.answer.text}")
+    known = {one.query.images[0].sha256 for one in DATA.knowledge}
+    assert {image for one in given.shown for image in one.images} <= known & run.thumbnails.keys()
+
+
+async def test_reading_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    folder = await kept(tmp_path, DATA, three_methods(DATA))
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    read_run(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+async def test_a_run_is_read_while_it_goes_on(tmp_path: Path) -> None:
+    settings = {"benchmark": "animals", "model": "m", "metrics": ["accuracy"]}
+    with closing(Journal.open(tmp_path, settings, DATA.items)) as ledger:
+        assert read_run(tmp_path).methods == ()
+        method = Method("top-k", 2, answering(DATA, 1.0, 2))
+        await evaluate(DATA, method, Conditions(ledger=ledger))
+        assert len(read_run(tmp_path).answers["top-k", 2]) == 8
+
+
+def test_a_folder_that_may_not_be_written_is_read() -> None:
+    with tempfile.TemporaryDirectory() as open_to_others:
+        Path(open_to_others).chmod(0o755)
+        folder = asyncio.run(kept(Path(open_to_others) / "run", DATA, three_methods(DATA)))
+        for file in folder.iterdir():
+            file.chmod(0o444)
+        folder.chmod(0o555)
+        command = [sys.executable, "-c", READER, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        folder.chmod(0o755)
+    assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no run"):
+        read_run(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as other:
+        other.execute("CREATE TABLE mine (a)")
+    with pytest.raises(StoreError, match="another program"):
+        read_run(tmp_path)
+
+
+def test_a_run_that_has_not_begun_is_said_to_be_none(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / FILE)), pytest.raises(StoreError, match="no run yet"):
+        read_run(tmp_path)
+
+
+async def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    folder = await kept(tmp_path, DATA, three_methods(DATA)[:1])
+    with closing(sqlite3.connect(folder / FILE)) as connection, connection:
+        connection.execute("UPDATE answers SET scores = 'x' WHERE place = 3")
+    with pytest.raises(StoreError, match=r"run\.db is damaged"):
+        read_run(folder)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.evaluation.report.references import PUBLISHED, references
+
+PAPERS = Path(__file__).resolve().parents[4] / "shared" / "papers"
+TEXTS = {
+    "Visual RAG": "visual_rag.txt",
+    "RCTS": "rcts.txt",
+    "Cache-of-Thought": "cache_of_thought.txt",
+    "RACC": "racc.txt",
+}
+
+
+def values(spec: str, *metrics: str) -> list[float]:
+    return [one.value for one in references(spec, metrics)]
+
+
+def test_sets_in_folders_go_by_the_folders_name() -> None:
+    assert values("manyicl:/data/UC-Merced", "accuracy") == [91.19, 98.57, 99.29, 86.51, 100.0]
+    assert values("image-folder:oxford_pets", "accuracy")[0] == 85.29
+    assert values("manyicl:CheXpert", "macro_f1")[0] == 22.16
+    assert values("image-folder:my_pets", "accuracy") == []
+
+
+def test_a_figure_by_another_metric_does_not_count() -> None:
+    assert values("manyicl:CheXpert", "accuracy") == []
+    assert values("okvqa:x", "containment") == []
+    assert 7.5 in values("vl-icl:data/clevr", "exact_match", "containment")
+
+
+def test_a_benchmark_asked_otherwise_is_another_one() -> None:
+    whole, single = values("mmmu:x", "mmmu_accuracy"), values("mmmu:x,images=one", "mmmu_accuracy")
+    assert 51.33 in whole and 58.9 not in whole
+    assert 58.9 in single and 51.33 not in single and 64.87 not in single
+    assert 64.87 in values("mmmu:x,asked=validation,images=one", "mmmu_accuracy")
+    assert values("mmmu:x,asked=validation", "mmmu_accuracy") == []
+
+
+@pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are absent")
+@pytest.mark.parametrize("paper", TEXTS)
+def test_every_figure_stands_in_its_paper(paper: str) -> None:
+    text = (PAPERS / TEXTS[paper]).read_text("utf-8")
+    figures = [one for one in PUBLISHED if one.paper == paper]
+    assert len(figures) > 5
+    assert [one for one in figures if f"{one.value:.2f}".removesuffix("0") not in text] == []

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image as Pillow
+
+from bottega.errors import BottegaError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.journal import FILE, Journal
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.report.thumbnails import SIDE, keep_thumbnails, thumbnail
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.image import Image
+from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
+from tests.builders import example, picture
+
+KNOWN = tuple(example("ab"[i % 2], 100 + i) for i in range(6))
+ITEMS = tuple(example("ab"[i % 2], i) for i in range(3))
+BENCHMARK = Benchmark("letters", KNOWN, ITEMS, ("a", "b"))
+
+
+async def two_shown(query: Query) -> Outcome:
+    shown = tuple(Candidate(one, 0.5) for one in KNOWN[:2])
+    answer = Answer("a", labels=("a",))
+    trace = Trace("t", 0.0, query, "x", shown, Prompt(()), Reply("m", ()), answer, 0.1)
+    return Outcome(answer, trace)
+
+
+SHOWING = Method("top-k", 2, two_shown)
+
+
+async def run(folder: Path, data: Benchmark = BENCHMARK) -> Path:
+    with closing(Journal.open(folder, {}, data.items)) as ledger:
+        await evaluate(data, SHOWING, Conditions(ledger=ledger))
+    return folder / FILE
+
+
+def kept(path: Path) -> dict[str, bytes]:
+    with closing(sqlite3.connect(path)) as connection:
+        return dict(connection.execute("SELECT sha256, data FROM thumbnails"))
+
+
+async def test_what_was_asked_and_shown_is_kept_and_nothing_else(tmp_path: Path) -> None:
+    path = await run(tmp_path)
+    steps: list[int] = []
+    assert keep_thumbnails(path, BENCHMARK, SHOWING, progress=steps.append) == 5
+    assert sum(steps) == 5
+    asked = {item.query.images[0].sha256 for item in ITEMS}
+    shown = {one.query.images[0].sha256 for one in KNOWN[:2]}
+    assert kept(path).keys() == asked | shown
+    with Pillow.open(io.BytesIO(next(iter(kept(path).values())))) as small:
+        assert small.size == (8, 8)
+
+
+async def test_a_second_pass_makes_only_what_is_missing(tmp_path: Path) -> None:
+    path = await run(tmp_path)
+    other = Method("zero-shot", 0, two_shown)
+    assert keep_thumbnails(path, BENCHMARK, other) == 3
+    assert keep_thumbnails(path, BENCHMARK, SHOWING) == 2
+    assert keep_thumbnails(path, BENCHMARK, SHOWING) == 0
+
+
+async def test_a_damaged_picture_is_named_and_costs_no_other(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Pillow.new("RGB", (64, 64), "teal").save(buffer, "PNG")
+    damaged = Image.from_bytes(buffer.getvalue()[:60], source="torn.png")
+    torn = replace(ITEMS[0], query=replace(ITEMS[0].query, images=(damaged,)))
+    data = replace(BENCHMARK, items=(torn, *ITEMS[1:]))
+    path = await run(tmp_path, data)
+    told: list[BottegaError] = []
+    keep_thumbnails(path, data, SHOWING, on_bad=told.append)
+    assert ["torn.png" in str(error) for error in told] == [True]
+    assert len(kept(path)) == 4
+
+
+def test_a_photograph_becomes_small_and_a_tiny_picture_stays_exact() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 600, 3), np.uint8)
+    small = thumbnail(Image.from_pillow(Pillow.fromarray(noise)))
+    with Pillow.open(io.BytesIO(small)) as opened:
+        assert opened.size == (SIDE, SIDE // 2)
+    assert len(small) < 10_000
+    tiny = picture(7)
+    with Pillow.open(io.BytesIO(thumbnail(tiny))) as opened:
+        assert opened.convert("RGB").tobytes() == tiny.decode().tobytes()

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.evaluation.curves import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Point,
+    Series,
+    best_for_their_cost,
+    by_cost,
+    by_shots,
+)
+
+SHARES = st.floats(0, 1)
+COSTS = st.one_of(st.just(0.0), st.floats(1e-7, 1e6))
+
+
+def point(x: float, value: float, ringed: bool = False) -> Point:
+    return Point(x, value, max(value - 0.05, 0), min(value + 0.05, 1), "", ringed)
+
+
+@given(st.lists(st.tuples(COSTS, SHARES), min_size=1, max_size=12))
+def test_every_mark_stands_inside_the_frame(points: list[tuple[float, float]]) -> None:
+    chart = by_cost([Series("a", tuple(point(x, value) for x, value in points))], "t", "x")
+    for mark in chart.lines[0].marks:
+        assert LEFT <= mark.x <= WIDTH - RIGHT
+        assert TOP - 0.01 <= mark.high <= mark.y <= mark.low <= HEIGHT - BOTTOM + 0.01
+    assert all(LEFT <= x <= WIDTH - RIGHT + 0.01 for _, x in chart.x_ticks)
+    assert len(chart.y_ticks) <= 7
+
+
+def test_dearer_stands_further_right_on_either_axis() -> None:
+    for costs in ((0.0, 1.0, 2.0), (0.0, 0.001, 5.0)):
+        chart = by_cost([Series("a", tuple(point(x, 0.5) for x in costs))], "t", "x")
+        places = [mark.x for mark in chart.lines[0].marks]
+        assert places == sorted(set(places))
+
+
+def test_shots_stand_at_equal_distances_and_what_has_none_is_flat() -> None:
+    series = [
+        Series("zero", (point(0, 0.2),), flat=True),
+        Series("top", tuple(point(k, 0.5) for k in (1, 5, 20))),
+    ]
+    flat, top = by_shots(series, "t").lines
+    assert [mark.x for mark in flat.marks] == [LEFT, WIDTH - RIGHT]
+    one, five, twenty = (mark.x for mark in top.marks)
+    assert five - one == pytest.approx(twenty - five)
+
+
+def test_the_front_is_what_nothing_else_beats() -> None:
+    points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
+    assert best_for_their_cost(points) == {(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)}
+    assert best_for_their_cost([(1.0, 0.5), (1.0, 0.6)]) == {(1.0, 0.6)}
+
+
+def test_neighbouring_lines_differ_in_shape() -> None:
+    series = [Series(str(i), (point(1, 0.5),)) for i in range(8)]
+    assert len({line.shape for line in by_shots(series, "t").lines}) == 8

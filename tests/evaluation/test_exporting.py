@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import base64
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark, labelled
+from bottega.evaluation.exporting import options, write_dataset
+from bottega.image import Image
+from bottega.types import Example, Query
+from tests.builders import example, picture
+
+PETS = labelled("image-folder:pets", [example("cat", 1)], [example("dog", 2), example("cat", 3)])
+CHOOSING = Example(
+    Query('Which\tone\n"now"?', (picture(5), picture(6)), ("a\tb", "c", "d"), id="q7"),
+    "c",
+    tags={"subject": "art", "level": "1"},
+)
+OPEN = Example(Query("How many?", (picture(7),)), "3")
+BARE = Example(Query("What is 1 + 1?", (), ("1", "2")), "2")
+MIXED = Benchmark("mmmu:somewhere", (example("z", 9),), (CHOOSING, OPEN, BARE))
+
+
+def samples(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    csv.field_size_limit(1 << 30)
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def test_inspect_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
+    found = samples(write_dataset(MIXED, "inspect", tmp_path / "x"))
+    assert [one["target"] for one in found] == ["B", "3", "B"]
+    assert found[0]["choices"] == ["a\tb", "c", "d"]
+    assert "choices" not in found[1]
+    assert (found[0]["id"], found[1]["id"], found[0]["metadata"]["level"]) == ("q7", "1", "1")
+    [message] = found[0]["input"]
+    *pictures, asked = message["content"]
+    assert asked == {"type": "text", "text": CHOOSING.query.text}
+    files = [Path(one["image"]) for one in pictures]
+    assert all(file.is_absolute() for file in files)
+    assert [Image.open(file) for file in files] == list(CHOOSING.query.images)
+
+
+def test_vlmevalkit_reads_pictures_choices_and_a_letter(tmp_path: Path) -> None:
+    path = write_dataset(MIXED, "vlmevalkit", tmp_path)
+    assert path.name == "bottega_mmmu.tsv"
+    found = rows(path)
+    assert list(found[0]) == ["index", "image", "question", "A", "B", "C", "answer", "category"]
+    assert [row["index"] for row in found] == ["0", "1", "2"]
+    assert (found[0]["question"], found[0]["A"]) == (CHOOSING.query.text, "a\tb")
+    assert [row["answer"] for row in found] == ["B", "3", "B"]
+    assert (found[2]["image"], found[2]["C"], found[0]["category"]) == ("", "", "art")
+    assert base64.b64decode(found[1]["image"]) == OPEN.query.images[0].data
+    several = orjson.loads(found[0]["image"].replace("'", '"'))
+    assert [base64.b64decode(one) for one in several] == [i.data for i in CHOOSING.query.images]
+
+
+def test_labels_are_choices_where_there_are_letters_enough(tmp_path: Path) -> None:
+    labels = PETS.labels
+    assert options(PETS, PETS.items[0]) == labels
+    found = rows(write_dataset(PETS, "vlmevalkit", tmp_path))
+    assert [labels["AB".index(row["answer"])] for row in found] == ["dog", "cat"]
+    many = replace(PETS, labels=tuple(f"l{i}" for i in range(26)) + labels)
+    assert options(many, many.items[0]) == ()
+    assert options(replace(PETS, multi_label=True), PETS.items[0]) == ()
+
+
+def test_equal_pictures_are_one_file(tmp_path: Path) -> None:
+    twice = replace(PETS, items=(PETS.items[0], PETS.items[0]))
+    write_dataset(twice, "inspect", tmp_path)
+    assert len(list((tmp_path / "images").iterdir())) == 1
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="unknown format"):
+        write_dataset(PETS, "coco", tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="cannot be written"):
+        write_dataset(PETS, "inspect", tmp_path / "file")
