@@ -14,12 +14,19 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import SettingError
+from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.figures import sections
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.reading import read_run
 from bottega.evaluation.report.tables import as_csv, as_markdown
 from bottega.evaluation.report.writing import write_report
-from tests.evaluation.report.builders import HOSTILE, benchmark, kept, three_methods
+from tests.evaluation.report.builders import (
+    HOSTILE,
+    answering,
+    benchmark,
+    kept,
+    three_methods,
+)
 
 DATA = benchmark(40, known=6, side=8)
 WHOLE = ["index.html", "results.csv", "results.md", "accuracy-shots.png", "cost-quality.png"]
@@ -86,6 +93,14 @@ async def test_a_benchmark_each_has_its_section_and_its_plots(folder: Path, tmp_
     published = re.findall(r'<td class="n paper">(0\.\d+)</td>', page)
     # Of FIVES: zero-shot, and the best of many shots beside random and top-k.
     assert published == ["0.258", "0.550", "0.642"]
+
+
+async def test_published_figures_stand_beside_their_number_of_shots(tmp_path: Path) -> None:
+    methods = [Method("top-k", shots, answering(DATA, 0.5, shots)) for shots in (3, 5)]
+    run = await kept(tmp_path / "run", DATA, methods, benchmark="scienceqa:here")
+    page = write_report([run], tmp_path / "out").files[0].read_text("utf-8")
+    published = re.findall(r'<td class="n paper">([\d.]*)</td>', page)
+    assert published == ["0.719", "0.867", "0.928", "", "", ""]
 
 
 async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_filters_find_what_the_run_holds(folder: Path, tmp_path: Path) -> None:
     run = read_run(folder)
     zero, random, top = (run.answers[key] for key in run.methods)
     wrong = {place for place, given in top.items() if not given.scored.correct}
+    zero_wrong = [place for place, given in zero.items() if not given.scored.correct]
     both = [place for place in zero if place in random]
     differing = sum(
         len({some[place].scored.answer.labels for some in (zero, random)}) > 1
@@ -81,6 +82,7 @@ def test_filters_find_what_the_run_holds(folder: Path, tmp_path: Path) -> None:
     async def looking(page: Page) -> None:
         assert await shown(page, "all") == ITEMS
         assert await shown(page, "wrong", rows="2") == len(wrong) > 0
+        assert await shown(page, "wrong", rows="0") == len(zero_wrong) > len(invalid)
         assert await shown(page, "right", rows="2") == ITEMS - len(wrong)
         assert await shown(page, "invalid") == len(invalid) == 2
         assert await shown(page, "failed") == 1
