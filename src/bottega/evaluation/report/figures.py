@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.calibration import calibration
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
 from bottega.evaluation.metrics.metric import Judged
@@ -77,6 +78,12 @@ class Section:
     @property
     def metric(self) -> str:
         return self.metrics[0]
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """What stands in the columns after the first metric's."""
+        found = dict.fromkeys(figure.metric for row in self.rows for figure in row.result.also)
+        return (*self.metrics[1:], *(name for name in found if name not in self.metrics))
 
     @property
     def asked(self) -> int:
@@ -170,10 +177,17 @@ def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -
         missing=len(run.items) - len(scored) - failed,
         also=tuple(
             Figure(name, one.value, one.low, one.high)
-            for name, one in zip(metrics[1:], found[1:], strict=True)
+            for name, one in (*zip(metrics[1:], found[1:], strict=True), *_sure(scored, _seed(run)))
             if one is not None
         ),
     )
+
+
+def _sure(scored: Sequence[Scored], seed: int) -> list[tuple[str, Estimate]]:
+    """The error of the answers' confidence, if they have any."""
+    judged = [Judged(one.item, one.answer, one.score) for one in scored]
+    found = calibration(judged, seed=seed)
+    return [] if found is None else [(found.name, found.error)]
 
 
 def _within(rows: Sequence[Row]) -> list[Paired]:
