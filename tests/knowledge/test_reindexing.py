@@ -64,6 +64,15 @@ def test_a_handle_whose_vectors_were_replaced_is_told(path: Path) -> None:
                 use()
 
 
+def test_a_handle_goes_on_searching_by_its_view_when_another_one_has_joined(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        kb.reindex("other", SeededEmbedder("another"))
+        assert kb.search(Query("a"), 1)[0].example.query.text == "a"
+        kb.reindex("default", SeededEmbedder("third"))
+        assert kb.search(Query("a"), 1)[0].example.query.text == "a"
+
+
 def test_a_view_can_join_later_in_every_namespace(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), namespace="one") as one:
         one.add([asked("a", "first")])

@@ -62,21 +62,28 @@ class Views:
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
 
-    def replaced(self, name: str, view: View) -> None:
+    def replaced(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """From now on the handle embeds so. What it did not have it still has not."""
         if self._bare is not None:
-            self._bare = view
+            # A bare embedder stands for one view, and another one may have joined it.
+            if _held_as(self._bare.embed, stored) in (name, None):
+                self._bare = view
         elif name in self._named:
             self._named[name] = view
 
 
 def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
+    name = _held_as(embed, stored)
+    if name is None:
+        raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+    return name
+
+
+def _held_as(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:
     if not stored or DEFAULT in stored:
         return DEFAULT
-    for name, view in stored.items():
-        if view.fingerprint == embed.fingerprint:
-            return name
-    raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+    made = (name for name, view in stored.items() if view.fingerprint == embed.fingerprint)
+    return next(made, None)
 
 
 def check_name(name: str) -> None:
