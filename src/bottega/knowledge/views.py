@@ -94,15 +94,25 @@ def check_name(name: str) -> None:
 
 
 def embedded(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
-    vectors = embed.embed(queries)
+    """One finite row for each query, or `EmbeddingError`."""
+    made = embed.embed(queries)
+    try:
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(made, np.float32)
+            lengths = np.square(vectors).sum(axis=-1)
+    except (TypeError, ValueError) as error:
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned {type(made).__name__} for {len(queries)} {what}",
+            hint=f"an embedder returns an array with a row of {embed.dimension} numbers for each",
+        ) from error
     if vectors.shape != (len(queries), embed.dimension):
         raise EmbeddingError(
             f"{embed.fingerprint} returned {vectors.shape} for {len(queries)} {what}",
             hint=f"an embedder returns one row of {embed.dimension} numbers for each",
         )
-    if not np.isfinite(vectors).all():
+    if not np.isfinite(lengths).all():
         raise EmbeddingError(
-            f"{embed.fingerprint} returned numbers that are not finite",
+            f"{embed.fingerprint} returned numbers that are not finite, or too large",
             hint="check its weights; half precision may overflow",
         )
     return vectors
