@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.knowledge.index import Metric
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
@@ -56,6 +56,14 @@ def test_a_query_whose_vector_is_no_vector_is_told(made: object, metric: Metric)
             kb.search(Query("a"), 1)
         with pytest.raises(EmbeddingError, match="returned"):
             kb.add([asked("c")])
+
+
+def test_half_a_character_is_told() -> None:
+    with KnowledgeBase.open(":memory:", TokenEmbedder.bundled()) as kb:
+        kb.add([asked("a cat")])
+        assert kb.search(Query("a cat \N{CAT FACE}"), 1)
+        with pytest.raises(EmbeddingError, match="halves"):
+            kb.search(Query("a cat \ud83d"), 1)
 
 
 def test_vectors_that_are_not_finite_are_not_searched_for() -> None:

@@ -17,6 +17,8 @@ from bottega.types import Example, Query
 DEFAULT = "default"
 # Names become parts of file names.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# What JSON may spell and no tokenizer reads.
+HALVES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,11 @@ def check_name(name: str) -> None:
 
 def embedded(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
     """One finite row for each query, or `EmbeddingError`."""
+    for query in queries:
+        if not query.text.isascii() and HALVES.search(query.text):
+            raise EmbeddingError(
+                f"{query.text!a} holds halves of characters", hint="ask in whole characters"
+            )
     made = embed.embed(queries)
     try:
         with np.errstate(over="ignore"):
