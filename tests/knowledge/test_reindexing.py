@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
-from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge import KnowledgeBase, View, reindexing
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown, vector_of
@@ -142,3 +142,18 @@ def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
             assert kb.reindex("default", SeededEmbedder()) == 1
             assert len(other.search(Query("b"), 9)) == 2
         assert kb.verify().problems == ()
+
+
+def test_a_reindexing_that_was_killed_in_an_empty_file_keeps_nothing_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        with monkeypatch.context() as patched:
+            patched.setattr(reindexing, "_taken_over", killed)
+            with pytest.raises(KeyboardInterrupt):
+                kb.reindex("default", SeededEmbedder())
+        assert kb.add([asked("a")]).new == 1
+        assert kb.search(Query("a"), 1)
