@@ -99,10 +99,10 @@ def to_row(example: Example) -> tuple[Value, ...]:
 def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
     """Raises `TypeError` or `ValueError` for what was not stored so: SQLite holds any type in any
     column, and one flipped bit makes a text a blob."""
-    id, labels = _text(row["id"]), row["labels"]
+    id, labels = text_of(row["id"]), row["labels"]
     return Example(
-        Query(_text(row["question"]), tuple(images), _texts(row["choices"]), id=id),
-        _text(row["answer"]),
+        Query(text_of(row["question"]), tuple(images), _texts(row["choices"]), id=id),
+        text_of(row["answer"]),
         labels=None if labels is None else _texts(labels),
         rationale=_optional(row["rationale"]),
         tags=_tags(row["tags"]),
@@ -111,28 +111,28 @@ def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!a} should be a text")
     return value
 
 
 def _optional(value: object) -> str | None:
-    return None if value is None else _text(value)
+    return None if value is None else text_of(value)
 
 
 def _texts(value: str) -> tuple[str, ...]:
     texts = orjson.loads(value)
     if not isinstance(texts, list):
         raise TypeError(f"{value!a} should be a list")
-    return tuple(map(_text, texts))
+    return tuple(map(text_of, texts))
 
 
 def _tags(value: str) -> dict[str, str]:
     tags = orjson.loads(value)
     if not isinstance(tags, dict):
         raise TypeError(f"{value!a} should be an object")
-    return {name: _text(text) for name, text in tags.items()}
+    return {name: text_of(tag) for name, tag in tags.items()}
 
 
 def _json(value: object) -> str:
