@@ -194,5 +194,5 @@ def test_one_of_very_many_values_may_be_wanted_and_numbers_be_numpys() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b", "7")])
         assert len(kb.ids(where=In("label", tuple(map(str, range(100_000)))))) == 1
-        (created,) = kb._file.read("SELECT created FROM examples WHERE key = 2")[0]
+        (created,) = kb._rows.read("SELECT created FROM examples WHERE key = 2")[0]
         assert len(kb.ids(where=In("created", (np.float64(created), 0)))) == 1

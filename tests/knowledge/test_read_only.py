@@ -107,7 +107,7 @@ def test_a_file_whose_writer_was_killed_says_what_to_do(kb: KnowledgeBase, path:
 def test_a_file_of_an_older_format_says_that_it_must_be_brought_to_this_one(
     kb: KnowledgeBase, path: Path
 ) -> None:
-    with kb._file.transaction() as connection:
+    with kb._rows.transaction() as connection:
         connection.execute("PRAGMA user_version = 3")
     kb.close()
     found, told = read(path)

@@ -171,7 +171,7 @@ def test_an_example_whose_id_is_damaged_keeps_no_other_from_being_written(
     bad = Bad()
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("one"), asked("two")])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("UPDATE examples SET id = CAST(id AS BLOB) WHERE key = 1")
         assert kb.export_to(tmp_path / "out", on_bad=bad) == 1
         assert ["id" in str(error) for error in bad] == [True]

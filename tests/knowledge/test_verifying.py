@@ -273,9 +273,9 @@ def test_what_another_process_takes_away_meanwhile_is_not_wrong(
 def test_an_image_that_is_deleted_meanwhile_is_not_missing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), shown(2)])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("UPDATE images SET data = x'00'")
-        found = wrong_images(kb._file)
+        found = wrong_images(kb._rows)
         assert "bytes of image" in next(found)[0]
         kb.delete(kb.ids())
         assert list(found) == []
@@ -293,7 +293,7 @@ def test_an_embedder_of_another_width_repairs_nothing(path: Path) -> None:
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([asked("a"), asked("b")])
-        with kb._file.transaction() as connection:
+        with kb._rows.transaction() as connection:
             connection.execute("DELETE FROM vectors WHERE key = 1")
     with KnowledgeBase.open(path, Wider()) as wider:
         for deep in (False, True):

@@ -201,13 +201,8 @@ class KnowledgeBase(Searchable, Closing):
         new ones are there; stopped halfway, it goes on where it was.
         """
         view = view if isinstance(view, View) else View(view)
-<<<<<<< HEAD
         done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
-        self._views.replaced(name, view)
-=======
-        done = reindex(self._file, name, view, batch_size=batch_size, progress=progress)
         self._views.replaced(name, view, self._rows.views())
->>>>>>> wt-break
         self._searcher.forget()
         return done
 

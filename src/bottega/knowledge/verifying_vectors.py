@@ -6,11 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-<<<<<<< HEAD
-from bottega.errors import BottegaError
-=======
-from bottega.errors import BottegaError, SettingError, StoreError
->>>>>>> wt-break
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.database import listed
 from bottega.knowledge.findings import PAGE, Finding, Repair, paged_keys
 from bottega.knowledge.ports import StoredView
@@ -60,19 +56,15 @@ def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Findi
 
 def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Those that are whole, and not what the embedder makes of the example."""
-<<<<<<< HEAD
     for name, stored in rows.views().items():
         view = views.get(name)
         if view is None:
             yield f"vectors {name!r} cannot be compared without their embedder", None
-=======
-    held = rows.views()
-    for name in (name for name in held if name in views):
+            continue
         try:
-            _check_width(held[name], views[name])
+            _check_width(stored, view)
         except StoreError as error:
             yield str(error), None
->>>>>>> wt-break
             continue
         unlike: list[int] = []
         failed: list[BottegaError] = []
