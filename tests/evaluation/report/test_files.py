@@ -114,16 +114,17 @@ async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_the_csv_has_a_line_for_each_figure(folder: Path) -> None:
     found = sections({"run": read_run(folder)})
     rows = list(csv.DictReader(io.StringIO(as_csv(found))))
-    assert [(row["method"], row["shots"]) for row in rows] == [
-        ("zero-shot", "0"),
-        ("random", "3"),
-        ("top-k", "3"),
+    assert [(row["method"], row["shots"], row["metric"]) for row in rows] == [
+        (method, shots, metric)
+        for method, shots in (("zero-shot", "0"), ("random", "3"), ("top-k", "3"))
+        for metric in ("accuracy", "ece_10_equal_width_bins")
     ]
-    last, expected = rows[-1], found[0].rows[-1].result
-    assert (float(last["value"]), float(last["low"])) == (expected.value, expected.low)
+    of_top_k, expected = rows[4], found[0].rows[-1].result
+    assert (float(of_top_k["value"]), float(of_top_k["low"])) == (expected.value, expected.low)
+    assert float(rows[5]["value"]) == expected.also[0].value
     assert rows[0]["run"] == "run"
-    assert (rows[1]["n"], rows[1]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
-    assert float(last["cost_usd"]) == pytest.approx(40 * 0.004)
+    assert (rows[2]["n"], rows[2]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
+    assert float(of_top_k["cost_usd"]) == pytest.approx(40 * 0.004)
 
 
 async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:
     lines = as_markdown(sections({"run": run}), title="t", made="m").splitlines()
     assert "## a\\|b &lt;i>" in lines
     widths = {line.count(" | ") for line in lines[lines.index("40 items.") + 2 :][:5]}
-    assert widths == {10}
+    assert widths == {11}
 
 
 def test_pictures_beyond_the_room_are_left_out_and_counted(folder: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.calibration import calibration
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
 from bottega.evaluation.metrics.metric import Judged
@@ -77,6 +78,12 @@ class Section:
     @property
     def metric(self) -> str:
         return self.metrics[0]
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """What some row has beside its metric."""
+        found = {one.metric for row in self.rows for one in row.result.also}
+        return tuple(sorted(found, key=[*self.metrics, *sorted(found)].index))
 
     @property
     def asked(self) -> int:
@@ -168,12 +175,20 @@ def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -
         cost_usd=sum(costs) if len(costs) == len(scored) else None,
         seconds=sum(given.seconds for given in answers.values()),
         missing=len(run.items) - len(scored) - failed,
-        also=tuple(
-            Figure(name, one.value, one.low, one.high)
-            for name, one in zip(metrics[1:], found[1:], strict=True)
-            if one is not None
-        ),
+        also=(*_others(metrics, found), *_calibration(scored, _seed(run))),
     )
+
+
+def _others(metrics: Sequence[str], found: Sequence[Estimate | None]) -> Iterator[Figure]:
+    for name, one in zip(metrics[1:], found[1:], strict=True):
+        if one is not None:
+            yield Figure(name, one.value, one.low, one.high)
+
+
+def _calibration(scored: Sequence[Scored], seed: int) -> Iterator[Figure]:
+    sure = calibration([Judged(one.item, one.answer, one.score) for one in scored], seed=seed)
+    if sure is not None:
+        yield Figure(sure.name, sure.error.value, sure.error.low, sure.error.high)
 
 
 def _within(rows: Sequence[Row]) -> list[Paired]:

@@ -75,13 +75,13 @@ def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
 
 def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
     named = len(section.runs) > 1
-    head = [*(("run",) if named else ()), "method", "shots", "n", *section.metrics]
+    head = [*(("run",) if named else ()), "method", "shots", "n", section.metric, *section.further]
     head += ["invalid", "failed", "not asked", "calls", "tokens", "USD", "seconds an answer"]
     rows: list[tuple[object, ...]] = []
     for row in section.rows:
         r = row.result
         also = {one.metric: (one.value, one.low, one.high) for one in r.also}
-        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.metrics[1:])]
+        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.further)]
         rows.append(
             (
                 *((row.run,) if named else ()),
