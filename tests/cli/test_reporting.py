@@ -14,8 +14,8 @@ def test_what_eval_kept_becomes_a_page(run: Run, pets: Path) -> None:
     page = Path("kept/report/index.html").read_text("utf-8")
     assert "data:image/" in page
     assert "Not everything was answered" not in page
-    # A line of names; then accuracy and the error of confidence, of two methods at two counts.
-    assert len(Path("kept/report/results.csv").read_text().splitlines()) == 9
+    results = Path("kept/report/results.csv").read_text("utf-8").splitlines()
+    assert sum(",accuracy," in line for line in results) == 4
 
 
 def test_two_runs_are_compared_where_out_says(run: Run, pets: Path, served: Server) -> None:

@@ -113,16 +113,18 @@ async def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_the_csv_has_a_line_for_each_figure(folder: Path) -> None:
     found = sections({"run": read_run(folder)})
-    lines = list(csv.DictReader(io.StringIO(as_csv(found))))
-    asked = [("zero-shot", "0"), ("random", "3"), ("top-k", "3")]
-    assert [(line["method"], line["shots"]) for line in lines] == [a for a in asked for _ in "ab"]
-    assert {line["metric"] for line in lines[1::2]} == {"ece_10_equal_width_bins"}
-    rows = lines[::2]
-    last, expected = rows[-1], found[0].rows[-1].result
-    assert (float(last["value"]), float(last["low"])) == (expected.value, expected.low)
+    rows = list(csv.DictReader(io.StringIO(as_csv(found))))
+    assert [(row["method"], row["shots"], row["metric"]) for row in rows] == [
+        (method, shots, metric)
+        for method, shots in (("zero-shot", "0"), ("random", "3"), ("top-k", "3"))
+        for metric in ("accuracy", "ece_10_equal_width_bins")
+    ]
+    of_top_k, expected = rows[4], found[0].rows[-1].result
+    assert (float(of_top_k["value"]), float(of_top_k["low"])) == (expected.value, expected.low)
+    assert float(rows[5]["value"]) == expected.also[0].value
     assert rows[0]["run"] == "run"
-    assert (rows[1]["n"], rows[1]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
-    assert float(last["cost_usd"]) == pytest.approx(40 * 0.004)
+    assert (rows[2]["n"], rows[2]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
+    assert float(of_top_k["cost_usd"]) == pytest.approx(40 * 0.004)
 
 
 async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:

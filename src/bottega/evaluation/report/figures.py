@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -81,9 +81,9 @@ class Section:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """What stands in the columns after the first metric's."""
-        found = dict.fromkeys(figure.metric for row in self.rows for figure in row.result.also)
-        return (*self.metrics[1:], *(name for name in found if name not in self.metrics))
+        """What some row has beside its metric."""
+        found = {one.metric for row in self.rows for one in row.result.also}
+        return tuple(sorted(found, key=[*self.metrics, *sorted(found)].index))
 
     @property
     def asked(self) -> int:
@@ -175,19 +175,20 @@ def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -
         cost_usd=sum(costs) if len(costs) == len(scored) else None,
         seconds=sum(given.seconds for given in answers.values()),
         missing=len(run.items) - len(scored) - failed,
-        also=tuple(
-            Figure(name, one.value, one.low, one.high)
-            for name, one in (*zip(metrics[1:], found[1:], strict=True), *_sure(scored, _seed(run)))
-            if one is not None
-        ),
+        also=(*_others(metrics, found), *_calibration(scored, _seed(run))),
     )
 
 
-def _sure(scored: Sequence[Scored], seed: int) -> list[tuple[str, Estimate]]:
-    """The error of the answers' confidence, if they have any."""
-    judged = [Judged(one.item, one.answer, one.score) for one in scored]
-    found = calibration(judged, seed=seed)
-    return [] if found is None else [(found.name, found.error)]
+def _others(metrics: Sequence[str], found: Sequence[Estimate | None]) -> Iterator[Figure]:
+    for name, one in zip(metrics[1:], found[1:], strict=True):
+        if one is not None:
+            yield Figure(name, one.value, one.low, one.high)
+
+
+def _calibration(scored: Sequence[Scored], seed: int) -> Iterator[Figure]:
+    sure = calibration([Judged(one.item, one.answer, one.score) for one in scored], seed=seed)
+    if sure is not None:
+        yield Figure(sure.name, sure.error.value, sure.error.low, sure.error.high)
 
 
 def _within(rows: Sequence[Row]) -> list[Paired]:
