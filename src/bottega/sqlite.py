@@ -32,8 +32,21 @@ class FileKind:
 
     def migrate(self, connection: sqlite3.Connection, path: str) -> None:
         """Brings the file to `version`; refuses newer files and other programs' files."""
-        if self._found(connection, path) == self.version:
+        found = self._found(connection, path)
+        if found == self.version:
             return
+        try:
+            self._upgrade(connection, path)
+        except sqlite3.OperationalError as error:
+            if found == 0 or error.sqlite_errorcode & PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+                raise
+            raise StoreError(
+                f"{path} has format {found}, must be brought to {self.version} to be read, and may"
+                " not be written",
+                hint="open it, or a copy, once where it may be written",
+            ) from error
+
+    def _upgrade(self, connection: sqlite3.Connection, path: str) -> None:
         _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
         # Asked again under the write lock: another process may have migrated meanwhile.

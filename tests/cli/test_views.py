@@ -128,6 +128,25 @@ def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, p
     assert "made them: text" in run("add", "k.db", pets).err
 
 
+def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty variable of a shell
+    assert failed.code == 2
+    assert "cannot name a view" in failed.err
+    assert "pixels" in record(run("stats", "k.db", "--json").json)["embedder"]
+
+
+def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    with sqlite3.connect("k.db") as connection:
+        connection.execute("UPDATE views SET fingerprint = 'of a model'")
+        connection.execute("UPDATE notes SET value = x'ff'")
+    connection.close()
+    failed = run("classify", "k.db", "query.jpg")
+    assert failed.code == 1
+    assert "is damaged" in failed.err
+
+
 def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "words", "--by", "text")

@@ -3,12 +3,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.knowledge import And, Eq, Filter, In, KnowledgeBase, Range, searching
+from bottega.knowledge.filters import MOST_PARTS
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
@@ -166,3 +168,31 @@ def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> No
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.hint
+
+
+def test_conditions_may_be_nested_as_deep_as_one_likes() -> None:
+    where: Filter = Eq("label", "yes")
+    for _ in range(5000):
+        where = And((where,))
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b", "no")])
+        assert len(kb.ids(where=where)) == 1
+        assert [c.example.answer for c in kb.search(Query("b"), 2, where=where)] == ["yes"]
+
+
+def test_a_filter_has_as_many_parts_as_sqlite_takes_and_no_more() -> None:
+    parts: list[Filter] = [Eq("tags.a/b", "x"), Eq("label", "yes"), Range("tags.n", 0, 9)]
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a", tags={"a/b": "x", "n": "3"})])
+        whole = And(tuple(parts[i % 3] for i in range(MOST_PARTS - 1)))
+        assert len(kb.ids(label="yes", where=whole)) == 1
+        with pytest.raises(SettingError, match="too many"):
+            kb.ids(label="yes", source="s", where=whole)
+
+
+def test_one_of_very_many_values_may_be_wanted_and_numbers_be_numpys() -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b", "7")])
+        assert len(kb.ids(where=In("label", tuple(map(str, range(100_000)))))) == 1
+        (created,) = kb._rows.read("SELECT created FROM examples WHERE key = 2")[0]
+        assert len(kb.ids(where=In("created", (np.float64(created), 0)))) == 1

@@ -102,3 +102,15 @@ def test_a_file_whose_writer_was_killed_says_what_to_do(kb: KnowledgeBase, path:
         file.chmod(0o644)
     KnowledgeBase.open(copy, None).close()
     assert read(copy)[0] == ["50", "50"]
+
+
+def test_a_file_of_an_older_format_says_that_it_must_be_brought_to_this_one(
+    kb: KnowledgeBase, path: Path
+) -> None:
+    with kb._rows.transaction() as connection:
+        connection.execute("PRAGMA user_version = 3")
+    kb.close()
+    found, told = read(path)
+    assert found == []
+    assert "format 3, must be brought to 4" in told
+    assert "open it, or a copy, once" in told

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
-from bottega.knowledge import KnowledgeBase, View
+from bottega.knowledge import KnowledgeBase, View, reindexing
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown, vector_of
@@ -62,6 +62,15 @@ def test_a_handle_whose_vectors_were_replaced_is_told(path: Path) -> None:
         for use in (lambda: kb.search(Query("a"), 1), lambda: kb.add([asked("b")])):
             with pytest.raises(EmbedderMismatchError, match=r"'new'.*'old'"):
                 use()
+
+
+def test_a_handle_goes_on_searching_by_its_view_when_another_one_has_joined(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        kb.reindex("other", SeededEmbedder("another"))
+        assert kb.search(Query("a"), 1)[0].example.query.text == "a"
+        kb.reindex("default", SeededEmbedder("third"))
+        assert kb.search(Query("a"), 1)[0].example.query.text == "a"
 
 
 def test_a_view_can_join_later_in_every_namespace(path: Path) -> None:
@@ -133,3 +142,18 @@ def test_reindexing_fills_what_a_complete_view_lacks(path: Path) -> None:
             assert kb.reindex("default", SeededEmbedder()) == 1
             assert len(other.search(Query("b"), 9)) == 2
         assert kb.verify().problems == ()
+
+
+def test_a_reindexing_that_was_killed_in_an_empty_file_keeps_nothing_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        with monkeypatch.context() as patched:
+            patched.setattr(reindexing, "_taken_over", killed)
+            with pytest.raises(KeyboardInterrupt):
+                kb.reindex("default", SeededEmbedder())
+        assert kb.add([asked("a")]).new == 1
+        assert kb.search(Query("a"), 1)

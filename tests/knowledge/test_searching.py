@@ -9,8 +9,9 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 
-from bottega.errors import SettingError, StoreError
-from bottega.knowledge import KnowledgeBase
+from bottega.errors import EmbeddingError, SettingError, StoreError
+from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.knowledge.index import Metric
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -20,6 +21,56 @@ from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "kb.db"
+
+
+class Wrong(SeededEmbedder):
+    """Makes sound vectors for examples, and then something else."""
+
+    made: object = None
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        vectors = super().embed(queries)
+        return vectors if self.made is None else self.made  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        np.full((1, 8), np.nan, np.float32),
+        np.full((1, 8), np.inf, np.float32),
+        np.full((1, 8), 1e30, np.float32),
+        np.full((1, 8), 1e300),
+        np.ones((2, 8), np.float32),
+        np.ones((0, 8), np.float32),
+        [[1.0], [1.0, 2.0]],
+        ["a"],
+    ],
+)
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_a_query_whose_vector_is_no_vector_is_told(made: object, metric: Metric) -> None:
+    embed = Wrong()
+    with KnowledgeBase.open(":memory:", embed, metric=metric) as kb:
+        kb.add([asked("a"), asked("b")])
+        embed.made = made
+        with pytest.raises(EmbeddingError, match="returned"):
+            kb.search(Query("a"), 1)
+        with pytest.raises(EmbeddingError, match="returned"):
+            kb.add([asked("c")])
+
+
+def test_half_a_character_is_told() -> None:
+    with KnowledgeBase.open(":memory:", TokenEmbedder.bundled()) as kb:
+        kb.add([asked("a cat")])
+        assert kb.search(Query("a cat \N{CAT FACE}"), 1)
+        with pytest.raises(EmbeddingError, match="halves"):
+            kb.search(Query("a cat \ud83d"), 1)
+
+
+def test_vectors_that_are_not_finite_are_not_searched_for() -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a")])
+        with pytest.raises(SettingError, match="not finite"):
+            kb.nearest(np.full((1, 8), np.nan, np.float32), 1)
 
 
 @pytest.mark.parametrize(

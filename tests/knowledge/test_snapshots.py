@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import closing
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
-from bottega.knowledge.snapshots import BLOCK, checksum_of
+from bottega.knowledge.snapshots import BLOCK, Snapshot, checksum_of, load, save
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
-from tests.knowledge.shelf import Shelf, settled
+from tests.knowledge.shelf import WIDTH, Shelf, settled
 
 
 @pytest.fixture
@@ -65,6 +67,34 @@ def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: o
     assert isinstance(index, HnswIndex)
     assert index.digest() == shelf.truth().digest()
     again.close()
+    shelf.rows.close()
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, newer = tmp_path / "kb.db.default.index", tmp_path / "newer"
+    shelf.add(300)
+    with closing(shelf.follow()) as follower:
+        settled(follower)
+    old = load(path)
+    assert old is not None
+    # As many rows, in another order, as after a graph was built anew.
+    turned = faiss.IndexHNSWFlat(WIDTH, 8)
+    turned.add(old.graph.reconstruct_n(0, 300)[::-1])
+    save(newer, Snapshot(old.head, turned, old.keys[::-1]))
+    read = faiss.read_index
+
+    def late(name: str) -> faiss.Index:
+        if newer.exists():
+            newer.replace(path)
+        return read(name)
+
+    monkeypatch.setattr(faiss, "read_index", late)
+    found = load(path)
+    assert found is not None
+    assert found.keys[0] == old.keys[299]
+    assert np.array_equal(found.graph.reconstruct(0), old.graph.reconstruct(299))
     shelf.rows.close()
 
 

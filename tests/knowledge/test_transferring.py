@@ -124,8 +124,9 @@ def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> N
         with pytest.raises(LoadError, match="not a regular file"):
             kb.import_from(tmp_path)
         for use in (kb.import_from, kb.export_to):
-            with pytest.raises(StoreError, match="not a folder's name"):
-                use("a\0b")
+            for name in ("a\0b", "\ud83d"):
+                with pytest.raises(StoreError, match="not a folder's name"):
+                    use(name)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,14 @@ def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> N
         ("DELETE FROM images WHERE rowid = 1", "another question, answer or image"),
         ("UPDATE examples SET answer = 'dog' WHERE key = 1", "another question, answer or image"),
         ("UPDATE examples SET choices = 'no json' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET choices = '\"ab\"' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET labels = '[5]' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET tags = '[5]' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET tags = '{\"a\": 5}' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET rationale = x'41' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET source = x'41' WHERE key = 1", "cannot be read"),
+        ("UPDATE examples SET created = 9e999 WHERE key = 1", "of numbers"),
+        ("UPDATE examples SET created = 'now' WHERE key = 1", "of numbers"),
     ],
 )
 def test_a_damaged_example_is_named_and_the_others_are_written(
@@ -154,3 +163,15 @@ def test_a_damaged_example_is_named_and_the_others_are_written(
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         kb.import_from(tmp_path / "out")
         assert kb.ids() == others
+
+
+def test_an_example_whose_id_is_damaged_keeps_no_other_from_being_written(
+    path: Path, tmp_path: Path
+) -> None:
+    bad = Bad()
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("one"), asked("two")])
+        with kb._rows.transaction() as connection:
+            connection.execute("UPDATE examples SET id = CAST(id AS BLOB) WHERE key = 1")
+        assert kb.export_to(tmp_path / "out", on_bad=bad) == 1
+        assert ["id" in str(error) for error in bad] == [True]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,9 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.knowledge.findings import paged_keys
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.verifying_examples import wrong_images
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import picture
@@ -239,3 +242,63 @@ def test_who_does_what_is_said_of_an_image_has_it_again(path: Path, statement: s
         kb.add([one, two])
         there.add([one])
         assert kb.verify(deep=True).problems == ()
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        lambda kb: kb.delete(kb.ids()),
+        lambda kb: kb.reindex("default", SeededEmbedder("new")),
+    ],
+)
+@pytest.mark.parametrize("repair", [False, True])
+def test_what_another_process_takes_away_meanwhile_is_not_wrong(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[KnowledgeBase], object],
+    repair: bool,
+) -> None:
+    def then(rows: SqliteRows, size: int = 1) -> Iterator[list[int]]:
+        keys = list(paged_keys(rows, size))
+        with KnowledgeBase.open(path, None) as other:
+            meanwhile(other)
+        yield from keys
+
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), shown(2)])
+        monkeypatch.setattr("bottega.knowledge.verifying_vectors.paged_keys", then)
+        assert kb.verify(repair=repair).problems == ()
+
+
+def test_an_image_that_is_deleted_meanwhile_is_not_missing(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), shown(2)])
+        with kb._rows.transaction() as connection:
+            connection.execute("UPDATE images SET data = x'00'")
+        found = wrong_images(kb._rows)
+        assert "bytes of image" in next(found)[0]
+        kb.delete(kb.ids())
+        assert list(found) == []
+
+
+def test_an_embedder_of_another_width_repairs_nothing(path: Path) -> None:
+    class Wider(SeededEmbedder):
+        dimension = 16
+
+        def __init__(self) -> None:
+            self.fingerprint = "seeded-8"
+
+        def embed(self, queries: Sequence[Query]) -> Vectors:
+            return np.ones((len(queries), 16), np.float32)
+
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked("a"), asked("b")])
+        with kb._rows.transaction() as connection:
+            connection.execute("DELETE FROM vectors WHERE key = 1")
+    with KnowledgeBase.open(path, Wider()) as wider:
+        for deep in (False, True):
+            found = wider.verify(deep=deep, repair=True)
+            assert [problem.repaired for problem in found.problems] == [False] * (1 + deep)
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert kb.verify(repair=True).sound
+        assert kb.search(Query("b"), 1)[0].example.query.text == "b"

@@ -15,7 +15,7 @@ from bottega.cli.resolving import BUNDLED
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.ports import StoredView
-from bottega.knowledge.views import DEFAULT
+from bottega.knowledge.views import DEFAULT, check_name
 
 NOTE = "embed"
 TOWER, TOKENS = r"tower-\d+ \S+", r"tokens-\d+ \S+"
@@ -95,7 +95,10 @@ def to_reindex(
 ) -> tuple[str, str]:
     """The name of the view and its embedder; a new view's is by default that of `default`."""
     stored = knowledge.views()
-    name = by or (chosen(stored, None, file).name if stored else DEFAULT)
+    name = by
+    if name is None:
+        name = chosen(stored, None, file).name if stored else DEFAULT
+    check_name(name)  # before an embedder is loaded
     if name not in stored:
         return name, embed or knowledge.note(NOTE) or BUNDLED
     if not _is_own(knowledge, stored[name]):

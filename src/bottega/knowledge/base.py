@@ -202,7 +202,7 @@ class KnowledgeBase(Searchable, Closing):
         """
         view = view if isinstance(view, View) else View(view)
         done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
-        self._views.replaced(name, view)
+        self._views.replaced(name, view, self._rows.views())
         self._searcher.forget()
         return done
 

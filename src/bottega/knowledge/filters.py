@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import orjson
 
@@ -13,6 +14,7 @@ from bottega.knowledge.records import is_text
 Value = str | int | float
 COLUMNS = ("namespace", "source", "created")
 MOST = 2**63
+MOST_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
 TAG = "tags."
 LABEL = "label"
 LABELS = "json_each(coalesce(examples.labels, json_array(examples.answer)))"
@@ -73,7 +75,15 @@ class And:
     parts: tuple[Filter, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
+        # Laid flat as they are made: however deep they are nested, nothing recurses.
+        nested = (part.parts if isinstance(part, And) else (part,) for part in self.parts)
+        parts = tuple(chain.from_iterable(nested))
+        if len(parts) > MOST_PARTS:
+            raise SettingError(
+                f"{len(parts)} conditions at once are too many",
+                hint=f"use up to {MOST_PARTS}, and In for one of many values",
+            )
+        object.__setattr__(self, "parts", parts)
 
 
 Filter = Eq | In | Range | And
@@ -85,12 +95,12 @@ def condition(wanted: Filter) -> Sql:
     match wanted:
         case And(parts):
             found = [condition(part) for part in parts]
-            texts = [text for text, _ in found]
+            texts = [f"({text})" for text, _ in found]
             return " AND ".join(texts) or "true", [v for _, values in found for v in values]
         case Eq(name, value):
             return _about(name, lambda stored: (f"{stored} = ?", [value]))
         case In(name, values):
-            listed = orjson.dumps(values).decode()
+            listed = orjson.dumps(values, default=float).decode()  # such as NumPy's
             return _about(
                 name, lambda stored: (f"{stored} IN (SELECT value FROM json_each(?))", [listed])
             )

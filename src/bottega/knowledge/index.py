@@ -70,6 +70,11 @@ class FaissIndex(ABC):
                 f"vectors of the shape {vectors.shape} cannot be compared with those here",
                 hint=f"give a row of {self._width} numbers for each",
             )
+        if not np.isfinite(vectors).all():  # faiss would find nothing, and not say why
+            raise SettingError(
+                "vectors to search for hold numbers that are not finite",
+                hint="check what made them",
+            )
         barred = excluded or [()] * len(vectors)
         # As many more as may be dropped again: what is left is exact.
         wanted = k + max(map(len, barred), default=0)

@@ -60,7 +60,9 @@ def _is_left_over(path: Path) -> bool:
 def _fits(rows: SqliteRows, path: Path) -> bool:
     found = load(path)
     try:
-        return found is not None and _agrees(rows, found)
+        if found is None:
+            return not path.exists()  # another process may have removed it
+        return _agrees(rows, found)
     except StoreError:  # a vector that cannot be read, which is told elsewhere
         return False
 

@@ -97,16 +97,42 @@ def to_row(example: Example) -> tuple[Value, ...]:
 
 
 def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
-    query = Query(row["question"], tuple(images), tuple(orjson.loads(row["choices"])), id=row["id"])
+    """Raises `TypeError` or `ValueError` for what was not stored so: SQLite holds any type in any
+    column, and one flipped bit makes a text a blob."""
+    id, labels = text_of(row["id"]), row["labels"]
     return Example(
-        query,
-        row["answer"],
-        labels=None if row["labels"] is None else tuple(orjson.loads(row["labels"])),
-        rationale=row["rationale"],
-        tags=orjson.loads(row["tags"]),
-        source=row["source"],
-        id=row["id"],
+        Query(text_of(row["question"]), tuple(images), _texts(row["choices"]), id=id),
+        text_of(row["answer"]),
+        labels=None if labels is None else _texts(labels),
+        rationale=_optional(row["rationale"]),
+        tags=_tags(row["tags"]),
+        source=_optional(row["source"]),
+        id=id,
     )
+
+
+def text_of(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!a} should be a text")
+    return value
+
+
+def _optional(value: object) -> str | None:
+    return None if value is None else text_of(value)
+
+
+def _texts(value: str) -> tuple[str, ...]:
+    texts = orjson.loads(value)
+    if not isinstance(texts, list):
+        raise TypeError(f"{value!a} should be a list")
+    return tuple(map(text_of, texts))
+
+
+def _tags(value: str) -> dict[str, str]:
+    tags = orjson.loads(value)
+    if not isinstance(tags, dict):
+        raise TypeError(f"{value!a} should be an object")
+    return {name: text_of(tag) for name, tag in tags.items()}
 
 
 def _json(value: object) -> str:

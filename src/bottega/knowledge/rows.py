@@ -18,7 +18,7 @@ from bottega.knowledge.ports import (
     Use,
 )
 from bottega.knowledge.pruning import prune
-from bottega.knowledge.records import Standing, from_row
+from bottega.knowledge.records import Standing, from_row, text_of
 from bottega.types import Example, Query
 
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
@@ -168,7 +168,8 @@ class SqliteRows(ChangeLog):
 
     def note(self, name: str) -> str | None:
         found = self.read("SELECT value FROM notes WHERE name = ?", name)
-        return found[0][0] if found else None
+        with self.understood():
+            return text_of(found[0][0]) if found else None
 
     def set_note(self, name: str, value: str) -> None:
         with self.transaction() as connection:

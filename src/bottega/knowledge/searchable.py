@@ -10,7 +10,7 @@ from bottega.knowledge.index import Metric
 from bottega.knowledge.listing import Listing
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.searching import Searcher
-from bottega.knowledge.views import Views
+from bottega.knowledge.views import Views, embedded
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
@@ -60,7 +60,7 @@ class Searchable(Listing):
         self._searcher.follow(by)  # before the embedder works for nothing
         if not queries:
             return []
-        vectors = self._searcher.view(by)[1].embed.embed(queries)
+        vectors = embedded(self._searcher.view(by)[1].embed, queries, "queries")
         own = None if include_self else queries
         return self.nearest(vectors, k, by=by, where=where, within=within, excluded_for=own)
 

@@ -110,9 +110,11 @@ def load(path: Path) -> Snapshot | None:
             graph = cast(faiss.IndexHNSWFlat, faiss.read_index(str(path)))
             start = end - head_size - 8 * graph.ntotal
             keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
+            # faiss opens the path by itself, where another process may have put a newer file.
+            replaced = not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
         log.warning("%s is left out and will be made again: %s", path, error)
         return None
-    return Snapshot(head, graph, keys)
+    return load(path) if replaced else Snapshot(head, graph, keys)

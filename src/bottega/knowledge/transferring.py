@@ -4,6 +4,7 @@ images/. `load_jsonl` reads it too, apart from pins, counters and examples witho
 from __future__ import annotations
 
 import mimetypes
+import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from bottega.errors import ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.loading.labelled import open_within
-from bottega.knowledge.records import Standing, damage, identity
+from bottega.knowledge.records import Standing, damage, identity, is_text
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
@@ -26,6 +27,7 @@ AGAIN = (
     "restore the file from a copy, or delete it, with all that show its images, and add it again"
 )
 MOST = 2**62
+NO_NUMBERS = "its standing should be of numbers"
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,31 @@ def export(
 
 
 def _check_name(folder: Path) -> None:
-    if "\0" in str(folder):
+    try:
+        written = os.fsencode(folder)
+    except UnicodeEncodeError:
+        written = b"\0"
+    if b"\0" in written:
         raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
 def _everything(rows: SqliteRows, on_bad: OnBad) -> Iterator[tuple[Example, Standing]]:
-    ids = rows.ids_where()
+    ids = []
+    for id in rows.ids_where():
+        if is_text(id):
+            ids.append(id)
+        else:
+            on_bad(StoreError(f"an example's id is {id!a}, which is damaged", hint=AGAIN))
     for start in range(0, len(ids), AT_ONCE):
         keys = rows.keys(ids[start : start + AT_ONCE])
         standings = rows.standings(keys.values())
         for key, example in sorted(_sound(rows, keys, on_bad).items()):
-            if key in standings:
+            if key not in standings:  # deleted meanwhile
+                continue
+            if _is_of_numbers(standings[key]):
                 yield example, standings[key]
+            else:
+                on_bad(StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=AGAIN))
 
 
 def _sound(rows: SqliteRows, keys: Mapping[str, int], on_bad: OnBad) -> dict[int, Example]:
@@ -174,10 +189,14 @@ def _image(folder: Path, name: str, source: str | None) -> Image:
 
 def _standing(fields: dict[str, Any]) -> Standing:
     standing = Standing(**fields)
-    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
-    if not all(isinstance(number, int | float) and abs(number) < MOST for number in numbers):
-        raise TypeError("its standing should be of numbers")
+    if not _is_of_numbers(standing):
+        raise TypeError(NO_NUMBERS)
     return standing
+
+
+def _is_of_numbers(standing: Standing) -> bool:
+    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
+    return all(isinstance(number, int | float) and abs(number) < MOST for number in numbers)
 
 
 @dataclass(frozen=True)

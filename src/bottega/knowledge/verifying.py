@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from bottega.errors import BottegaError
@@ -140,4 +141,4 @@ def _log(rows: SqliteRows) -> Iterator[Finding]:
 
 def _index_files(rows: SqliteRows) -> Iterator[Finding]:
     for what, path in wrong_index_files(rows):
-        yield what, path.unlink if path.is_file() else None
+        yield what, partial(path.unlink, missing_ok=True) if path.is_file() else None

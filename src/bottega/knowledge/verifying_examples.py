@@ -17,13 +17,21 @@ ANEW = "and add again, or restore the file from a copy"
 
 def wrong_images(rows: SqliteRows) -> Iterator[Finding]:
     for (sha256,) in rows.read(f"{SHOWN} ORDER BY sha256"):
-        found = rows.read("SELECT CAST(data AS BLOB) FROM images WHERE sha256 = ?", sha256)
-        wrong = f"image {sha256} is missing"
-        if found:
-            if hashlib.sha256(found[0][0]).hexdigest() == sha256:
-                continue
-            wrong = f"the bytes of image {sha256} are not those that were stored"
-        yield f"{wrong}; delete {_showing(rows, sha256)} {ANEW}", None
+        with rows.snapshot():  # another process may be deleting it
+            wrong = _wrong_image(rows, sha256)
+        if wrong is not None:
+            yield wrong, None
+
+
+def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
+    found = rows.read("SELECT CAST(data AS BLOB) FROM images WHERE sha256 = ?", sha256)
+    if found and hashlib.sha256(found[0][0]).hexdigest() == sha256:
+        return None
+    wrong = f"image {sha256} is missing"
+    if found:
+        wrong = f"the bytes of image {sha256} are not those that were stored"
+    showing = _showing(rows, sha256)
+    return f"{wrong}; delete {showing} {ANEW}" if showing else None
 
 
 def _showing(rows: SqliteRows, sha256: str) -> str:
@@ -34,7 +42,7 @@ def _showing(rows: SqliteRows, sha256: str) -> str:
         sha256,
     )
     named = [f"{id} of namespace {space!r}" if space else id for id, space in found]
-    return f"example{'s' * (len(named) > 1)} {', '.join(named)}"
+    return f"example{'s' * (len(named) > 1)} {', '.join(named)}" if named else ""
 
 
 def wrong_identities(rows: SqliteRows) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.database import listed
 from bottega.knowledge.findings import PAGE, Finding, Repair, paged_keys
 from bottega.knowledge.ports import StoredView
@@ -14,6 +14,7 @@ from bottega.knowledge.records import damage
 from bottega.knowledge.reindexing import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View
+from bottega.knowledge.writing import check_widths
 from bottega.protocols import Vectors
 
 EMBEDDED_AT_ONCE = 64
@@ -60,6 +61,11 @@ def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Find
         if view is None:
             yield f"vectors {name!r} cannot be compared without their embedder", None
             continue
+        try:
+            _check_width(stored, view)
+        except StoreError as error:
+            yield str(error), None
+            continue
         unlike: list[int] = []
         failed: list[BottegaError] = []
         for keys in paged_keys(rows, EMBEDDED_AT_ONCE):
@@ -105,9 +111,13 @@ def _alike(stored: Vectors, made: Vectors) -> bool:
 def _whole_vectors(
     rows: SqliteRows, keys: list[int], view: StoredView
 ) -> dict[int, Vectors | None]:
+    """None for what is missing or not whole; nothing of examples and views that another process
+    has taken away since the keys were read."""
     found = rows.read(
-        "SELECT chosen.value, CAST(vector AS BLOB) FROM json_each(?) AS chosen"
-        " LEFT JOIN vectors ON vectors.key = chosen.value AND view = ?",
+        "SELECT examples.key, CAST(vector AS BLOB) FROM json_each(?1) AS chosen"
+        " CROSS JOIN examples ON examples.key = chosen.value"
+        " LEFT JOIN vectors ON vectors.key = examples.key AND view = ?2"
+        " WHERE EXISTS (SELECT 1 FROM views WHERE number = ?2)",
         listed(keys),
         view.number,
     )
@@ -123,7 +133,13 @@ def _whole(blob: bytes | None, dimension: int) -> Vectors | None:
 
 def _embedding(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
     def mend() -> None:
+        _check_width(stored, view)
         for start in range(0, len(keys), PAGE):
             embed_again(rows, keys[start : start + PAGE], stored.number, view)
 
     return mend
+
+
+def _check_width(stored: StoredView, view: View) -> None:
+    """Another embedder of the same fingerprint would damage what is sound."""
+    check_widths({stored.name: stored}, {stored.name: view.embed.dimension})

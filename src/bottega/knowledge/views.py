@@ -17,6 +17,8 @@ from bottega.types import Example, Query
 DEFAULT = "default"
 # Names become parts of file names.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# What JSON may spell and no tokenizer reads.
+HALVES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,28 @@ class Views:
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
 
-    def replaced(self, name: str, view: View) -> None:
+    def replaced(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """From now on the handle embeds so. What it did not have it still has not."""
         if self._bare is not None:
-            self._bare = view
+            # A bare embedder stands for one view, and another one may have joined it.
+            if _held_as(self._bare.embed, stored) in (name, None):
+                self._bare = view
         elif name in self._named:
             self._named[name] = view
 
 
 def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
+    name = _held_as(embed, stored)
+    if name is None:
+        raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+    return name
+
+
+def _held_as(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:
     if not stored or DEFAULT in stored:
         return DEFAULT
-    for name, view in stored.items():
-        if view.fingerprint == embed.fingerprint:
-            return name
-    raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
+    made = (name for name, view in stored.items() if view.fingerprint == embed.fingerprint)
+    return next(made, None)
 
 
 def check_name(name: str) -> None:
@@ -87,15 +96,30 @@ def check_name(name: str) -> None:
 
 
 def embedded(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
-    vectors = embed.embed(queries)
+    """One finite row for each query, or `EmbeddingError`."""
+    for query in queries:
+        if not query.text.isascii() and HALVES.search(query.text):
+            raise EmbeddingError(
+                f"{query.text!a} holds halves of characters", hint="ask in whole characters"
+            )
+    made = embed.embed(queries)
+    try:
+        with np.errstate(over="ignore"):
+            vectors = np.asarray(made, np.float32)
+            lengths = np.square(vectors).sum(axis=-1)
+    except (TypeError, ValueError) as error:
+        raise EmbeddingError(
+            f"{embed.fingerprint} returned {type(made).__name__} for {len(queries)} {what}",
+            hint=f"an embedder returns an array with a row of {embed.dimension} numbers for each",
+        ) from error
     if vectors.shape != (len(queries), embed.dimension):
         raise EmbeddingError(
             f"{embed.fingerprint} returned {vectors.shape} for {len(queries)} {what}",
             hint=f"an embedder returns one row of {embed.dimension} numbers for each",
         )
-    if not np.isfinite(vectors).all():
+    if not np.isfinite(lengths).all():
         raise EmbeddingError(
-            f"{embed.fingerprint} returned numbers that are not finite",
+            f"{embed.fingerprint} returned numbers that are not finite, or too large",
             hint="check its weights; half precision may overflow",
         )
     return vectors

@@ -29,7 +29,10 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list
     if not stored:
         _check_empty(connection)
         connection.executemany(
-            "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)",
+            # A reindexing that was killed before there were examples has left it incomplete.
+            "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)"
+            " ON CONFLICT (name, fingerprint)"
+            " DO UPDATE SET dimension = excluded.dimension, complete = 1",
             [(name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()],
         )
         return claim(connection, views)
