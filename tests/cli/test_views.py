@@ -147,6 +147,25 @@ def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
     assert "is damaged" in failed.err
 
 
+def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pets: Path) -> None:
+    view = View(TokenEmbedder.bundled(), reads=its_answer)
+    with KnowledgeBase.open("k.db", {"default": view}) as knowledge:
+        knowledge.add(load_image_folder(pets))
+    for command in (
+        ("add", "k.db", pets, "--namespace", "new"),
+        ("verify", "k.db", "--repair", "--embed", "words"),
+    ):
+        failed = run(*command)
+        assert failed.code == 1
+        assert "known only to the Python code" in failed.err
+    assert run("verify", "k.db", "--repair").code == 0
+    with sqlite3.connect("k.db") as connection:
+        connection.execute("DELETE FROM vectors WHERE key = 9")
+    connection.close()
+    assert "only with the embedder" in run("verify", "k.db", "--repair").out
+    assert run("classify", "k.db", "query.jpg", "--shots", 1, *QUIET).code == 0
+
+
 def test_the_default_view_stays_the_default(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "words", "--by", "text")

@@ -185,7 +185,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     st.sampled_from(range(len(POLICIES))),
     st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=5), max_size=8),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_commit_leaves_more_than_the_capacity(
     capacity: int, policy: int, batches: list[list[int]]
 ) -> None:

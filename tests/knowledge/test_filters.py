@@ -124,7 +124,7 @@ leaves: st.SearchStrategy[Filter] = st.one_of(
     st.lists(st.dictionaries(names, texts), min_size=1, max_size=6),
     st.recursive(leaves, lambda inner: st.builds(And, st.lists(inner, max_size=3).map(tuple))),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_filters_agree_with_plain_python(tags: list[dict[str, str]], where: Filter) -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked(f"q{i}", tags=each) for i, each in enumerate(tags)])

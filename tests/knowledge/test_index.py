@@ -44,7 +44,7 @@ def assert_best(hits: list[Hit], truth: dict[int, float], k: int) -> None:
 
 
 @given(tables, arrays(np.float32, WIDTH, elements=whole_numbers), st.integers(1, 15), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_search_agrees_with_brute_force(
     vectors: Vectors, query: Vectors, k: int, data: st.DataObject
 ) -> None:

@@ -64,3 +64,16 @@ def test_index_files_lie_beside_the_database_wherever_one_goes(
         kb.settle()
     assert (tmp_path / "kb.db.default.index").exists()
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_index_file_of_vectors_that_were_made_anew_is_only_old(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.search(Query("x"), 1)
+        kb.settle()
+    with KnowledgeBase.open(path, None) as kb:
+        kb.reindex("default", SeededEmbedder("new"))
+        found = kb.verify()
+        assert (found.snapshots, found.problems) == (1, ())
+    with KnowledgeBase.open(path, SeededEmbedder("new"), hnsw_above=5) as kb:
+        assert kb.search(Query("q7"), 1)[0].example.query.text == "q7"

@@ -92,4 +92,4 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+TestStore.settings = settings(max_examples=15, stateful_step_count=15)

@@ -165,4 +165,4 @@ class PrunedHandles(TwoHandles):
 
 
 TestPrunedHandles = PrunedHandles.TestCase
-TestPrunedHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestPrunedHandles.settings = settings(max_examples=25, stateful_step_count=25)

@@ -132,4 +132,4 @@ class TwoHandles(RuleBasedStateMachine):
 
 
 TestTwoHandles = TwoHandles.TestCase
-TestTwoHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestTwoHandles.settings = settings(max_examples=25, stateful_step_count=25)

@@ -50,7 +50,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(steps=STEPS)
 async def test_a_search_after_any_changes_is_that_of_a_new_index(
     steps: list[tuple[int, list[str]]],

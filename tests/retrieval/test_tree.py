@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
@@ -49,7 +49,6 @@ def played(steps: Sequence[tuple[str, int]], tree: HashtagTree) -> dict[str, Vec
     return held
 
 
-@settings(deadline=None)
 @given(steps=STEPS, groups=st.integers(1, 6), counted=st.booleans())
 def test_centres_are_what_a_recomputation_gives(
     steps: list[tuple[str, int]], groups: int, counted: bool
@@ -69,7 +68,6 @@ def test_centres_are_what_a_recomputation_gives(
         assert centre.any()
 
 
-@settings(deadline=None)
 @given(steps=STEPS, k=st.integers(0, 30), seed=st.integers(0, 50))
 def test_near_fills_up_to_k_entries_or_all(steps: list[tuple[str, int]], k: int, seed: int) -> None:
     tree = HashtagTree(4, cold_start=5)
@@ -239,7 +237,6 @@ def test_nothing_is_lost_between_threads() -> None:
 
 
 @given(seed=st.integers(0, 20), groups=st.integers(1, 8), n=st.integers(1, 30))
-@settings(deadline=None)
 def test_kmeans_numbers_its_groups_without_gaps(seed: int, groups: int, n: int) -> None:
     vectors = rows(range(seed, seed + n))
     labels = kmeans(vectors, groups, seed=seed)

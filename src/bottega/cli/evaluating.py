@@ -251,6 +251,8 @@ def _report(
     data: Benchmark, asked: Mapping[str, object], runs: Sequence[Run], file: Path | None
 ) -> None:
     results, compared = [result for result, _ in runs], paired(runs)
+    if results:
+        say(f"{asked['model']}, examples by {asked['retrieve']} ({asked['embedder']})")
     print_results(data, results, compared)
     if file is not None and results:
         file.write_bytes(to_json({**asked, **_sizes(data), "results": results, "paired": compared}))

@@ -93,10 +93,9 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
     if not results:
         return
-    answers = f"{len(data.labels)} labels" if data.labels else "free answers"
     say(
         f"{data.name}: {len(data.knowledge)} examples known, {len(data.items)} asked, "
-        f"{answers}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
+        f"{_answers(data)}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
     if data.made_wrong is not None:
         say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
@@ -112,6 +111,13 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
             row.append(one.p_value if one.p_value >= 0.001 else "< 0.001")
         print_table((*PAIRED_FIGURES, "p_value"), rows)
     note(f"{VOTE} {FOOTNOTE}" if any(result.method == "vote" for result in results) else FOOTNOTE)
+
+
+def _answers(data: Benchmark) -> str:
+    if data.labels:
+        return f"{len(data.labels)} labels"
+    own = any(item.query.choices for item in data.items)
+    return "choices of each question" if own else "free answers"
 
 
 def _embedder(data: Benchmark, work: Work) -> MemoEmbedder | None:

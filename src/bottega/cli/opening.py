@@ -7,7 +7,15 @@ from pathlib import Path
 
 from bottega.cli.namespaces import check_filled
 from bottega.cli.resolving import BUNDLED, open_embedder
-from bottega.cli.views import NOTE, chosen, maker, to_add, to_repair
+from bottega.cli.views import (
+    NOTE,
+    check_read_alike,
+    chosen,
+    maker,
+    read_otherwise,
+    to_add,
+    to_repair,
+)
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.views import DEFAULT
@@ -35,7 +43,10 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
     if file.exists():
         with open_rows(file) as rows:
             specs = to_add(rows, embed, file)
-    knowledge = KnowledgeBase.open(file, _opened(specs), namespace=namespace)
+            check_read_alike(rows, views := _opened(specs), file)
+    else:
+        views = _opened(specs)
+    knowledge = KnowledgeBase.open(file, views, namespace=namespace)
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
@@ -44,8 +55,12 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
 def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
     """With those views whose vectors can be made again; of the others verifying tells."""
     with open_rows(file) as rows:
-        specs = to_repair(rows, embed, file)
-    return KnowledgeBase.open(file, _opened(specs) or None, create=False)
+        views = _opened(to_repair(rows, embed, file))
+        if embed is not None:
+            check_read_alike(rows, views, file)
+        for name in read_otherwise(rows, views):
+            del views[name]
+    return KnowledgeBase.open(file, views or None, create=False)
 
 
 def _opened(specs: Mapping[str, str]) -> dict[str, View]:

@@ -65,6 +65,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _is_number(value: object) -> bool:
+    """A bound, such as `< 0.001`, is one, too."""
+    if isinstance(value, str):
+        return value.startswith("< ")
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

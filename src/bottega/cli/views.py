@@ -2,7 +2,8 @@
 
 Searching takes a view's embedder alone. Making vectors also takes what of an example the view
 reads, which is Python and stands in no file: the command line makes the views that it began
-itself, and the one called `default`, which a bare embedder fills.
+itself, and the one called `default`, which a bare embedder fills, unless its first vectors are of
+something else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from bottega.cli.resolving import BUNDLED
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.views import DEFAULT, check_name
 
@@ -88,6 +89,25 @@ def _makers(
     if embed is not None:
         specs[chosen(stored, None, file).name] = embed
     return {name: specs.get(name) or maker(knowledge, view) for name, view in stored.items()}
+
+
+def check_read_alike(knowledge: KnowledgeBase, views: Mapping[str, View], file: Path) -> None:
+    if foreign := read_otherwise(knowledge, views):
+        raise StoreError(
+            _only_python_knows(file, foreign), hint="KnowledgeBase.open(...) with its View(...)"
+        )
+
+
+def read_otherwise(knowledge: KnowledgeBase, views: Mapping[str, View]) -> list[str]:
+    """Python code may have made `default`, too, of what it alone knows."""
+    stored = knowledge.views()
+    return [
+        name
+        for name, view in views.items()
+        if name in stored
+        and stored[name].fingerprint == view.embed.fingerprint  # else opening tells
+        and not knowledge.is_made_by(name, view)
+    ]
 
 
 def to_reindex(

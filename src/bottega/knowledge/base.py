@@ -24,6 +24,7 @@ from bottega.knowledge.searchable import Searchable
 from bottega.knowledge.transferring import export, read_export
 from bottega.knowledge.using import UseBuffer
 from bottega.knowledge.verifying import Verified, verify
+from bottega.knowledge.verifying_vectors import makes
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
 from bottega.types import Changed, Example
@@ -214,6 +215,11 @@ class KnowledgeBase(Searchable, Closing):
         self._searcher.forget()  # its files, too, are looked at
         views = self._views.over(self._rows.views()) if self._views else {}
         return verify(self._rows, views, deep=deep, repair=repair)
+
+    def is_made_by(self, name: str, view: View) -> bool:
+        """False if the view makes none of the vectors of that name that the file's first examples
+        have: it may read something else of an example."""
+        return makes(self._rows, name, view)
 
     def export_to(
         self,

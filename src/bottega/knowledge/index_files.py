@@ -77,7 +77,9 @@ def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
     if mark is None or mark != head.mark:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(head.view)
-    if stored is None or stored.fingerprint != head.fingerprint:
+    if stored is None:  # its view was made anew, which gives it another number
+        return True
+    if stored.fingerprint != head.fingerprint:
         return False
     metric: Metric = "l2" if head.metric == "l2" else "cosine"
     slots = np.flatnonzero(found.keys != NOWHERE)

@@ -18,6 +18,7 @@ from bottega.knowledge.writing import check_widths
 from bottega.protocols import Vectors
 
 EMBEDDED_AT_ONCE = 64
+SAMPLED = 4
 # Of the vector's length. Between unit vectors it is a cosine of 0.999: batches of another size, or
 # another machine, do not make the same numbers to the last bit.
 ALIKE = 0.045
@@ -75,6 +76,13 @@ def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Find
             yield what, _embedding(rows, unlike, stored, view)
         if failed:
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
+
+
+def makes(rows: SqliteRows, name: str, view: View) -> bool:
+    """False if it makes none of the vectors that the first examples have: what a view reads of an
+    example is in no file, and one may have been given the name of another."""
+    keys = next(paged_keys(rows, SAMPLED), [])
+    return not keys or len(_unlike(rows, keys, rows.views()[name], view, [])) < len(keys)
 
 
 def _unlike(

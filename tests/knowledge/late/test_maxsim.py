@@ -45,7 +45,7 @@ def asked(matrices: list[Vectors], seed: int) -> Vectors:
     return near(matrices[rng.integers(len(matrices))], rng, 0.5)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
 def test_the_reference_is_the_definition(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
@@ -57,7 +57,7 @@ def test_the_reference_is_the_definition(count: int, seed: int) -> None:
     assert some == pytest.approx(np.array(by_hand(query, matrices))[chosen], abs=1e-4)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(count=st.integers(1, 60), seed=st.integers(0, 9999))
 def test_int8_is_near_the_reference(count: int, seed: int) -> None:
     matrices = documents(count, seed=seed)
@@ -80,7 +80,7 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(fast - plain).max() < 0.01 * len(query)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 9999), k=st.integers(1, 20))
 def test_int8_and_rescoring_find_what_the_reference_finds(seed: int, k: int) -> None:
     matrices = documents(400, seed=seed)

@@ -44,7 +44,7 @@ def check_equal(array: TokenArray, expected: dict[str, Vectors]) -> None:
         assert np.array_equal(rows, expected[id].astype(np.float16).astype(np.float32))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(steps=STEPS)
 def test_any_sequence_leaves_what_a_rebuilt_array_holds(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[Step]
@@ -76,7 +76,7 @@ def test_any_sequence_leaves_what_a_rebuilt_array_holds(
     array.close()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(within=st.sets(st.integers(0, 70)), k=st.integers(1, 10), number=st.integers(0, 199))
 def test_within_is_the_exact_search_filtered(within: set[int], k: int, number: int) -> None:
     array = filled(None)
