@@ -156,6 +156,15 @@ def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) ->
     assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
 
 
+def test_a_name_that_is_no_embedder_is_told_which_there_are(run: Run, pets: Path) -> None:
+    Path("pixel").mkdir()  # a folder is looked into and no hub is asked
+    failed = run("add", "k.db", pets, "--embed", "./pixel")
+    assert failed.code == 1
+    for name in ("bundled", "pixels", "words", "dual", "sentence-transformers id"):
+        assert name in failed.err
+    assert not Path("k.db").exists()
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version").out.startswith("bottega ")
     assert "classify" in run("--help").out

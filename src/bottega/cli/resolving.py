@@ -12,7 +12,7 @@ from typing import Literal
 import typer
 
 from bottega.cli.output import waiting
-from bottega.errors import SettingError, StoreBusyError, StoreError
+from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.searching import RETRIEVE
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import (
@@ -68,8 +68,15 @@ def open_embedder(spec: str) -> Embedder:
         return TokenEmbedder.bundled()
     if spec == "dual":
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
-    with waiting(f"loading the embedder {spec}"):
-        return _load_embedder(spec)
+    try:
+        with waiting(f"loading the embedder {spec}"):
+            return _load_embedder(spec)
+    except EmbeddingError as error:
+        raise EmbeddingError(
+            str(error),
+            hint="--embed takes bundled, pixels, words, dual, or a sentence-transformers id (which"
+            " needs a network once) or folder",
+        ) from error
 
 
 def _load_embedder(spec: str) -> Embedder:
