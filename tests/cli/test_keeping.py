@@ -66,6 +66,8 @@ def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
     wrong = run("verify", "k.db", "--deep")
     told = "WRONG: 1 vectors 'default' are not what the embedder makes" in wrong.out
     assert (wrong.code, told) == (1, True)
+    assert f"makes: of {ids(run, 'k.db')[2]}\n" in wrong.out
+    assert "bottega verify k.db --deep --repair makes" in wrong.err
     assert run("verify", "k.db", "--deep", "--repair").code == 0
     assert run("verify", "k.db", "--deep").code == 0
 
@@ -76,6 +78,7 @@ def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
     changed("DELETE FROM vectors WHERE key = 3")
     wrong = run("verify", "k.db")
     assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
+    assert "bottega verify k.db --repair makes" in wrong.err
     repaired = run("verify", "k.db", "--repair", "--json")
     assert isinstance(repaired.json, dict)
     assert (repaired.code, repaired.json["sound"]) == (0, True)

@@ -172,10 +172,21 @@ def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
             connection.execute(statement)
         assert kb.verify().problems == ()
         (problem,) = kb.verify(deep=True).problems
-        assert problem.what == "1 vectors 'default' are not what the embedder makes"
+        assert problem.what.startswith("1 vectors 'default' are not what the embedder makes: of")
+        assert kb.ids()[1] in problem.what
         assert kb.verify(deep=True, repair=True).sound
         assert kb.verify(deep=True).problems == ()
         assert kb.search(Query("two"), 1)[0].score == pytest.approx(1.0)
+
+
+def test_of_many_wrong_vectors_some_are_named(path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(5)])
+        with kb._rows.transaction() as connection:
+            connection.execute("DELETE FROM vectors")
+        (problem,) = kb.verify().problems
+        assert problem.what.endswith(f": of {', '.join(kb.ids()[:3])} and 2 more")
+        assert kb.verify(repair=True).sound
 
 
 class Rounding(SeededEmbedder):

@@ -104,6 +104,9 @@ def verify(
             f"{found.snapshots} index files: {'sound' if found.sound else 'not sound'}"
         )
     if not found.sound:
+        if not repair:
+            options = f"{'--deep ' * deep}--repair{f' --embed {embed}' if embed else ''}"
+            note(f"bottega verify {file} {options} makes vectors, log and index files anew")
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from bottega.errors import BottegaError, StoreError
-from bottega.knowledge.database import listed
+from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.findings import PAGE, Finding, Repair, paged_keys
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.records import damage
@@ -19,6 +19,7 @@ from bottega.protocols import Vectors
 
 EMBEDDED_AT_ONCE = 64
 SAMPLED = 4
+NAMED_AT_MOST = 3
 # Of the vector's length. Between unit vectors it is a cosine of 0.999: batches of another size, or
 # another machine, do not make the same numbers to the last bit.
 ALIKE = 0.045
@@ -48,11 +49,14 @@ def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Findi
             for key, vector in _whole_vectors(rows, keys, stored).items()
             if vector is None
         ]
+        if not wrong:
+            continue
+        what = f"{len(wrong)} vectors {stored.name!r} are missing or not whole{_of(rows, wrong)}"
         view = views.get(stored.name)
-        if wrong and view is not None:
-            yield f"{len(wrong)} vectors {stored.name!r}", _embedding(rows, wrong, stored, view)
-        elif wrong:
-            yield f"{len(wrong)} vectors {stored.name!r}; repaired only with the embedder", None
+        if view is not None:
+            yield what, _embedding(rows, wrong, stored, view)
+        else:
+            yield f"{what}; repaired only with the embedder", None
 
 
 def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
@@ -73,9 +77,18 @@ def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Find
             unlike += _unlike(rows, keys, stored, view, failed)
         if unlike:
             what = f"{len(unlike)} vectors {name!r} are not what the embedder makes"
-            yield what, _embedding(rows, unlike, stored, view)
+            yield what + _of(rows, unlike), _embedding(rows, unlike, stored, view)
         if failed:
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
+
+
+def _of(rows: SqliteRows, keys: Sequence[int]) -> str:
+    """Some of the examples, so that one may look at them."""
+    found = rows.read(
+        f"SELECT id FROM examples WHERE key IN {LISTED} ORDER BY key", listed(keys[:NAMED_AT_MOST])
+    )
+    more = f" and {len(keys) - NAMED_AT_MOST} more" if len(keys) > NAMED_AT_MOST else ""
+    return f": of {', '.join(str(id) for (id,) in found)}{more}"
 
 
 def makes(rows: SqliteRows, name: str, view: View) -> bool:
