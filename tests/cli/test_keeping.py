@@ -17,7 +17,10 @@ def ids(run: Run, file: str) -> list[str]:
 
 def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    assert run("pin", "k.db", ids(run, "k.db")[0], "--json").json == {"pinned": 1}
+    first, second, *_ = ids(run, "k.db")
+    assert run("pin", "k.db", first, "--json").json == {"changed": 1, "pinned": 1}
+    assert "1 changed; 2 pinned" in run("pin", "k.db", first, second).out
+    assert "1 changed; 1 pinned" in run("unpin", "k.db", second).out
     assert "12 examples written" in run("export", "k.db", "copy").out
     again = run("export", "k.db", "copy")
     assert (again.code, "not empty" in again.err) == (1, True)
@@ -27,7 +30,7 @@ def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
     stats = run("stats", "other.db", "--json").json
     assert isinstance(stats, dict)
     assert stats["pinned"] == 1
-    assert "1 pinned" not in run("unpin", "other.db", ids(run, "other.db")[0]).out
+    assert "1 changed; 0 pinned" in run("unpin", "other.db", ids(run, "other.db")[0]).out
     assert run("import", "other.db", "nowhere").code == 1
 
 

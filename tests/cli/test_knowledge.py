@@ -26,7 +26,10 @@ def test_add_list_show_remove(run: Run, pets: Path) -> None:
     assert len(listed) == 4
     id = listed[0]["id"]
     shown = run("show", "k.db", id[:6], "--image", "copy.png", "--json").json
-    assert shown == listed[0]
+    assert shown == listed[0] | {"pinned": False, "uses": 0}
+    run("pin", "k.db", id)
+    table = [line.split() for line in run("show", "k.db", id).out.splitlines()]
+    assert ["pinned", "yes"] in table and ["uses", "0"] in table
     assert Path("copy.png").read_bytes() == (pets / "leaf" / "0.png").read_bytes()
     assert run("rm", "k.db", id, "--json").json == {"removed": 1, "examples": 11}
     stats = run("stats", "k.db", "--json").json

@@ -38,9 +38,9 @@ def test_a_command_sees_one_namespace(run: Run, file: str) -> None:
     for command in ("show", "pin", "unpin", "rm"):
         assert run(command, file, ruby).code == 1
     assert record(run("show", file, ruby, *TEAM, "--json").json)["answer"] == "ruby"
-    assert run("pin", file, ruby, *TEAM, "--json").json == {"pinned": 1}
+    assert run("pin", file, ruby, *TEAM, "--json").json == {"changed": 1, "pinned": 1}
     assert record(run("stats", file, "--json").json)["pinned"] == 0
-    assert run("unpin", file, ruby, *TEAM, "--json").json == {"pinned": 0}
+    assert run("unpin", file, ruby, *TEAM, "--json").json == {"changed": 1, "pinned": 0}
     assert "namespace 'team-a', holds 11 examples" in run("rm", file, ruby, *TEAM).out
     assert ids(run, file) == unnamed
 

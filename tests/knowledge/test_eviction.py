@@ -99,7 +99,9 @@ def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
             kb.add([asked(f"{i}")])
         assert "a" in texts(kb)
         assert kb.stats().pinned == 1
-        assert kb.unpin(kb.ids()[:1]) == 1
+        assert kb.pin(kb.ids()) == 2
+        assert kb.unpin(kb.ids()[1:]) == 2
+        assert kb.unpin(kb.ids()) == 1
         assert kb.stats().pinned == 0
 
 
@@ -114,6 +116,18 @@ def test_when_only_pinned_ones_are_left_nothing_is_stored() -> None:
         kb.unpin(kb.ids()[:1])
         kb.add([asked("c")])
         assert texts(kb) == "bc"
+
+
+def test_what_is_known_of_an_example_beyond_its_content() -> None:
+    with opened(9) as kb:
+        kb.add([asked("a"), asked("b")])
+        first, second = kb.ids()
+        kb.used([first, first])
+        kb.pin([second])
+        found = [kb.standing(id[:8]) for id in (first, second)]
+        assert [(each.uses, each.pinned) for each in found] == [(2, False), (0, True)]
+        with pytest.raises(NotFoundError):
+            kb.standing("0123456789abcdef")
 
 
 def test_pinning_is_all_or_nothing() -> None:

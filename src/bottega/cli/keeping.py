@@ -140,19 +140,17 @@ def reindex(
 def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Never evict these examples."""
     with open_rows(file, namespace) as knowledge:
-        knowledge.pin(ids)
-        _say_pinned(knowledge.stats().pinned, json)
+        _say_pinned(knowledge.pin(ids), knowledge.stats().pinned, json)
 
 
 def unpin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:
     """Let these examples be evicted again."""
     with open_rows(file, namespace) as knowledge:
-        knowledge.unpin(ids)
-        _say_pinned(knowledge.stats().pinned, json)
+        _say_pinned(knowledge.unpin(ids), knowledge.stats().pinned, json)
 
 
-def _say_pinned(count: int, json: bool) -> None:
+def _say_pinned(changed: int, count: int, json: bool) -> None:
     if json:
-        print_json({"pinned": count})
+        print_json({"changed": changed, "pinned": count})
     else:
-        say(f"{count} pinned")
+        say(f"{changed} changed; {count} pinned")

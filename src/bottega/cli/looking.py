@@ -95,15 +95,16 @@ def show(
 ) -> None:
     """Show one example."""
     with open_rows(file, namespace) as knowledge:
-        example = knowledge.get(id)
+        example, standing = knowledge.get(id), knowledge.standing(id)
     if image is not None:
         _write_image(example, image)
         note(f"wrote {image}")
     described = _described(example)
     if json:
-        print_json(described)
+        print_json(described | {"pinned": standing.pinned, "uses": standing.uses})
     else:
         rows = [(name, _plain(value)) for name, value in described.items() if value]
+        rows += [("pinned", "yes" if standing.pinned else "no"), ("uses", standing.uses)]
         print_table(("field", "value"), rows)
 
 

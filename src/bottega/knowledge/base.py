@@ -182,11 +182,20 @@ class KnowledgeBase(Searchable, Closing):
         nothing: what was shown may have been evicted since."""
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
+    def standing(self, id: str) -> Standing:
+        """Its age, pin and counters, by its id or an unambiguous beginning."""
+        self._uses.flush()
+        with self._rows.snapshot():  # another process may delete it
+            found = self._rows.standings(self._rows.keys(self._resolved([id])).values())
+        return next(iter(found.values()))
+
     def pin(self, ids: Collection[str]) -> int:
-        """From now on these are never evicted. All of them, or none if one is unknown."""
+        """From now on these are never evicted: how many were not before. All of them, or none if
+        one is unknown."""
         return self._rows.pin(self._resolved(ids), True)
 
     def unpin(self, ids: Collection[str]) -> int:
+        """How many were pinned."""
         return self._rows.pin(self._resolved(ids), False)
 
     def reindex(

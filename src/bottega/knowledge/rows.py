@@ -186,9 +186,10 @@ class SqliteRows(ChangeLog):
         with self.transaction() as connection:
             cursor = connection.execute(
                 "INSERT INTO uses (key, pinned)"
-                f" SELECT key, ? FROM examples WHERE namespace = ? AND id IN {LISTED}"
+                " SELECT key, ? FROM examples LEFT JOIN uses USING (key)"
+                f" WHERE namespace = ? AND id IN {LISTED} AND coalesce(pinned, 0) != ?"
                 " ON CONFLICT (key) DO UPDATE SET pinned = excluded.pinned",
-                (pinned, self.namespace, listed(ids)),
+                (pinned, self.namespace, listed(ids), pinned),
             )
             return cursor.rowcount
 
