@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
-from bottega.knowledge import KnowledgeBase, View
+import pytest
+
+from bottega.knowledge import KnowledgeBase, TokenEmbedder, View
+from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder
@@ -103,6 +107,31 @@ def test_reindex_gives_a_file_another_embedder(run: Run, pets: Path) -> None:
     stats = run("stats", "k.db", "--json").json
     assert isinstance(stats, dict)
     assert set(stats["views"]) == {"default", "looks"}
+
+
+def test_an_interrupted_reindex_says_how_far_it_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f'{{"question": "question {i}", "answer": "x"}}' for i in range(100)]
+    Path("asked.jsonl").write_text("\n".join(rows))
+    run("add", "k.db", "asked.jsonl", "--embed", "words")
+    embed, begun = TokenEmbedder.embed, []
+
+    def interrupted(self: TokenEmbedder, queries: Sequence[Query]) -> Vectors:
+        begun.append(len(queries))
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return embed(self, queries)
+
+    monkeypatch.setattr(TokenEmbedder, "embed", interrupted)
+    command = ("reindex", "k.db", "--embed", "words", "--by", "text")
+    stopped = run(*command)
+    assert stopped.code == 130
+    assert stopped.err == "stopped at 64 of 100 examples; the same command goes on from there\n"
+    begun[1:] = []
+    again = run(*command)
+    assert (again.code, "stopped at 64 of 100" in again.err) == (130, True)
+    assert "36 examples embedded" in run(*command).out
 
 
 def test_verify_tells_which_views_it_cannot_embed_again(run: Run, pets: Path) -> None:

@@ -44,7 +44,7 @@ def test_reindexing_goes_on_where_it_stopped(path: Path) -> None:
         kb.add([asked("later")])
         rest = Stopping(99)
         assert kb.reindex("default", rest, batch_size=2, progress=told.append) == 7
-        assert (rest.embedded, sum(told)) == (7, 7)
+        assert (rest.embedded, told) == (7, [4, 2, 2, 2, 1])  # four were there
         assert kb.search(Query("q3"), 1)[0].example.query.text == "q3"
         assert kb.vectors(kb.ids()[:1]) == pytest.approx(-vector_of(Query("q0"))[None])
         assert kb.reindex("default", rest) == 0

@@ -128,8 +128,19 @@ def reindex(
     with open_rows(file) as knowledge:
         name, spec = to_reindex(knowledge, embed, by, file)
         embedder = open_embedder(spec)
-        with progress("embedding", sum(knowledge.namespaces().values())) as step:
-            count = knowledge.reindex(name, embedder, progress=step)
+        total, done = sum(knowledge.namespaces().values()), 0
+        with progress("embedding", total) as step:
+
+            def count_and_step(steps: int) -> None:
+                nonlocal done
+                done += steps
+                step(steps)
+
+            try:
+                count = knowledge.reindex(name, embedder, progress=count_and_step)
+            except KeyboardInterrupt:
+                note(f"stopped at {done} of {total} examples; the same command goes on from there")
+                raise typer.Exit(130) from None
         note_maker(knowledge, name, spec)
     if json:
         print_json({"view": name, "embedded": count, "embedder": embedder.fingerprint})

@@ -208,7 +208,8 @@ class KnowledgeBase(Searchable, Closing):
     ) -> int:
         """Gives every example of the file, in all namespaces, the vectors of another embedder, or
         of a view that was not there; how many were embedded. Old vectors are searched until all
-        new ones are there; stopped halfway, it goes on where it was.
+        new ones are there; stopped halfway, it goes on where it was. `progress` is first told how
+        many it has found done.
         """
         view = view if isinstance(view, View) else View(view)
         done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)

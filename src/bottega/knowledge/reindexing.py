@@ -37,6 +37,8 @@ def reindex(
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
     number, complete = _begun(rows, name, view)
+    if progress is not None:
+        progress(_there(rows, number))
     done = 0
     while not _taken_over(rows, name, number):
         for keys in _lacking(rows, number, batch_size):
@@ -69,6 +71,12 @@ def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
         ).fetchone()
         check_widths({name: StoredView(*stored)}, {name: view.embed.dimension})
     return int(number), bool(complete)
+
+
+def _there(rows: SqliteRows, number: int) -> int:
+    """How many examples have the new vector from an earlier run."""
+    counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
+    return int(rows.read(counted, number)[0][0])
 
 
 def _lacking(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
