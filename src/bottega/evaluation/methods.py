@@ -184,7 +184,8 @@ def _has_passages(data: Benchmark) -> bool:
 
 
 def _has_own_choices(data: Benchmark) -> bool:
-    return any(item.query.choices for item in data.items)
+    """An episode's items have theirs in common."""
+    return not data.episode_of and any(item.query.choices for item in data.items)
 
 
 def _pipeline(
