@@ -70,11 +70,14 @@ class StoreError(BottegaError):
 
 
 class EmbedderMismatchError(StoreError):
-    def __init__(self, stored: str, given: str) -> None:
+    """`stored` and `given` are fingerprints."""
+
+    def __init__(self, stored: str, given: str, *, hint: str = "") -> None:
         super().__init__(
             f"the knowledge base was built with {stored!r} and was opened with {given!r}",
-            hint=f"open it with {stored!r}, or build a new file with {given!r}",
+            hint=hint or f"open it with {stored!r}, or build a new file with {given!r}",
         )
+        self.stored, self.given = stored, given
 
 
 class EmptyKnowledgeBaseError(StoreError):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
+from bottega.recording import Traces
 from tests.cli.conftest import Run
 from tests.server import Server, ok, raw, refuse
 
@@ -99,6 +101,25 @@ def test_looking_at_a_knowledge_base_that_may_not_be_written(run: Run, pets: Pat
     before = Path("k.db").read_bytes()
     assert run("classify", "k.db", "query.jpg").code == 0
     assert Path("k.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["query.jpg/traces.db", "pets", "kept.db"])
+def test_traces_that_cannot_be_written_are_told_before_the_model_is_asked(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def kept(path: Path) -> Traces:
+        traces = Traces(path, sqlite3.connect("kept.db", isolation_level=None))
+        traces._connection.execute("PRAGMA query_only = ON")  # a superuser may write every file
+        return traces
+
+    Traces.open("kept.db").close()
+    if name == "kept.db":
+        monkeypatch.setattr(Traces, "open", kept)
+    monkeypatch.setenv("BOTTEGA_TRACES", name)
+    failed = run("ask", "Which pet?", "--model", "openai:m")
+    assert (failed.code, served.paths) == (1, [])
+    assert f"cannot be recorded in {name}: " in failed.err
+    assert "--traces none" in failed.err and "BOTTEGA_TRACES" in failed.err
 
 
 def test_an_emptied_knowledge_base_says_how_to_fill_it(run: Run, pets: Path) -> None:

@@ -31,6 +31,14 @@ def test_export_and_import_give_the_same_examples(run: Run, pets: Path) -> None:
     assert run("import", "other.db", "nowhere").code == 1
 
 
+def test_what_export_wrote_is_no_folder_of_classes(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    run("export", "k.db", "copy")
+    refused = run("add", "other.db", "copy", "--namespace", "ward", "--embed", "pixels")
+    assert (refused.code, "hint: bottega import K.db copy" in refused.err) == (1, True)
+    assert not Path("other.db").exists()
+
+
 def changed(statement: str) -> None:
     connection = sqlite3.connect("k.db")
     connection.execute(statement)

@@ -5,6 +5,10 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
+from bottega.errors import EmbeddingError
+from bottega.protocols import Embedder
 from tests.cli.conftest import Run
 
 
@@ -154,6 +158,20 @@ def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) ->
     assert "pixels" in clash.err
     assert "tower" in clash.err
     assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
+
+
+def test_a_name_that_is_no_embedder_is_told_which_there_are(
+    run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_found(name: str, *, mode: str) -> Embedder:
+        raise EmbeddingError(f"{name} cannot be loaded as an embedder")
+
+    monkeypatch.setattr("bottega.cli.resolving.SentenceEmbedder", not_found)  # asks a hub
+    failed = run("add", "k.db", pets, "--embed", "pixel")
+    assert failed.code == 1
+    for name in ("bundled", "pixels", "words", "dual", "sentence-transformers id"):
+        assert name in failed.err
+    assert not Path("k.db").exists()
 
 
 def test_version_and_help(run: Run) -> None:

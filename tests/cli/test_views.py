@@ -68,6 +68,19 @@ def test_an_embedder_that_nothing_names_is_asked_for(run: Run, file: Path) -> No
     assert "'odd-1'" in clash.err
 
 
+def test_another_embedder_is_told_what_to_type(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    for command in (
+        ("classify", "k.db", "query.jpg"),
+        ("add", "k.db", pets),
+        ("verify", "k.db", "--deep"),
+    ):
+        failed = run(*command, "--embed", "words")
+        assert failed.code == 1
+        assert "hint: --embed pixels, or leave it out;" in failed.err
+        assert "bottega reindex k.db --embed words" in failed.err
+
+
 def test_stats_tell_of_every_view(run: Run, file: Path) -> None:
     views = record(run("stats", file, "--json").json)["views"]
     assert list(views) == ["image", "answer", "odd"]

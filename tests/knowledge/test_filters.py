@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +170,18 @@ def test_values_that_nothing_can_have_are_told(make: Callable[[], Filter]) -> No
     with pytest.raises(SettingError) as raised:
         make()
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("day", ["2026-01-01", datetime(2026, 1, 1)])
+def test_an_age_is_a_number_of_seconds(day: Any) -> None:
+    for make in (
+        lambda: Range("created", low=day),
+        lambda: Eq("created", day),
+        lambda: In("created", (day,)),
+    ):
+        with pytest.raises(SettingError) as raised:
+            make()
+        assert "seconds since 1970" in raised.value.hint
 
 
 def test_conditions_may_be_nested_as_deep_as_one_likes() -> None:

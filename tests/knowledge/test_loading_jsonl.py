@@ -56,6 +56,8 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         ({"label": "cat"}, "cat", None),
         ({"labels": ["x", "y"]}, "x, y", ("x", "y")),
         ({"label": " B\u0075\u0308lbu\u0308l "}, "B\u00fclb\u00fcl", None),
+        ({"label": "cat ", "answer": "Cat"}, "Cat", None),
+        ({"labels": ["cat"], "answer": "a small cat"}, "a small cat", ("cat",)),
         ({"labels": ["x", " x", "y"]}, "x, y", ("x", "y")),
         ({"labels": []}, "none", ()),
     ],
@@ -131,6 +133,8 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
     [
         {"label": ""},
         {"answer": "  "},
+        {"answer": "dog", "label": "cat"},
+        {"answer": "", "label": "cat"},
         {"labels": ["a", " "]},
         {"answer": "c", "choices": ["a", "b"]},
         {"labels": ["a", "c"], "choices": ["a", "b"]},

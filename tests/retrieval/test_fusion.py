@@ -117,3 +117,44 @@ async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
 async def test_a_negative_number_of_examples_is_refused() -> None:
     with pytest.raises(SettingError):
         await fused("abc", k=-1)
+
+
+class Scored:
+    """Gives each label its score, the best first; labels of one score in the order given."""
+
+    def __init__(self, scores: Sequence[tuple[str, float]]) -> None:
+        self.scores = sorted(scores, key=lambda pair: -pair[1])
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return [Candidate(example(label, 0), score) for label, score in self.scores][:k]
+
+
+TIED = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2)), unique_by=lambda p: p[0])
+
+
+@given(scores=TIED, order=st.permutations("abcdef"), data=st.data())
+async def test_the_order_among_ties_says_nothing(
+    scores: list[tuple[str, float]], order: list[str], data: st.DataObject
+) -> None:
+    async def fuse(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
+        found = await ReciprocalRankFusion([Ranked(order), Scored(scores)])(Query("q"), 6)
+        return {c.example.answer: c.score for c in found}
+
+    alone = {label: 1 / (60 + rank) for rank, label in enumerate(order, 1)}
+    fused = await fuse(scores)
+    assert fused == await fuse(data.draw(st.permutations(scores)))
+    for label, score in scores if len({score for _, score in scores}) > 1 else ():
+        better = sum(other > score for _, other in scores)
+        alone[label] += 1 / (61 + better)
+    if len(scores) != 1:
+        assert fused == pytest.approx(alone)
+
+
+@given(order=st.permutations("abcdef"), tied=st.permutations("abcdef"))
+async def test_a_list_that_is_all_one_tie_changes_nothing(
+    order: list[str], tied: list[str]
+) -> None:
+    same = Scored([(label, 0.0) for label in tied])
+    found = await ReciprocalRankFusion([same, Ranked(order)])(Query("q"), 6)
+    assert [c.example.answer for c in found] == order
+    assert len(await ReciprocalRankFusion([same])(Query("q"), 3)) == 3  # still what was found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from bottega.cli.namespaces import check_filled
@@ -15,8 +16,9 @@ from bottega.cli.views import (
     read_otherwise,
     to_add,
     to_repair,
+    told_to_type,
 )
-from bottega.errors import StoreError
+from bottega.errors import EmbedderMismatchError, StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.views import DEFAULT
 
@@ -34,7 +36,8 @@ def open_to_search(file: Path, embed: str | None, namespace: str, by: str | None
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
         spec = embed or maker(rows, view)
-    return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
+    with _told_to_type(file, embed):
+        return KnowledgeBase.open(file, _opened({view.name: spec}), namespace=namespace)
 
 
 def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
@@ -46,7 +49,8 @@ def open_to_add(file: Path, embed: str | None, namespace: str) -> KnowledgeBase:
             check_read_alike(rows, views := _opened(specs), file)
     else:
         views = _opened(specs)
-    knowledge = KnowledgeBase.open(file, views, namespace=namespace)
+    with _told_to_type(file, embed):
+        knowledge = KnowledgeBase.open(file, views, namespace=namespace)
     if DEFAULT in specs and knowledge.note(NOTE) != specs[DEFAULT]:
         knowledge.set_note(NOTE, specs[DEFAULT])
     return knowledge
@@ -60,7 +64,18 @@ def open_to_repair(file: Path, embed: str | None) -> KnowledgeBase:
             check_read_alike(rows, views, file)
         for name in read_otherwise(rows, views):
             del views[name]
-    return KnowledgeBase.open(file, views or None, create=False)
+    with _told_to_type(file, embed):
+        return KnowledgeBase.open(file, views or None, create=False)
+
+
+@contextmanager
+def _told_to_type(file: Path, embed: str | None) -> Iterator[None]:
+    try:
+        yield
+    except EmbedderMismatchError as error:
+        with open_rows(file) as rows:
+            told = told_to_type(error, rows, embed, file)
+        raise told from error
 
 
 def _opened(specs: Mapping[str, str]) -> dict[str, View]:

@@ -12,7 +12,7 @@ from typing import Literal
 import typer
 
 from bottega.cli.output import waiting
-from bottega.errors import SettingError
+from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.searching import RETRIEVE
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import (
@@ -68,8 +68,15 @@ def open_embedder(spec: str) -> Embedder:
         return TokenEmbedder.bundled()
     if spec == "dual":
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
-    with waiting(f"loading the embedder {spec}"):
-        return _load_embedder(spec)
+    try:
+        with waiting(f"loading the embedder {spec}"):
+            return _load_embedder(spec)
+    except EmbeddingError as error:
+        raise EmbeddingError(
+            str(error),
+            hint="--embed takes bundled, pixels, words, dual, or a sentence-transformers id (which"
+            " needs a network once) or folder",
+        ) from error
 
 
 def _load_embedder(spec: str) -> Embedder:
@@ -120,8 +127,28 @@ def open_recorder(given: Path | None) -> Iterator[Recorder | None]:
     if str(traces_path(given)) == NO_TRACES:
         yield None
         return
-    with closing(open_traces(given)) as traces:
+    with _hinted(traces_path(given)):
+        traces = open_traces(given)
+    with closing(traces):
+        # Before a model is loaded and paid for, not when its answer is to be recorded.
+        with _hinted(traces.path):
+            traces.check_writable()
         yield traces
+
+
+@contextmanager
+def _hinted(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StoreBusyError:
+        raise
+    except (OSError, StoreError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(
+            f"answers cannot be recorded in {path}: {reason}",
+            hint="--traces FILE or BOTTEGA_TRACES names another file; --traces none records"
+            " nothing",
+        ) from error
 
 
 def open_prices(price: str | None) -> Prices:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bottega.cli.resolving import BUNDLED
-from bottega.errors import SettingError, StoreError
+from bottega.errors import EmbedderMismatchError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.views import DEFAULT, check_name
@@ -54,6 +54,22 @@ def maker(knowledge: KnowledgeBase, view: StoredView) -> str:
         f"nothing says how to open {view.fingerprint!r}, which made the view {view.name!r}",
         hint="name it with --embed if sentence-transformers can load it, or use Python",
     )
+
+
+def told_to_type(
+    error: EmbedderMismatchError, knowledge: KnowledgeBase, embed: str | None, file: Path
+) -> EmbedderMismatchError:
+    """What --embed takes, in place of fingerprints where that is known."""
+    hint = f"bottega reindex {file} makes its vectors anew"
+    if embed is not None:
+        made = [view for view in knowledge.views().values() if view.fingerprint == error.stored]
+        try:
+            (spec,) = {maker(knowledge, view) for view in made}
+        except (StoreError, ValueError):
+            return error
+        anew = f"bottega reindex {file} --embed {embed} makes its vectors anew"
+        hint = f"--embed {spec}, or leave it out; {anew}"
+    return EmbedderMismatchError(error.stored, error.given, hint=hint)
 
 
 def to_add(knowledge: KnowledgeBase, embed: str | None, file: Path) -> dict[str, str]:

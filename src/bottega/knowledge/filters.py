@@ -12,7 +12,8 @@ from bottega.errors import SettingError
 from bottega.knowledge.records import is_text
 
 Value = str | int | float
-COLUMNS = ("namespace", "source", "created")
+CREATED = "created"
+COLUMNS = ("namespace", "source", CREATED)
 MOST = 2**63
 MOST_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
 TAG = "tags."
@@ -150,6 +151,11 @@ def _check_equal(name: str, value: Value) -> None:
 
 
 def _check_value(name: str, value: Value) -> None:
+    if name == CREATED and not isinstance(value, int | float):
+        raise SettingError(
+            f"{CREATED} cannot be compared with {value!a}",
+            hint="give seconds since 1970, such as datetime(2026, 1, 1).timestamp()",
+        )
     if is_text(value):
         return
     if not isinstance(value, int | float) or not abs(value) < MOST:

@@ -104,6 +104,12 @@ class Traces:
         count, prompt, completion, cached, seconds, cost, unpriced = row
         return Summary(count, int(prompt), int(completion), int(cached), seconds, cost, unpriced)
 
+    def check_writable(self) -> None:
+        """Raises `StoreError` where a trace could not be recorded."""
+        with self._lock, TRACE_STORE.translated(str(self.path)):
+            # Needs what writing needs, which BEGIN IMMEDIATE does not.
+            self._connection.execute("DELETE FROM traces WHERE false")
+
     def close(self) -> None:
         with self._lock:
             self._connection.close()

@@ -16,7 +16,9 @@ class ReciprocalRankFusion:
 
     Ranks start at 1, so scales do not matter (Cormack, Clarke and Buettcher 2009, whose constant
     is 60). The retrievers run together and each is asked for `depth` examples, or k if that is
-    more: what one of them ranks below its depth counts nothing there.
+    more: what one of them ranks below its depth counts nothing there. Candidates of one list with
+    the same score share a rank, their best; a list that gives all of several the same score says
+    nothing, and counts for nothing.
     """
 
     def __init__(
@@ -56,12 +58,21 @@ class ReciprocalRankFusion:
         scores: dict[Hashable, float] = {}
         found: dict[Hashable, Candidate] = {}
         for weight, ranking in zip(self._weights, rankings, strict=True):
-            for rank, candidate in enumerate(ranking, start=1):
+            says = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
+            for rank, candidate in zip(_ranks(ranking), ranking, strict=True):
                 id = _identity(candidate.example)
-                scores[id] = scores.get(id, 0.0) + weight / (self._constant + rank)
+                share = weight / (self._constant + rank) if says else 0.0
+                scores[id] = scores.get(id, 0.0) + share
                 found.setdefault(id, candidate)
         best = sorted(scores, key=lambda id: -scores[id])
         return [Candidate(found[id].example, scores[id]) for id in best]
+
+
+def _ranks(ranking: Sequence[Candidate]) -> list[int]:
+    ranks: dict[float, int] = {}
+    for rank, candidate in enumerate(ranking, start=1):
+        ranks.setdefault(candidate.score, rank)
+    return [ranks[candidate.score] for candidate in ranking]
 
 
 def _identity(example: Example) -> Hashable:

@@ -15,6 +15,7 @@ SPLITS = ("train", "test")
 SUFFIXES = frozenset(
     [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
 )
+EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "expected is FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
@@ -30,7 +31,7 @@ def load_image_folder(
     `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
     Files that are not named like images are ignored. Images that cannot be read go to `on_bad`,
     which raises unless it is given, as does an image that the folder of another class holds too:
-    the first class keeps it.
+    the first class keeps it. What `export_to` wrote is refused.
     """
     report = or_raise(on_bad)
     root = _root(Path(folder), split)
@@ -55,6 +56,11 @@ def has_splits(folder: str | Path) -> bool:
 def _root(folder: Path, split: str | None) -> Path:
     if not folder.is_dir():
         raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
+    if all((folder / name).exists() for name in EXPORTED):  # one class of all, called images
+        raise LoadError(
+            f"{path_text(folder)} is what export wrote, not a folder of classes",
+            hint=f"bottega import K.db {path_text(folder)}, or import_from in Python",
+        )
     if split is None and has_splits(folder):
         raise LoadError(
             f"{path_text(folder)} holds the splits train and test",

@@ -30,8 +30,8 @@ def load_jsonl(
     An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
     an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
     are sent to the model. A line that cannot be read goes to `on_bad` with its number, as does an
-    answer that is not among its own choices; `on_bad` raises unless it is given. Blank lines are
-    skipped.
+    answer that is not its own label or among its own choices; `on_bad` raises unless it
+    is given. Blank lines are skipped.
     """
     report = or_raise(on_bad)
     path = Path(path)
@@ -94,8 +94,8 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     given = _texts(row, "labels")
     labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
     answer, label = _text(row, "answer"), _text(row, "label")
-    if answer is None and label is not None:
-        answer = label_text(label)
+    if label is not None:
+        answer = _agreed(label_text(label), answer)
     if answer is None and labels is not None:
         answer = joined(labels)
     if answer is None:
@@ -103,6 +103,17 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     if not answer.strip():
         raise LoadError("the answer is empty", hint=FIELDS)
     return labels, answer
+
+
+def _agreed(label: str, answer: str | None) -> str:
+    if answer is None:
+        return label
+    if answer.strip() and label_text(answer).casefold() != label.casefold():
+        raise LoadError(
+            f"the label {label!r} and the answer {answer!r} contradict each other",
+            hint="give one of them, or the class in labels and what is said of it in answer",
+        )
+    return answer
 
 
 def _check_choices(choices: tuple[str, ...], answers: tuple[str, ...]) -> None:
