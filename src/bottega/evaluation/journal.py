@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +15,7 @@ import orjson
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.image import path_text
 from bottega.recording import json_text, stored, to_json
@@ -115,6 +116,23 @@ class Journal:
             place: Scored(place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest)
             for place, answer, scores, *rest in rows
         }
+
+    def score_again(self, metrics: Sequence[Metric], items: tuple[Example, ...]) -> int:
+        """By the metrics as they are now: their code, or what annotators said, may have changed.
+        Returns of how many answers the scores did."""
+        rows = self._read("SELECT method, shots, place, answer, scores FROM answers")
+        changed = []
+        for method, shots, place, answer, before in rows:
+            said = _answer(answer)
+            scores = json_text([metric.score(items[place], said) for metric in metrics])
+            if scores != before:
+                changed.append((scores, method, shots, place))
+        with JOURNAL.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(
+                "UPDATE answers SET scores = ? WHERE (method, shots, place) = (?, ?, ?)", changed
+            )
+        return len(changed)
 
     def spent(self) -> tuple[float, int]:
         """US dollars, and by how many answers."""
