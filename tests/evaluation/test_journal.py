@@ -22,7 +22,7 @@ from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.report.reading import read_run
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.types import Answer, Example, Query
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 
 SETTINGS = {"model": "m", "seed": 0}
@@ -94,6 +94,33 @@ async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -
     with journal(tmp_path) as ledger:
         result, _ = await evaluate(BENCHMARK, Method("m", 1, odd), Conditions(ledger=ledger))
         assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
+
+
+async def test_half_a_character_of_a_path_does_not_either(tmp_path: Path) -> None:
+    """The tier's name has the benchmark's, which has its folder's."""
+    method, scored = Method("m", 1, always_a), Scored(0, ITEMS[0], Answer("a"), (1.0,))
+    reply = Reply("m", (Completion("a"),))
+    trace = Trace("t", 0.0, ITEMS[0].query, "\udcff", (), Prompt(()), reply, Answer("a"), 0.0)
+    with journal(tmp_path) as ledger:
+        await ledger.fail(method, 1, RejectedError("\udcff", status=400))
+        await ledger.keep(method, scored, Outcome(Answer("a"), trace))
+        assert (list(ledger.answered(method, ITEMS)), len(ledger.failures())) == ([0], 1)
+
+
+async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: Path) -> None:
+    learnt: list[Answer] = []
+
+    async def reasoning(query: Query) -> Outcome:
+        return Outcome(Answer("a", labels=("a",), rationale="because"))
+
+    async def learn(query: Query, answer: Answer, tier: str) -> None:
+        learnt.append(answer)
+
+    for _ in range(2):
+        with journal(tmp_path) as ledger:
+            method = Method("m", 1, reasoning, learn)
+            await evaluate(BENCHMARK, method, Conditions(ledger=ledger))
+    assert learnt[:10] == learnt[10:]
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

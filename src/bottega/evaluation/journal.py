@@ -135,8 +135,10 @@ class Journal:
         return len(changed)
 
     def spent(self) -> tuple[float, int]:
-        """US dollars, and by how many answers."""
-        ((usd, answers),) = self._read("SELECT total(cost_usd), count(*) FROM answers")
+        """US dollars, and by how many answers that cost any."""
+        ((usd, answers),) = self._read(
+            "SELECT total(cost_usd), count(*) FROM answers WHERE cost_usd > 0"
+        )
         return usd, answers
 
     def failures(self) -> list[Failure]:
@@ -158,7 +160,7 @@ class Journal:
         await self._write(write)
 
     async def fail(self, method: Method, place: int, error: BottegaError) -> None:
-        row = (method.name, method.shots, place, time.time(), str(error))
+        row = (method.name, method.shots, place, time.time(), path_text(str(error)))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", row)
@@ -260,11 +262,12 @@ def _row(scored: Scored, trace: Trace | None) -> tuple[object, ...]:
         scored.completion_tokens,
         scored.cost_usd,
         0.0 if trace is None else trace.seconds,
-        "" if trace is None else trace.tier,
+        "" if trace is None else path_text(trace.tier),
         None if trace is None else to_json(stored(trace)),
     )
 
 
 def _answer(text: str) -> Answer:
+    """Without its rationale, as an answer that was just given: methods learn from either."""
     row: dict[str, Any] = orjson.loads(text)
-    return Answer(**row | {"labels": tuple(row["labels"])})
+    return Answer(**row | {"labels": tuple(row["labels"]), "rationale": None})
