@@ -43,7 +43,7 @@ from bottega.cli.options import (
     Seed,
     TraceFile,
 )
-from bottega.cli.output import say, to_json, warn
+from bottega.cli.output import note, say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
@@ -173,6 +173,8 @@ def _ledger(
     metrics = [metric.name for metric in data.metrics]
     settings = {**asked, "metrics": metrics, "data": fingerprint(data)}
     with closing(Journal.open(out, settings, data.items)) as journal:
+        if changed := journal.score_again(data.metrics, data.items):
+            note(f"{changed} answers of the run are scored otherwise now than when they were given")
         yield journal
 
 
