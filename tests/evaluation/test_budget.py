@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
 import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.budget import Budget
-from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.journal import Journal
+from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK
+
+SAID = Outcome(Answer("a"))
 
 
 def priced(cost_usd: float | None) -> Method:
@@ -35,6 +42,19 @@ async def test_what_was_spent_before_counts() -> None:
     conditions = Conditions(concurrency=1, budget=Budget(0.35, (0.2, 2)))
     result, _ = await evaluate(BENCHMARK, priced(0.1), conditions)
     assert result.n == 1
+
+
+async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> None:
+    free, conditions = priced(0.0), partial(Conditions, concurrency=10)
+    before = Budget(0.35, (0.1, 1))
+    await evaluate(BENCHMARK, free, conditions(budget=before))
+    result, _ = await evaluate(BENCHMARK, priced(0.1), conditions(budget=before))
+    assert result.n == 2
+    with closing(Journal.open(tmp_path, {"seed": 0}, BENCHMARK.items)) as ledger:
+        await evaluate(BENCHMARK, free, conditions(ledger=ledger))
+        one = BENCHMARK.items[0]
+        await ledger.keep(priced(0.1), Scored(0, one, Answer("a"), (1.0,), cost_usd=0.1), SAID)
+        assert ledger.spent() == (0.1, 1)
 
 
 async def test_without_a_price_there_is_no_budget_but_a_run() -> None:

@@ -8,6 +8,7 @@ import pytest
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.methods import PAPER, check_fit, default_methods
 from bottega.tasks.sums import RULES
 
 RULE_ROWS = "rules:episodes=5,shown=6,asked=4"
@@ -153,3 +154,9 @@ def test_without_torch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def _results(rationale: str) -> set[int]:
     _, left, right = rationale.split()
     return {work(int(left), int(right)) for work in RULES.values()}
+
+
+def test_the_labels_of_an_episode_may_be_counted() -> None:
+    data = load_benchmark("glyphs:ways=3", seed=0, limit=3)
+    assert default_methods(data) == PAPER
+    check_fit(["vote", "balanced"], data)

@@ -16,10 +16,13 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
+from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.journal import FILE, Journal
+from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.report.reading import read_run
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.types import Answer, Query
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 
 SETTINGS = {"model": "m", "seed": 0}
@@ -93,6 +96,33 @@ async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -
         assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
 
 
+async def test_half_a_character_of_a_path_does_not_either(tmp_path: Path) -> None:
+    """The tier's name has the benchmark's, which has its folder's."""
+    method, scored = Method("m", 1, always_a), Scored(0, ITEMS[0], Answer("a"), (1.0,))
+    reply = Reply("m", (Completion("a"),))
+    trace = Trace("t", 0.0, ITEMS[0].query, "\udcff", (), Prompt(()), reply, Answer("a"), 0.0)
+    with journal(tmp_path) as ledger:
+        await ledger.fail(method, 1, RejectedError("\udcff", status=400))
+        await ledger.keep(method, scored, Outcome(Answer("a"), trace))
+        assert (list(ledger.answered(method, ITEMS)), len(ledger.failures())) == ([0], 1)
+
+
+async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: Path) -> None:
+    learnt: list[Answer] = []
+
+    async def reasoning(query: Query) -> Outcome:
+        return Outcome(Answer("a", labels=("a",), rationale="because"))
+
+    async def learn(query: Query, answer: Answer, tier: str) -> None:
+        learnt.append(answer)
+
+    for _ in range(2):
+        with journal(tmp_path) as ledger:
+            method = Method("m", 1, reasoning, learn)
+            await evaluate(BENCHMARK, method, Conditions(ledger=ledger))
+    assert learnt[:10] == learnt[10:]
+
+
 def test_another_run_is_refused(tmp_path: Path) -> None:
     with journal(tmp_path):
         pass
@@ -100,6 +130,37 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         journal(tmp_path, seed=1)
     with journal(tmp_path):
         pass
+
+
+async def test_answers_are_scored_by_what_the_annotators_say_now(tmp_path: Path) -> None:
+    items = tuple(
+        Example(replace(item.query, id=str(place)), item.answer) for place, item in enumerate(ITEMS)
+    )
+    method = Method("m", 1, always_a)
+
+    async def measured(*annotators: str) -> float | None:
+        metric = vqa_accuracy({str(place): annotators for place in range(len(items))})
+        data = Benchmark("vqa", items[:1], items, metrics=(metric,))
+        settings = {**SETTINGS, "data": fingerprint(data)}
+        with closing(Journal.open(tmp_path, settings, items)) as ledger:
+            changed = ledger.score_again(data.metrics, items)
+            result, _ = await evaluate(data, method, Conditions(ledger=ledger))
+        assert changed in (0, len(items))
+        assert read_run(tmp_path).answers["m", 1][0].scored.score == result.value
+        return result.value
+
+    assert await measured("b", "b", "b", "a") == pytest.approx(0.25)
+    assert await measured("b", "b", "b", "a") == pytest.approx(0.25)
+    assert await measured("a", "a", "a", "a") == 1
+
+
+def test_labels_and_tags_are_part_of_the_data() -> None:
+    def of(**changed: object) -> str:
+        item = replace(Example(Query("?"), "a, b", labels=("a", "b")), **changed)  # type: ignore[arg-type]
+        return fingerprint(Benchmark("b", ITEMS[:1], (item,)))
+
+    assert len({of(), of(labels=("a, b",)), of(tags={"episode": "2"})}) == 3
+    assert of() == of()
 
 
 def test_two_processes_do_not_ask_the_same(tmp_path: Path) -> None:
@@ -143,7 +204,9 @@ import asyncio, sys
 from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.journal import Journal
+from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Example, Query

@@ -14,6 +14,8 @@ from bottega.evaluation.methods import (
     needs_search,
     plan,
 )
+from bottega.evaluation.metrics.vl_icl import Containment
+from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted
@@ -37,6 +39,15 @@ def settings(script: Scripted) -> Classification:
 )
 def test_a_tie_names_no_label(votes: str, label: str | None) -> None:
     assert majority(candidates(*votes)).labels == ((label,) if label else ())
+
+
+def test_a_tie_is_wrong_by_every_metric() -> None:
+    """ "tie" is what people wear in VQA."""
+    worn = Example(Query("What is he wearing?", id="7"), "tie")
+    golds = {"7": ["tie"] * 9 + ["bow tie"]}
+    tied = majority(candidates(*"ab"))
+    for metric in (vqa_accuracy(golds), vqa_accuracy(golds, "always-normalised"), Containment()):
+        assert metric.score(worn, tied) == 0
 
 
 def test_no_candidates_name_no_label() -> None:

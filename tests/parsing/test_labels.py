@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,19 @@ def test_several_labels(reply: str, labels: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("reply", ["cat, elephant", "cat or so", "", "cat and"])
 def test_one_unknown_label_makes_the_list_invalid(reply: str) -> None:
     assert not MANY(QUERY, Completion(reply)).valid
+
+
+@pytest.mark.parametrize("reply", ["*\n" * 20_000, "confidence" + ":" * 40_000, "cat, " * 8000])
+def test_replies_that_repeat_themselves_take_no_time(reply: str) -> None:
+    started = time.perf_counter()
+    MANY(QUERY, Completion(reply))
+    ONE(QUERY, Completion(reply))
+    assert time.perf_counter() - started < 2
+
+
+def test_a_rule_above_the_answer_is_no_rationale() -> None:
+    reply = "It purrs.\n\n***\nAnswer: cat"
+    assert ONE(QUERY, Completion(reply)).rationale == "It purrs."
 
 
 def test_without_choices_any_text_is_an_answer() -> None:

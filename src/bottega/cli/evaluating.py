@@ -6,12 +6,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from bottega import __version__
 from bottega.cli.answering import parse_order
+from bottega.cli.evaluation_options import (
+    ANSWER_TOKENS,
+    LABEL_TOKENS,
+    UNREAD,
+    AtOnce,
+    BenchmarkSpec,
+    Compared,
+    ImageEmbed,
+    ItemLimit,
+    LabelNoise,
+    MethodNames,
+    Money,
+    Overlap,
+    Passages,
+    PerClass,
+    ResultFile,
+    RoundSize,
+    RunFolder,
+    Samples,
+    ShotCounts,
+    Tokens,
+    Unparsable,
+)
 from bottega.cli.measuring import Run, Work, check_output, measure, print_results
 from bottega.cli.options import (
     DemonstrationOrder,
@@ -21,107 +43,22 @@ from bottega.cli.options import (
     Seed,
     TraceFile,
 )
-from bottega.cli.output import say, to_json, warn
+from bottega.cli.output import note, say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.benchmarks.drawn import DRAWN
-from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
-from bottega.evaluation.methods import METHODS, PAPER, SAMPLES, check, default_methods
+from bottega.evaluation.methods import METHODS, SAMPLES, check, default_methods
 from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
 from bottega.recipes import Classification
 
-UNREAD = "none"
-LABEL_TOKENS, ANSWER_TOKENS = 64, 512
 SHOWN_FAILURES = 10
-
-BenchmarkSpec = Annotated[
-    str,
-    typer.Argument(
-        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR, jsonl:DIR; a drawn "
-        f"task with its knobs, such as glyphs:ways=5,shots=5 (drawn are {', '.join(DRAWN)}); or a "
-        f"published one, {', '.join(PUBLISHED)}, with a folder or a Hugging Face id and knobs, "
-        "such as mmmu:DIR,asked=validation. docs/evaluation.md says more.",
-    ),
-]
-MethodNames = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Comma-separated, of {', '.join(METHODS)}.",
-        show_default=f"{','.join(PAPER)}; for facts zero-shot,random,oracle",
-    ),
-]
-ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-separated.")]
-PerClass = Annotated[int | None, typer.Option(min=1, help="Keep this many examples a label.")]
-ItemLimit = Annotated[int | None, typer.Option(min=1, help="Ask this many items.")]
-ImageEmbed = Annotated[
-    str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
-]
-Compared = Annotated[
-    str,
-    typer.Option(
-        help="What is compared: image (by --embed), text, dual (both), hybrid (late interaction "
-        "of the bundled model's image and words), keywords (dual, the question cut to them), bm25 "
-        "(words), or hashtag (dual, in groups of questions)."
-    ),
-]
-LabelNoise = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of the known answers to make wrong.")
-]
-AtOnce = Annotated[int, typer.Option(min=1, help="Questions at once.")]
-Overlap = Annotated[
-    bool, typer.Option("--allow-overlap", help="Allow test images in the knowledge base.")
-]
-ResultFile = Annotated[Path | None, typer.Option(help="Write the results to this file.")]
-Passages = Annotated[
-    str | None,
-    typer.Option(
-        help="Passages to read beside the known examples: the Google Search corpus of OK-VQA, or "
-        "WIT, as a file, a folder or a Hugging Face id."
-    ),
-]
-Unparsable = Annotated[
-    str,
-    typer.Option(
-        help="What a multiple-choice reply is that cannot be read: none (wrong), or random (a "
-        "choice drawn by the seed, as MMMU's own code does)."
-    ),
-]
-RunFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Keep every answer in this folder as it comes. The same command goes on where it was "
-        "stopped, asks again what failed, and `bottega report` reads it."
-    ),
-]
-Money = Annotated[
-    float | None, typer.Option(help="Stop before more US dollars than this are spent.")
-]
-Samples = Annotated[
-    int, typer.Option(min=2, help="Samples that majority and best-of-n choose from.")
-]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Longest reply.",
-        show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
-    ),
-]
-RoundSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Ask in the items' order, so many at once, each round after the one before: for what "
-        "learns from its answers.",
-    ),
-]
 
 
 def evaluate(
@@ -236,6 +173,8 @@ def _ledger(
     metrics = [metric.name for metric in data.metrics]
     settings = {**asked, "metrics": metrics, "data": fingerprint(data)}
     with closing(Journal.open(out, settings, data.items)) as journal:
+        if changed := journal.score_again(data.metrics, data.items):
+            note(f"{changed} answers of the run are scored otherwise now than when they were given")
         yield journal
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.evaluating import BenchmarkSpec, ItemLimit
+from bottega.cli.evaluation_options import BenchmarkSpec, ItemLimit
 from bottega.cli.options import Seed
 from bottega.cli.output import note, say, warn
 from bottega.evaluation.benchmarks.loading import load_benchmark

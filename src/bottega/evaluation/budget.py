@@ -6,10 +6,11 @@ from bottega.errors import SettingError
 
 
 class Budget:
-    """US dollars for a whole run, of which `spent` are gone, for so many answers.
+    """US dollars for a whole run, of which `spent` are gone, for so many answers that cost any.
 
     `starts` refuses a request that may no longer be paid for at the mean price of those before, so
-    that what is under way when the money is gone overshoots little.
+    that what is under way when the money is gone overshoots little. Votes cost nothing, and would
+    halve the mean.
     """
 
     def __init__(self, usd: float | None = None, spent: tuple[float, int] = (0.0, 0)) -> None:
@@ -28,10 +29,10 @@ class Budget:
         self._under_way += 1
         return True
 
-    def ended(self, cost_usd: float | None, *, answered: bool) -> None:
+    def ended(self, cost_usd: float | None) -> None:
         """Raises `SettingError` if there is a limit and no price."""
         self._under_way -= 1
-        self._answered += answered
+        self._answered += bool(cost_usd)
         if cost_usd is None and self._limit is not None:
             raise SettingError(
                 "the model's price is not known, so a budget cannot be held",

@@ -7,6 +7,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing, suppress
 
 Write = Callable[[sqlite3.Connection], None]
 MOST_AT_ONCE = 256
@@ -33,14 +34,21 @@ class Committer:
         self._thread.join()
 
     def _work(self) -> None:
-        connection = self._connect()
         try:
+            connection = self._connect()
+        except Exception as refusal:  # it is raised where each writer waits
+            self._refuse(refusal)
+            return
+        with closing(connection):
             while (batch := self._batch()) is not None:
                 error = _committed(connection, [write for write, _ in batch])
                 for _, done in batch:
                     _tell(done, error)
-        finally:
-            connection.close()
+
+    def _refuse(self, error: Exception) -> None:
+        while (batch := self._batch()) is not None:
+            for _, done in batch:
+                _tell(done, error)
 
     def _batch(self) -> list[tuple[Write, asyncio.Future[None]]] | None:
         """What waits by now, at least one write; None when closed."""
@@ -64,7 +72,7 @@ def _committed(connection: sqlite3.Connection, writes: list[Write]) -> Exception
             write(connection)
         connection.execute("COMMIT")
     except Exception as error:  # it is raised where each writer waits
-        if connection.in_transaction:
+        with suppress(sqlite3.Error):  # SQLite has rolled back by itself
             connection.execute("ROLLBACK")
         return error
     return None
@@ -79,4 +87,5 @@ def _tell(done: asyncio.Future[None], error: Exception | None) -> None:
         else:
             done.set_exception(error)
 
-    done.get_loop().call_soon_threadsafe(tell)
+    with suppress(RuntimeError):  # the loop is closed, and nobody waits: what was written stays
+        done.get_loop().call_soon_threadsafe(tell)

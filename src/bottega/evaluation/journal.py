@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +15,7 @@ import orjson
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.image import path_text
 from bottega.recording import json_text, stored, to_json
@@ -116,9 +117,28 @@ class Journal:
             for place, answer, scores, *rest in rows
         }
 
+    def score_again(self, metrics: Sequence[Metric], items: tuple[Example, ...]) -> int:
+        """By the metrics as they are now: their code, or what annotators said, may have changed.
+        Returns of how many answers the scores did."""
+        rows = self._read("SELECT method, shots, place, answer, scores FROM answers")
+        changed = []
+        for method, shots, place, answer, before in rows:
+            said = _answer(answer)
+            scores = json_text([metric.score(items[place], said) for metric in metrics])
+            if scores != before:
+                changed.append((scores, method, shots, place))
+        with JOURNAL.translated(str(self.path)), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(
+                "UPDATE answers SET scores = ? WHERE (method, shots, place) = (?, ?, ?)", changed
+            )
+        return len(changed)
+
     def spent(self) -> tuple[float, int]:
-        """US dollars, and by how many answers."""
-        ((usd, answers),) = self._read("SELECT total(cost_usd), count(*) FROM answers")
+        """US dollars, and by how many answers that cost any."""
+        ((usd, answers),) = self._read(
+            "SELECT total(cost_usd), count(*) FROM answers WHERE cost_usd > 0"
+        )
         return usd, answers
 
     def failures(self) -> list[Failure]:
@@ -140,7 +160,7 @@ class Journal:
         await self._write(write)
 
     async def fail(self, method: Method, place: int, error: BottegaError) -> None:
-        row = (method.name, method.shots, place, time.time(), str(error))
+        row = (method.name, method.shots, place, time.time(), path_text(str(error)))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", row)
@@ -242,11 +262,12 @@ def _row(scored: Scored, trace: Trace | None) -> tuple[object, ...]:
         scored.completion_tokens,
         scored.cost_usd,
         0.0 if trace is None else trace.seconds,
-        "" if trace is None else trace.tier,
+        "" if trace is None else path_text(trace.tier),
         None if trace is None else to_json(stored(trace)),
     )
 
 
 def _answer(text: str) -> Answer:
+    """Without its rationale, as an answer that was just given: methods learn from either."""
     row: dict[str, Any] = orjson.loads(text)
-    return Answer(**row | {"labels": tuple(row["labels"])})
+    return Answer(**row | {"labels": tuple(row["labels"]), "rationale": None})

@@ -135,14 +135,15 @@ def check_fit(names: Sequence[str], data: Benchmark) -> None:
 
 def majority(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
     """The label most of the candidates have. A tie names no label, so it is wrong, as in the
-    paper's retriever-only ablation. Multi-label: every label that more than half of them have."""
+    paper's retriever-only ablation, and invalid: "tie" may be an answer. Multi-label: every label
+    that more than half of them have."""
     votes = Counter(label for c in candidates for label in labels_of(c.example))
     if multi_label:
         chosen = tuple(label for label, n in votes.items() if 2 * n > len(candidates))
         return Answer(", ".join(chosen), labels=chosen)
     ranked = votes.most_common(2)
     if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
-        return Answer("(tie)")
+        return Answer("(tie)", valid=False)
     return Answer(ranked[0][0], labels=(ranked[0][0],), confidence=ranked[0][1] / len(candidates))
 
 
@@ -184,7 +185,8 @@ def _has_passages(data: Benchmark) -> bool:
 
 
 def _has_own_choices(data: Benchmark) -> bool:
-    return any(item.query.choices for item in data.items)
+    """An episode's items have theirs in common."""
+    return not data.episode_of and any(item.query.choices for item in data.items)
 
 
 def _pipeline(

@@ -103,14 +103,14 @@ class _Run:
             if not concerns_one(error):
                 raise
             self.failed += 1
-            self._conditions.budget.ended(0.0, answered=False)
+            self._conditions.budget.ended(0.0)
             self._done(None)
             return
         scored = self._judged(place, item, outcome)
         await ledger.keep(self._method, scored, outcome)
         # What its reasoning was stands in the ledger, not in memory.
         self.scored[place] = replace(scored, answer=replace(scored.answer, rationale=None))
-        self._conditions.budget.ended(scored.cost_usd, answered=True)
+        self._conditions.budget.ended(scored.cost_usd)
         self._done(scored)
 
     def _judged(self, place: int, item: Example, outcome: Outcome) -> Scored:

@@ -62,10 +62,12 @@ def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
     """The labels of a list. A label may itself hold a separator, so the longest run of parts that
     is a choice wins. None if any part belongs to no choice."""
     parts = SEPARATORS.split(text)  # captured separators stand at the odd places
+    # No choice has more: each separator stands for one of its characters at least.
+    most = 2 * max(len(plain(choice)) for choice in choices) + 1
     found: list[str] = []
     start = 0
     while start < len(parts):
-        for end in range(len(parts), start, -2):
+        for end in range(min(len(parts), start + most), start, -2):
             label = match("".join(parts[start:end]), choices)
             if label is not None:
                 found.append(label)

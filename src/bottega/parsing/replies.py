@@ -13,14 +13,18 @@ from bottega.types import Completion
 # Some templates write the opening tag themselves, so that a reply only closes it.
 THINKING = re.compile(r"\A.*</think>", re.DOTALL)
 UNFINISHED = "<think>"
-STATED_ANSWER = re.compile(r"^\W*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
+# Before these words only marks of their own line may stand: a reply of marks alone would be read to
+# its end from each of its lines.
+STATED_ANSWER = re.compile(r"^[^\w\n]*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
 STATED_CONFIDENCE = re.compile(
-    r"^\W*confidence(?: score)?\W*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)", re.IGNORECASE | re.MULTILINE
+    r"^[^\w\n]*confidence(?: score)?[^\w:]*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)",
+    re.IGNORECASE | re.MULTILINE,
 )
-TEMPLATE_OPENS = re.compile(r"^\W*BEGIN FORMAT TEMPLATE\W*$", re.MULTILINE)
+TEMPLATE_OPENS = re.compile(r"^[^\w\n]*BEGIN FORMAT TEMPLATE[^\w\n]*$", re.MULTILINE)
 CONFIDENCE_LINE = re.compile(
     r"^[^\w\n]*confidence(?: score)?[^\w\n]*:.*$", re.IGNORECASE | re.MULTILINE
 )
+WORDS = re.compile(r"\w")
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 
 
@@ -39,7 +43,10 @@ def before(reply: str, stated: Sequence[re.Match[str]]) -> str | None:
     """What was said before the first answer, if there is one: the rationale."""
     if not stated:
         return None
-    return TEMPLATE_OPENS.sub("", reply[: stated[0].start()]).strip() or None
+    lines = TEMPLATE_OPENS.sub("", reply[: stated[0].start()]).split("\n")
+    while lines and not WORDS.search(lines[-1]):  # a rule above the answer
+        lines.pop()
+    return "\n".join(lines).strip() or None
 
 
 def without_confidence(reply: str) -> str:

@@ -59,6 +59,29 @@ def test_free_answers_from_two_files(tmp_path: Path) -> None:
     assert data.metrics[0].score(item, Answer("Rome")) == 0
 
 
+@pytest.mark.parametrize(
+    ("gold", "reply", "score"),
+    [
+        ("3.5", "Answer: 3.5", 1),
+        ("3.5", "3", 0),
+        ("Dr. No", "dr. no", 1),
+        ("(b)", "(b)", 1),
+        ("Yes.", "Yes. It is.", 1),
+        ("?", "?!", 0),
+        ("3", "3.5", 0),
+    ],
+)
+def test_periods_belong_to_free_answers(
+    tmp_path: Path, gold: str, reply: str, score: float
+) -> None:
+    lines(tmp_path / "train.jsonl", {"question": "Half of 5?", "answer": "2.5"})
+    lines(tmp_path / "test.jsonl", {"question": "Half of it?", "answer": gold})
+    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    (item,) = data.items
+    answer = data.parse(item.query, Completion(reply))
+    assert data.metrics[0].score(item, answer) == score
+
+
 def test_bad_lines_are_named_and_missing_files_too(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", {"question": "x?", "answer": "a"}, {"question": "y?"})
     with pytest.raises(LoadError, match=r"test\.jsonl is not there") as raised:

@@ -7,7 +7,7 @@ from pathlib import Path
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import load_jsonl
 
@@ -20,7 +20,7 @@ def jsonl(source: Source) -> Benchmark:
 
     Rows with labels, or that all ask the same, are a classification: what answers there are, is
     the choice. Rows with choices keep their own. Other answers are free, and right if they are the
-    row's but for case.
+    row's but for case and outer punctuation, whole or up to a line's or a sentence's end.
     """
     knowledge, items = (
         tuple(load_jsonl(path, on_bad=source.on_bad)) for path in _paths(source.place)
@@ -33,7 +33,7 @@ def jsonl(source: Source) -> Benchmark:
         return labelled(source.spec, knowledge, items)
     if own_choices:
         return Benchmark(source.spec, knowledge, items)
-    return Benchmark(source.spec, knowledge, items, metrics=(ExactMatch(), Containment()))
+    return Benchmark(source.spec, knowledge, items, metrics=(WholeMatch(), Containment()))
 
 
 def _paths(place: str) -> tuple[Path, Path]:

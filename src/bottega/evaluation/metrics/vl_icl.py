@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judged
+from bottega.parsing.replies import plain
 from bottega.types import Answer, Example
+
+SENTENCE_END = re.compile(r"\.\s")
 
 
 class ExactMatch:
@@ -20,6 +24,17 @@ class ExactMatch:
 
     def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
+
+
+class WholeMatch(ExactMatch):
+    """For answers of any kind: the reply, or its first line, or its first sentence. The period in
+    3.5 ends none."""
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        line = answer.text.strip().partition("\n")[0]
+        said, gold = (answer.text, line, SENTENCE_END.split(line)[0]), item.answer
+        equal = gold in said or plain(gold) in filter(None, map(plain, said))
+        return float(answer.valid and equal)
 
 
 class Containment(ExactMatch):
