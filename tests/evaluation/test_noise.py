@@ -51,6 +51,13 @@ def test_single_labels_stay_lists_of_one() -> None:
     assert [(e.answer, e.labels) for e in noisy] == [("b", ("b",)), ("a", ("a",))]
 
 
+def test_a_wrong_choice_is_one_of_its_question_and_no_rationale_tells_the_right_one() -> None:
+    asked = [("Hue?", ("red", "blue")), ("Size?", ("big", "small"))]
+    known = [Example(Query(t, choices=c), c[0], rationale=f"Clearly {c[0]}.") for t, c in asked]
+    noisy = corrupted(known, 1.0, confused(known), seed=0)
+    assert [(e.answer, e.rationale) for e in noisy] == [("blue", None), ("small", None)]
+
+
 def test_what_cannot_be_corrupted_is_an_error() -> None:
     same = examples(["a", "a"])
     with pytest.raises(SettingError, match="wrongly"):

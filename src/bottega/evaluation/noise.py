@@ -39,7 +39,8 @@ def corrupted(
 
 
 def confused(knowledge: Sequence[Example]) -> Wrong:
-    """Another label of the example's episode and topic, so that a wrong answer is a likely one."""
+    """Another of the question's own choices or, without any, another label of the example's episode
+    and topic, so that a wrong answer is a likely one. No rationale: it would tell the right one."""
     known: defaultdict[tuple[str | None, ...], dict[str, None]] = defaultdict(dict)
     for example in knowledge:
         known[_place(example)] |= dict.fromkeys(labels_of(example))
@@ -49,11 +50,13 @@ def confused(knowledge: Sequence[Example]) -> Wrong:
             raise SettingError(
                 "label noise needs examples with one label each", hint="leave --label-noise out"
             )
-        others = [label for label in known[_place(example)] if (label,) != labels_of(example)]
+        possible = example.query.choices or known[_place(example)]
+        others = [label for label in possible if (label,) != labels_of(example)]
         if not others:
             return None
         label = rng.choice(others)
-        return replace(example, answer=label, labels=None if example.labels is None else (label,))
+        labels = None if example.labels is None else (label,)
+        return replace(example, answer=label, labels=labels, rationale=None)
 
     return wrong
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import random
+import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import BottegaError, ImageError, LoadError
 from bottega.evaluation.benchmarks.downloads import Downloads
 from tests.builders import picture
 from tests.evaluation.benchmarks.published import painted, written, zipped
@@ -73,3 +76,23 @@ def test_rows_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     there.find(name)
     with pytest.raises(ImageError):
         there.image(name)
+
+
+def test_no_flipped_bit_of_an_archive_raises_errors_of_others(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    file = tmp_path / "val.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("val/1.jpg", picture(1).data)
+        archive.writestr("val.json", '[{"n": 1}]' * 20)
+    whole, ours = file.read_bytes(), 0
+    for _ in range(300):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        file.write_bytes(flipped)
+        there = Downloads(tmp_path, LAYOUT)
+        for read in (partial(there.rows, "val.json"), partial(there.image, "val/1.jpg")):
+            try:
+                read()
+            except BottegaError:
+                ours += 1
+    assert ours > 100

@@ -116,6 +116,7 @@ def test_the_official_draw_is_a_knob(place: Path) -> None:
         {"options": "{'a': 1}"},
         {"options": "[1, 2]"},
         {"options": "[" * 5000},
+        {"options": "{[1]}"},
         {"options": None},
         {"answer": "D"},
         {"answer": "AB"},

@@ -72,7 +72,7 @@ def said(row: Row, name: str) -> tuple[str, ...]:
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise LoadError(f"{name} is no list", hint=UNUSABLE) from error
     if isinstance(value, list):
         value = [part.get("answer") if isinstance(part, dict) else part for part in value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, needed
 from bottega.image import MAX_BYTES, Image, path_text
 from bottega.knowledge.loading.labelled import open_within
 
-BROKEN = (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile)
+BROKEN = (
+    *(OSError, EOFError, RuntimeError, NotImplementedError, UnicodeDecodeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 class Downloads:

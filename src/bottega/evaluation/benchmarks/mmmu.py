@@ -93,7 +93,7 @@ def _listed(written: str) -> tuple[str, ...]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # LaTeX in it: "\\c" is no escape
             found = ast.literal_eval(written)
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise LoadError(f"{written[:80]!r} is not a list", hint=UNUSABLE) from error
     if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
         raise LoadError(f"{written[:80]!r} is not a list of texts", hint=UNUSABLE)
