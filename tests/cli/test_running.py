@@ -84,7 +84,8 @@ def test_majority_asks_for_several_samples(run: Run, pets: Path, served: Server)
     )  # fmt: skip
     assert done.code == 0
     [row] = orjson.loads(Path("f").read_bytes())["results"]
-    assert (row["value"], row["calls"]) == (pytest.approx(1 / 3), 3)
+    assert (row["value"], row["calls"]) == (pytest.approx(1 / 3), 9)
+    assert len(served.bodies) == 3
     assert {(body["n"], body["temperature"]) for body in served.bodies} == {(3, 0.7)}
 
 
@@ -110,3 +111,32 @@ def test_a_published_benchmark_is_asked_as_published(run: Run, served: Server) -
     assert [row["n"] for row in document["results"]] == [24, 24, 24]
     images = [orjson.dumps(body).count(b'"type":"image_url"') for body in served.bodies]
     assert images == [1] * 24 + [3] * 48
+
+
+def test_lines_of_ones_own_are_asked_as_published_ones_are(run: Run, served: Server) -> None:
+    def line(i: int, **more: object) -> str:
+        return orjson.dumps(
+            {"question": f"What is {i} and {i}?", "answer": str(2 * i), **more}
+        ).decode()
+
+    choices = {"choices": ["2", "4", "6", "8", "10"]}
+    for name, more in (("free", {}), ("choices", choices)):
+        Path(name).mkdir()
+        Path(name, "train.jsonl").write_text("\n".join(line(i, **more) for i in (1, 2)))
+        Path(name, "test.jsonl").write_text("\n".join([line(3, **more), line(4, **more), "{}"]))
+    served.answers = [ok("(C)")]
+    asked = ("--methods", "zero-shot", "--model", "openai:m", "--json", "f")
+    done = run("eval", "jsonl:choices", *asked)
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (done.code, row["value"], row["invalid"]) == (0, 0.5, 0)
+    assert "choices of each question" in done.out
+    assert "1 of what was read could not be used" in done.out
+    assert "(C) 6" in str(served.bodies[0])
+    assert run("eval", "jsonl:free", *asked).code == 0
+    assert "short phrase" in str(served.bodies[-1])
+    assert "Choices" not in str(served.bodies[-1])
+    unfound = run("eval", "jsonl:free", "--methods", "top-k", "--model", "openai:m")
+    assert (unfound.code, "--retrieve text" in unfound.err) == (2, True)
+    assert (
+        run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *asked[2:]).code == 0
+    )

@@ -45,7 +45,7 @@ from bottega.cli.options import (
 )
 from bottega.cli.output import note, say, to_json, warn
 from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
-from bottega.errors import SettingError
+from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
@@ -112,6 +112,12 @@ def evaluate(
         seed=seed,
     )
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
+    skipped: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        skipped.append(error)
+        warn(error)
+
     data = load_benchmark(
         spec,
         seed=seed,
@@ -119,15 +125,16 @@ def evaluate(
         per_class=kb_per_class,
         label_noise=label_noise,
         allow_overlap=allow_overlap,
-        on_bad=warn,
+        on_bad=on_bad,
     )
     if passages is not None:
-        data = with_passages(data, passages, on_bad=warn)
+        data = with_passages(data, passages, on_bad=on_bad)
     longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
     asked = {
         "benchmark": spec,
         "passages": passages,
+        "skipped": len(skipped),
         "model": settings.generator.name,
         "embedder": embed,
         "retrieve": retrieve,
@@ -144,7 +151,8 @@ def evaluate(
     runs: list[Run] = []
     with _ledger(out, asked, data) as ledger:
         if isinstance(ledger, Journal):
-            limits = Budget(budget, ledger.spent())
+            spent, dearest = ledger.spent()
+            limits = Budget(budget, spent=spent, dearest=dearest)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
         work = Work(
             names or default_methods(data), counts, retrieve, embed, traces, samples, conditions
@@ -154,6 +162,8 @@ def evaluate(
         finally:
             _report(data, asked, runs, json)
             _say_failures(ledger, out)
+    if skipped:
+        say(f"{len(skipped)} of what was read could not be used and is in no figure")
     if limits.is_spent:
         say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
     failed = sum(result.failed for result, _ in runs)

@@ -16,9 +16,8 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.journal import Journal
-from bottega.evaluation.labels import is_passage
 from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import SAMPLES, SEARCHING, check_fit, needs_search, plan
+from bottega.evaluation.methods import SAMPLES, check_fit, most_shown, needs_search, plan
 from bottega.evaluation.outcomes import Method, Scored
 from bottega.evaluation.pairing import Paired
 from bottega.evaluation.report.thumbnails import keep_thumbnails
@@ -27,6 +26,7 @@ from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Prompter
 from bottega.recipes import Classification
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -66,6 +66,9 @@ def check_output(path: Path | None) -> None:
 def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Run]) -> None:
     """Appends each method's run as it is finished."""
     check_fit(work.methods, data)
+    known = most_shown(data)
+    if max(work.shots) > known:
+        note(f"{max(work.shots)} shots: only {known} examples may be shown, which is all of them")
     embedder = _embedder(data, work)
     with (
         open_recorder(work.traces) as record,
@@ -82,12 +85,17 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 work.shots,
                 data,
                 knowledge,
-                replace(asked, prompt=settings.prompt or data.prompt),
+                replace(asked, prompt=settings.prompt or _prompt(data, settings)),
                 seed=seed,
                 search=search,
                 samples=work.samples,
             )
         asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
+
+
+def _prompt(data: Benchmark, settings: Classification) -> Prompter | None:
+    """The benchmark's own, but for a model that knows brief turns alone."""
+    return None if getattr(settings.generator, "turns_only", False) else data.prompt
 
 
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
@@ -151,11 +159,11 @@ def _embedding_tokens(
 
 
 def _check_retrieval(data: Benchmark, work: Work) -> None:
-    textual = any(is_passage(e) and not e.query.images for e in data.knowledge)
+    textual = sum(not e.query.images for e in (*data.knowledge, *data.items))
     if textual and work.retrieve == "image":
         raise SettingError(
-            f"{data.name} has passages without images, which "
-            f"{' and '.join(sorted(SEARCHING.intersection(work.methods)))} cannot find by image",
+            f"{textual} questions or passages of {data.name} have no image, so that nothing can be"
+            " found by image",
             hint="--retrieve text, dual or hybrid",
         )
 

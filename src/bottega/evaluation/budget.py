@@ -6,24 +6,31 @@ from bottega.errors import SettingError
 
 
 class Budget:
-    """US dollars for a whole run, of which `spent` are gone, for so many answers that cost any.
+    """US dollars for a whole run, of which `spent` are gone.
 
-    `starts` refuses a request that may no longer be paid for at the mean price of those before, so
-    that what is under way when the money is gone overshoots little. Votes cost nothing, and would
-    halve the mean.
+    `starts` refuses a request that could not be paid for if it, and all that are under way, cost as
+    much as the dearest so far. So a limit is kept unless prices rise; that is why a limited run
+    asks the first item of each method alone.
     """
 
-    def __init__(self, usd: float | None = None, spent: tuple[float, int] = (0.0, 0)) -> None:
+    def __init__(
+        self, usd: float | None = None, *, spent: float = 0.0, dearest: float = 0.0
+    ) -> None:
         if usd is not None and not usd > 0:
             raise SettingError(f"the budget is {usd} USD", hint="give a positive number")
         self._limit = usd
-        self.spent, self._answered = spent
+        self.spent = spent
+        self._dearest = dearest
         self._under_way = 0
         self.is_spent = False
 
+    @property
+    def is_limited(self) -> bool:
+        return self._limit is not None
+
     def starts(self) -> bool:
-        mean = self.spent / max(self._answered, 1)
-        if self._limit is not None and self.spent + mean * (self._under_way + 1) > self._limit:
+        wanted = self.spent + self._dearest * (self._under_way + 1)
+        if self._limit is not None and wanted > self._limit:
             self.is_spent = True
             return False
         self._under_way += 1
@@ -32,10 +39,10 @@ class Budget:
     def ended(self, cost_usd: float | None) -> None:
         """Raises `SettingError` if there is a limit and no price."""
         self._under_way -= 1
-        self._answered += bool(cost_usd)
         if cost_usd is None and self._limit is not None:
             raise SettingError(
                 "the model's price is not known, so a budget cannot be held",
                 hint="--price 0.15,0.60 gives US dollars for a million tokens",
             )
         self.spent += cost_usd or 0.0
+        self._dearest = max(self._dearest, cost_usd or 0.0)

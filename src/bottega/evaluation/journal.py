@@ -134,12 +134,10 @@ class Journal:
             )
         return len(changed)
 
-    def spent(self) -> tuple[float, int]:
-        """US dollars, and by how many answers that cost any."""
-        ((usd, answers),) = self._read(
-            "SELECT total(cost_usd), count(*) FROM answers WHERE cost_usd > 0"
-        )
-        return usd, answers
+    def spent(self) -> tuple[float, float]:
+        """US dollars of all answers, and of the dearest."""
+        ((usd, dearest),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")
+        return usd, dearest or 0.0
 
     def failures(self) -> list[Failure]:
         rows = self._read(

@@ -69,7 +69,7 @@ def plan(
             continue
         retrieve = _retriever(name, data, knowledge, seed, search)
         controlled = _controlled(name, data, settings, seed)
-        counts = (_largest(data),) if name == "in-context" else dict.fromkeys(shots)
+        counts = (most_shown(data),) if name == "in-context" else dict.fromkeys(shots)
         for k in counts:
             if name == "vote":
                 planned.append(Method(name, k, _voting(retrieve, k, settings.multi_label)))
@@ -92,6 +92,8 @@ def default_methods(data: Benchmark) -> tuple[str, ...]:
 
 def needs_search(names: Sequence[str], data: Benchmark) -> bool:
     """Whether the knowledge base has to be filled, for searching or, without episodes, at all."""
+    if set(names) <= {"zero-shot"}:
+        return False
     return not data.episode_of or not SEARCHING.isdisjoint(names)
 
 
@@ -174,8 +176,8 @@ def _controlled(name: str, data: Benchmark, settings: Classification, seed: int)
     return replace(settings, prompt=Swapped(prompt, other), record=record)
 
 
-def _largest(data: Benchmark) -> int:
-    """How many examples the largest episode has."""
+def most_shown(data: Benchmark) -> int:
+    """How many examples may be shown to an item: all, or those of the largest episode."""
     sizes = Counter(data.episode_of.get(example.query.id or "", "") for example in data.knowledge)
     return max(sizes.values())
 

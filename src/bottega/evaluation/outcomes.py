@@ -43,7 +43,8 @@ def titled(method: str, shots: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Scored:
     """An answered item, `place` in its benchmark, with its answer's score by each of the metrics
-    and what it cost in one or no call; `cost_usd` is None where a price is unknown."""
+    and what it cost. `calls` are the replies that were sampled, as many calls as they would be one
+    by one; `cost_usd` is None where a price is unknown."""
 
     place: int
     item: Example

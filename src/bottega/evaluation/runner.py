@@ -86,6 +86,12 @@ class _Run:
                     return
                 await self._one(place)
 
+        if self._conditions.budget.is_limited and not self.scored:
+            # What one costs has to be known before many are under way.
+            for place in waiting:
+                if self._conditions.budget.starts():
+                    await self._one(place)
+                break
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._conditions.concurrency, len(places))):
                 group.create_task(work())
@@ -125,7 +131,7 @@ class _Run:
             outcome.answer,
             scores,
             trace.tier,
-            1,
+            len(trace.reply.completions),
             usage.prompt_tokens,
             usage.completion_tokens,
             trace.cost_usd,

@@ -10,6 +10,8 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import load_jsonl
+from bottega.parsing import ChoiceParser
+from bottega.prompting import Lettered
 
 FILES = ("train.jsonl", "test.jsonl")
 LAYOUT = "expected are DIR/train.jsonl and DIR/test.jsonl, or jsonl:KNOWN.jsonl,ASKED.jsonl"
@@ -19,8 +21,9 @@ def jsonl(source: Source) -> Benchmark:
     """DIR with train.jsonl (shown) and test.jsonl (asked), or the two files with a comma between.
 
     Rows with labels, or that all ask the same, are a classification: what answers there are, is
-    the choice. Rows with choices keep their own. Other answers are free, and right if they are the
-    row's but for case and outer punctuation, whole or up to a line's or a sentence's end.
+    the choice. Rows with choices list them by letter and are read as multiple choice. Other
+    answers are free, and right if they are the row's but for case and outer punctuation, whole or
+    up to a line's or a sentence's end.
     """
     knowledge, items = (
         tuple(load_jsonl(path, on_bad=source.on_bad)) for path in _paths(source.place)
@@ -32,8 +35,9 @@ def jsonl(source: Source) -> Benchmark:
     if not own_choices and (classes or one_question):
         return labelled(source.spec, knowledge, items)
     if own_choices:
-        return Benchmark(source.spec, knowledge, items)
-    return Benchmark(source.spec, knowledge, items, metrics=(WholeMatch(), Containment()))
+        return Benchmark(source.spec, knowledge, items, parse=ChoiceParser(), prompt=Lettered())
+    free = (WholeMatch(), Containment())
+    return Benchmark(source.spec, knowledge, items, metrics=free, prompt=Lettered())
 
 
 def _paths(place: str) -> tuple[Path, Path]:

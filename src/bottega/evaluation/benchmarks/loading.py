@@ -65,20 +65,20 @@ def load_benchmark(
 
     `limit` keeps that many items and `per_class` that many examples a label in the knowledge
     base (of each episode); both are drawn by `seed`, as is the split of a folder without train/ and
-    test/. `label_noise` is the share of the knowledge base's answers that are made wrong first.
-    Images that stand in both parts are refused unless `allow_overlap`.
+    test/. `label_noise` is the share of the answers in this knowledge base that are made wrong.
+    Items that stand in both parts are refused unless `allow_overlap`.
     """
     whole = _whole(spec, seed, on_bad)
     found = [example for example in whole.knowledge if _is_readable(example, on_bad)]
     items = [item for item in whole.items if _is_readable(item, on_bad)]
+    rng = random.Random(seed)
+    rng.shuffle(items)
+    if per_class is not None:
+        found = _thin(found, per_class, rng)
     knowledge = found
     if label_noise:
         wrong = wrong_answer(spec) or confused(found)
         knowledge = corrupted(found, label_noise, wrong, seed=seed)
-    rng = random.Random(seed)
-    rng.shuffle(items)
-    if per_class is not None:
-        knowledge = _thin(knowledge, per_class, rng)
     benchmark = replace(
         whole,
         knowledge=tuple(knowledge),
