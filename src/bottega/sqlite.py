@@ -96,7 +96,7 @@ class FileKind:
         """Around what makes values of ours from rows: SQLite does not notice a flipped bit."""
         try:
             yield
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise _damaged(path, error) from error
 
     def _translation(self, error: sqlite3.Error, path: str) -> StoreError:

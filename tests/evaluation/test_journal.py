@@ -168,6 +168,22 @@ def test_two_processes_do_not_ask_the_same(tmp_path: Path) -> None:
         journal(tmp_path)
 
 
+@pytest.mark.parametrize("changed", ["answer = '{}'", "answer = '{'", "place = 99"])
+async def test_damaged_answers_are_named(tmp_path: Path, changed: str) -> None:
+    method = Method("m", 1, always_a)
+    with journal(tmp_path) as ledger:
+        await evaluate(BENCHMARK, method, Conditions(ledger=ledger))
+    with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
+        other.execute(f"UPDATE answers SET {changed} WHERE place = 3")
+    with journal(tmp_path) as ledger:
+        with pytest.raises(StoreError, match="damaged"):
+            ledger.answered(method, ITEMS)
+        with pytest.raises(StoreError, match="damaged"):
+            ledger.score_again(BENCHMARK.metrics, ITEMS)
+    with pytest.raises(StoreError, match="damaged"):
+        read_run(tmp_path)
+
+
 async def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
     with journal(tmp_path) as ledger:
         other = sqlite3.connect(tmp_path / FILE)

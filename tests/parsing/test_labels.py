@@ -109,6 +109,10 @@ def test_replies_that_repeat_themselves_take_no_time(reply: str) -> None:
     assert time.perf_counter() - started < 2
 
 
+def test_no_number_is_no_confidence() -> None:
+    assert ONE(QUERY, Completion("cat", logprob=math.nan)).confidence is None
+
+
 def test_a_rule_above_the_answer_is_no_rationale() -> None:
     reply = "It purrs.\n\n***\nAnswer: cat"
     assert ONE(QUERY, Completion(reply)).rationale == "It purrs."

@@ -112,10 +112,13 @@ class Journal:
             method.name,
             method.shots,
         )
-        return {
-            place: Scored(place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest)
-            for place, answer, scores, *rest in rows
-        }
+        with JOURNAL.reading(str(self.path)):
+            return {
+                place: Scored(
+                    place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest
+                )
+                for place, answer, scores, *rest in rows
+            }
 
     def score_again(self, metrics: Sequence[Metric], items: tuple[Example, ...]) -> int:
         """By the metrics as they are now: their code, or what annotators said, may have changed.
@@ -123,8 +126,9 @@ class Journal:
         rows = self._read("SELECT method, shots, place, answer, scores FROM answers")
         changed = []
         for method, shots, place, answer, before in rows:
-            said = _answer(answer)
-            scores = json_text([metric.score(items[place], said) for metric in metrics])
+            with JOURNAL.reading(str(self.path)):
+                item, said = items[place], _answer(answer)
+            scores = json_text([metric.score(item, said) for metric in metrics])
             if scores != before:
                 changed.append((scores, method, shots, place))
         with JOURNAL.translated(str(self.path)), self._connection as connection:

@@ -62,7 +62,7 @@ def confidence(reply: str, completion: Completion) -> float | None:
         value = float(number) / (100 if percent else 1)
         if 0 <= value <= 1:
             return value
-    if completion.logprob is None:
+    if completion.logprob is None or math.isnan(completion.logprob):
         return None
     return math.exp(min(0.0, completion.logprob))
 
