@@ -183,3 +183,20 @@ def test_stored_open_replies_have_the_official_candidates() -> None:
     assert [
         r["id"] for r in rows if r["parsed"] not in map(str, open_candidates(r["response"]))
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices", "read"),
+    [
+        ("I think that it is a caterpillar.", ("cat", "caterpillar"), "caterpillar"),
+        ("The dog is standing in front of the house.", ("in", "in front of"), "in front of"),
+        ("One can say that the man is in the painting.", ("in", "at"), "in"),
+        ("It is neither one of these animals here.", ("cat", "dog"), None),
+        ("At first a cat, but it must be the dog.", ("cat", "dog"), "dog"),
+    ],
+)
+def test_options_may_be_read_as_whole_words(
+    reply: str, choices: tuple[str, ...], read: str | None
+) -> None:
+    answer = ChoiceParser(whole_words=True)(Query("q", choices=choices), Completion(reply))
+    assert (answer.text if answer.valid else None) == read

@@ -39,16 +39,21 @@ class ChoiceParser:
     on, up to Z. Options with the same text are the same answer, whichever letter was said.
 
     The official parse takes the last "(B)" of the reply, or else the last " B ", or else, in a
-    reply of more than five words, the last option that is named. Where a line `Answer: ...` is
-    stated, that line is read before the rest. What this does not understand may still be a choice
-    that stands alone, in any case and punctuation ("**b**", "B. Paris", "paris").
+    reply of more than five words, the last option that is named, as a piece of any word ("cat" in
+    "caterpillar") and the first of two that begin at one place. With `whole_words` it is named by
+    whole words only, and the longest counts ("in front of", not "in"). Where a line `Answer: ...`
+    is stated, that line is read before the rest. What this does not understand may still be a
+    choice that stands alone, in any case and punctuation ("**b**", "B. Paris", "paris").
 
     What remains is invalid. With `unparsable="random"` it is a choice drawn by the seed and the
     query, as in the official code; such an answer has no confidence. A query without choices is
     answered by the stated answer or the whole reply, for `open_candidates` to read.
     """
 
-    def __init__(self, *, unparsable: Unparsable = "none", seed: int = 0) -> None:
+    def __init__(
+        self, *, unparsable: Unparsable = "none", seed: int = 0, whole_words: bool = False
+    ) -> None:
+        self.named = _named_by_words if whole_words else _named
         self.unparsable = unparsable
         self.seed = seed
 
@@ -63,7 +68,7 @@ class ChoiceParser:
             labels = (last,) if last else ()
             return Answer(last, bool(last), labels, sure if last else None, rationale)
         options = dict(zip(ascii_uppercase, query.choices, strict=False))
-        said = _chosen(last, options) or _chosen(reply, options)
+        said = self._chosen(last, options) or self._chosen(reply, options)
         if said is not None:
             return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
         if self.unparsable == "none":
@@ -71,29 +76,47 @@ class ChoiceParser:
         drawn = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
         return Answer(drawn, labels=(drawn,), rationale=rationale)
 
+    def _chosen(self, text: str, options: Lettered) -> str | None:
+        letter = _official(text, options, self.named)
+        return _alone(text, options) if letter is None else options[letter]
 
-def _chosen(text: str, options: Lettered) -> str | None:
-    letter = _official(text, options)
-    return _alone(text, options) if letter is None else options[letter]
+
+def _named(text: str, options: Lettered) -> str | None:
+    """The letter of the option that begins last, the first of several; None if there is none."""
+    folded = text.lower()
+    return _last(options, lambda letter: folded.rfind(options[letter].lower()))
 
 
-def _official(text: str, options: Lettered) -> str | None:
+def _named_by_words(text: str, options: Lettered) -> str | None:
+    """Of the options that stand as whole words the one that ends last, the longest of several."""
+
+    def ends(letter: str) -> tuple[int, int]:
+        option = options[letter]
+        found = re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE)
+        return max((match.end() for match in found), default=-1), len(option)
+
+    last = max(options, key=ends)
+    return last if ends(last)[0] >= 0 else None
+
+
+def _last(options: Lettered, position: Callable[[str], int]) -> str | None:
+    last = max(options, key=position)  # the first of those that stand at the same place
+    return last if position(last) >= 0 else None
+
+
+def _official(
+    text: str, options: Lettered, named: Callable[[str, Lettered], str | None]
+) -> str | None:
     """The letter by the official rules, None where the official code would draw one."""
     for end in ENDS:  # one after the other, so that "B,." keeps its comma
         text = text.strip(end)
     text = f" {text} "
-    folded = text.lower()
-    rules: list[Callable[[str], int]] = [
-        lambda letter: text.rfind(f"({letter})"),
-        lambda letter: text.rfind(f" {letter} "),
-    ]
-    if len(text.split()) >= FEWEST_WORDS:
-        rules.append(lambda letter: folded.rfind(options[letter].lower()))
-    for position in rules:
-        last = max(options, key=position)  # the first of those that stand at the same place
-        if position(last) >= 0:
-            return last
-    return None
+    lettered = _last(options, lambda letter: text.rfind(f"({letter})")) or _last(
+        options, lambda letter: text.rfind(f" {letter} ")
+    )
+    if lettered is None and len(text.split()) >= FEWEST_WORDS:
+        return named(text, options)
+    return lettered
 
 
 def _alone(text: str, options: Lettered) -> str | None:

@@ -48,7 +48,7 @@ def aokvqa(source: Source) -> Benchmark:
     shown, items = _parts(place, source, knobs)
     whole = Benchmark(source.spec, examples(shown), examples(items), prompt=Lettered())
     if by_choice:
-        return replace(whole, parse=ChoiceParser())
+        return replace(whole, parse=ChoiceParser(whole_words=True))
     answers = references(items)
     metrics = (direct_answer(answers), direct_answer(answers, "always-normalised"))
     return replace(whole, metrics=metrics)

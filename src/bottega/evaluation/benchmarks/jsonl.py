@@ -35,7 +35,9 @@ def jsonl(source: Source) -> Benchmark:
     if not own_choices and (classes or one_question):
         return labelled(source.spec, knowledge, items)
     if own_choices:
-        return Benchmark(source.spec, knowledge, items, parse=ChoiceParser(), prompt=Lettered())
+        return Benchmark(
+            source.spec, knowledge, items, parse=ChoiceParser(whole_words=True), prompt=Lettered()
+        )
     free = (WholeMatch(), Containment())
     return Benchmark(source.spec, knowledge, items, metrics=free, prompt=Lettered())
 

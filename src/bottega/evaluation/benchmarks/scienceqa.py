@@ -32,7 +32,7 @@ def scienceqa(source: Source) -> Benchmark:
         source.spec,
         (*read["train"], *read["val"]),
         tuple(read["test"]),
-        parse=ChoiceParser(),
+        parse=ChoiceParser(whole_words=True),
         prompt=Lettered(),
     )
 

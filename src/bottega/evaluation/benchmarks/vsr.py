@@ -64,7 +64,9 @@ def vsr_mc(source: Source) -> Benchmark:
         return Example(Query(asked, pictures(row), choices, short), relation, source=name)
 
     knowledge, items = _parts(place, make, source)
-    return Benchmark(source.spec, knowledge, items, parse=ChoiceParser(), prompt=Lettered())
+    return Benchmark(
+        source.spec, knowledge, items, parse=ChoiceParser(whole_words=True), prompt=Lettered()
+    )
 
 
 def masked(caption: str, relation: str) -> str:
