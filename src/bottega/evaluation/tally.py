@@ -59,15 +59,41 @@ def tally(
         for place, metric in enumerate(benchmark.metrics)
         if scored
     ]
+    return summed(
+        (method.name, method.shots),
+        benchmark.metrics[0].name,
+        scored,
+        figures,
+        asked=len(benchmark.items),
+        failed=failed,
+        seconds=round(seconds, 3),
+        seed=seed,
+    )
+
+
+def summed(
+    key: tuple[str, int],
+    metric: str,
+    scored: Sequence[Scored],
+    figures: Sequence[Figure],
+    *,
+    asked: int,
+    failed: int,
+    seconds: float,
+    seed: int,
+) -> Result:
+    """The row of a method at its number of shots, with its `figures`, that of `metric` among them
+    if there is one, and the error of the answers' confidence."""
+    first = next((figure for figure in figures if figure.metric == metric), None)
     sure = calibration(_judged(scored, 0), seed=seed)
-    figures += [] if sure is None else [_figure(sure.name, sure.error)]
-    first = figures[0] if figures else None
+    also = [figure for figure in figures if figure is not first]
+    also += [] if sure is None else [_figure(sure.name, sure.error)]
     costs = [s.cost_usd for s in scored if s.cost_usd is not None]
     return Result(
-        method=method.name,
-        shots=method.shots,
+        method=key[0],
+        shots=key[1],
         n=len(scored),
-        metric=benchmark.metrics[0].name,
+        metric=metric,
         value=first.value if first else None,
         low=first.low if first else None,
         high=first.high if first else None,
@@ -77,9 +103,9 @@ def tally(
         prompt_tokens=sum(s.prompt_tokens for s in scored),
         completion_tokens=sum(s.completion_tokens for s in scored),
         cost_usd=sum(costs) if len(costs) == len(scored) else None,
-        seconds=round(seconds, 3),
-        missing=len(benchmark.items) - len(scored) - failed,
-        also=tuple(figures[1:]),
+        seconds=seconds,
+        missing=asked - len(scored) - failed,
+        also=tuple(also),
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from bottega.evaluation.labels import labels_of
-from bottega.evaluation.metrics.calibration import calibration
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
 from bottega.evaluation.metrics.metric import Judged
@@ -16,7 +15,7 @@ from bottega.evaluation.metrics.vizwiz import Answerability
 from bottega.evaluation.outcomes import Scored, titled
 from bottega.evaluation.pairing import Paired, compare, paired
 from bottega.evaluation.report.reading import Given, Item, KeptRun, Key
-from bottega.evaluation.tally import Figure, Result
+from bottega.evaluation.tally import Figure, Result, summed
 
 # Figures of a set as a whole are not the mean of its items' scores.
 WHOLE = ("macro", "answerability")
@@ -156,39 +155,17 @@ def _asks_none(answers: Mapping[int, Given]) -> bool:
 def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -> Result:
     scored = [given.scored for given in answers.values()]
     metrics: list[str] = run.settings["metrics"]
-    found = [estimate(name, place, scored, _seed(run)) for place, name in enumerate(metrics)]
-    first = found[0]
-    costs = [one.cost_usd for one in scored if one.cost_usd is not None]
-    return Result(
-        method=key[0],
-        shots=key[1],
-        n=len(scored),
-        metric=metrics[0],
-        value=first.value if first else None,
-        low=first.low if first else None,
-        high=first.high if first else None,
-        invalid=sum(not one.answer.valid for one in scored),
+    found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
+    return summed(
+        key,
+        metrics[0],
+        scored,
+        [Figure(name, one.value, one.low, one.high) for name, one in found.items() if one],
+        asked=len(run.items),
         failed=failed,
-        calls=sum(one.calls for one in scored),
-        prompt_tokens=sum(one.prompt_tokens for one in scored),
-        completion_tokens=sum(one.completion_tokens for one in scored),
-        cost_usd=sum(costs) if len(costs) == len(scored) else None,
         seconds=sum(given.seconds for given in answers.values()),
-        missing=len(run.items) - len(scored) - failed,
-        also=(*_others(metrics, found), *_calibration(scored, _seed(run))),
+        seed=_seed(run),
     )
-
-
-def _others(metrics: Sequence[str], found: Sequence[Estimate | None]) -> Iterator[Figure]:
-    for name, one in zip(metrics[1:], found[1:], strict=True):
-        if one is not None:
-            yield Figure(name, one.value, one.low, one.high)
-
-
-def _calibration(scored: Sequence[Scored], seed: int) -> Iterator[Figure]:
-    sure = calibration([Judged(one.item, one.answer, one.score) for one in scored], seed=seed)
-    if sure is not None:
-        yield Figure(sure.name, sure.error.value, sure.error.low, sure.error.high)
 
 
 def _within(rows: Sequence[Row]) -> list[Paired]:
