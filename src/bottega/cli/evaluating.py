@@ -102,7 +102,7 @@ def evaluate(
     check(METHODS if names is None else names, counts)
     check_retrieve(retrieve, embed)
     check_output(json)
-    limits = Budget(budget)
+    Budget(budget)  # refuses now what it would refuse after loading
     settings = Classification(
         open_model(model, concurrency=concurrency),
         labels=(),
@@ -150,9 +150,8 @@ def evaluate(
     }
     runs: list[Run] = []
     with _ledger(out, asked, data) as ledger:
-        if isinstance(ledger, Journal):
-            spent, dearest = ledger.spent()
-            limits = Budget(budget, spent=spent, dearest=dearest)
+        spent, dearest = ledger.spent() if isinstance(ledger, Journal) else (0.0, 0.0)
+        limits = Budget(budget, spent=spent, dearest=dearest)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
         work = Work(
             names or default_methods(data), counts, retrieve, embed, traces, samples, conditions
@@ -166,6 +165,11 @@ def evaluate(
         say(f"{len(skipped)} of what was read could not be used and is in no figure")
     if limits.is_spent:
         say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
+    _say_if_failed(data, runs, out)
+
+
+def _say_if_failed(data: Benchmark, runs: Sequence[Run], out: Path | None) -> None:
+    """And ends with 1."""
     failed = sum(result.failed for result, _ in runs)
     if failed:
         again = "the same command asks them again" if out else "--out DIR keeps what was answered"
