@@ -40,5 +40,5 @@ $(VENV)/local: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/local
-	$(INSTALL) -e '.[local,eval,dev]'
+	$(INSTALL) -e '.[local,eval,serve,dev]'
 	touch $@

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from bottega.prompting import Interleaved
 from bottega.protocols import Tier
 from bottega.reranking import TopK
 from bottega.routing import always
-from bottega.types import Candidate, Query, Sampling, Trace, Usage
+from bottega.types import Answer, Candidate, Query, Sampling, Trace, Usage
 from tests.builders import QUESTION, candidates, picture
 
 QUERY = Query(QUESTION, (picture(500),))
@@ -124,3 +125,30 @@ async def test_many_queries_at_once_do_not_mix() -> None:
     )
     answers = await asyncio.gather(*(pipeline.answer(Query(f"word{i}")) for i in range(50)))
     assert [answer.text for answer in answers] == [f"word{i}" for i in range(50)]
+
+
+async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> None:
+    small, large = Scripted(["a"], name="small"), Scripted(["b"], name="large")
+    tiers = (Tier("apprentice", small), Tier("master", large, sampling=Sampling(max_tokens=99)))
+
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return tiers[1] if answer.text == "a" else None
+
+    steps = Steps()
+    pipeline = replace(steps.pipeline(), route=always(tiers[0]), escalate=unsure)
+    trace = await pipeline.trace(QUERY)
+    assert (trace.tier, trace.answer.text) == ("master", "b")
+    assert [reply.model for reply in trace.dismissed] == ["small"]
+    assert large.calls[0].sampling.max_tokens == 99
+    assert trace.cost_usd is None  # what the large one costs is not known
+    free = replace(pipeline, price=lambda model, usage: 0.25, tiers=tiers)
+    small, large = Scripted(["a"]), Scripted(["b"])
+    tiers = (Tier("apprentice", small), Tier("master", large))
+    assert (await replace(free, route=always(tiers[0])).trace(QUERY)).cost_usd == 0.5
+
+
+async def test_a_tier_may_have_a_prompt_of_its_own() -> None:
+    model = Scripted(["a"])
+    tier = Tier("master", model, prompt=Interleaved(show_choices=False))
+    await replace(Steps().pipeline(), route=always(tier)).trace(QUERY)
+    assert model.calls[0].prompt.messages[-1].parts[-1] == QUESTION

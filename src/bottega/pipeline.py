@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from bottega.errors import SettingError
 from bottega.protocols import (
+    Escalation,
     Parser,
     Pricer,
     Prompter,
@@ -24,7 +25,7 @@ from bottega.protocols import (
     Router,
     Tier,
 )
-from bottega.types import Answer, Candidate, Query, Sampling, Trace
+from bottega.types import Answer, Candidate, Query, Reply, Sampling, Trace
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ T = TypeVar("T")
 class Pipeline:
     """`fetch` candidates are retrieved for the re-ranker to choose from (default: as many as are
     shown). `choices` are given to queries that bring none. Of the answers in a reply of several
-    completions `choose` makes one; the first, if not told otherwise."""
+    completions `choose` makes one; the first, if not told otherwise. `escalate` may send a query
+    on to another tier after an answer. `tiers` are those that can be asked for by name."""
 
     route: Router
     prompt: Prompter
@@ -46,6 +48,8 @@ class Pipeline:
     choices: tuple[str, ...] = ()
     fetch: int | None = None
     choose: Callable[[Sequence[Answer]], Answer] = itemgetter(0)
+    escalate: Escalation | None = None
+    tiers: tuple[Tier, ...] = ()
 
     async def answer(self, query: Query) -> Answer:
         return (await self.trace(query)).answer
@@ -58,10 +62,17 @@ class Pipeline:
         """Answers the query and returns all that happened, after it was recorded."""
         started, clock = time.time(), time.perf_counter()
         query = query if query.choices else replace(query, choices=self.choices)
-        tier = await self.route(query)
-        shown = await self._demonstrations(query, tier)
-        prompt = self.prompt(query, shown)
-        reply = await tier.generator.generate(prompt, self.sampling)
+        tier, dismissed = await self.route(query), list[Reply]()
+        while True:
+            shown = await self.demonstrations(query, tier)
+            prompt = (tier.prompt or self.prompt)(query, shown)
+            reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
+            answer = self.choose([self.parse(query, one) for one in reply.completions])
+            better = await self.escalate(query, tier, answer) if self.escalate else None
+            if better is None:
+                break
+            dismissed.append(reply)
+            tier = better
         trace = Trace(
             id=uuid.uuid4().hex[:16],
             time=started,
@@ -70,21 +81,30 @@ class Pipeline:
             candidates=tuple(shown),
             prompt=prompt,
             reply=reply,
-            answer=self.choose([self.parse(query, one) for one in reply.completions]),
+            answer=answer,
             seconds=time.perf_counter() - clock,
-            cost_usd=self.price(reply.model, reply.usage) if self.price else None,
+            cost_usd=self._cost([*dismissed, reply]),
+            dismissed=tuple(dismissed),
         )
         if self.record is not None:
             await self.record(trace)
         return trace
 
-    async def _demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
+    async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
+        """What this tier is shown with the query, in order."""
         if self.retrieve is None or tier.shots == 0:
             return []
         candidates = await self.retrieve(query, self.fetch or tier.shots)
         if self.rerank is None:
             return candidates[: tier.shots]
         return await self.rerank(query, candidates, tier.shots)
+
+    def _cost(self, replies: Sequence[Reply]) -> float | None:
+        if self.price is None:
+            return None
+        costs = [self.price(reply.model, reply.usage) for reply in replies]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -40,15 +40,24 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class Tier:
-    """A model that a router can choose. A tier with `shots` 0 is asked without demonstrations."""
+    """A model that a router can choose. A tier with `shots` 0 is asked without demonstrations.
+    `prompt` and `sampling` are the pipeline's where the tier has none of its own."""
 
     name: str
     generator: Generator
     shots: int = 0
+    prompt: Prompter | None = None
+    sampling: Sampling | None = None
 
 
 class Router(Protocol):
     async def __call__(self, query: Query, /) -> Tier: ...
+
+
+class Escalation(Protocol):
+    """The tier to ask next because this tier's answer is not good enough, None if it is."""
+
+    async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None: ...
 
 
 class Retriever(Protocol):

@@ -144,7 +144,9 @@ class Answer:
 class Trace:
     """Everything that happened to one query. `candidates` stand in the order they were shown.
 
-    `seconds` is the whole answer's wall time, `cost_usd` None where no price is known.
+    `seconds` is the whole answer's wall time. `dismissed` are the replies of tiers that were asked
+    first and whose answers were not good enough; `cost_usd` includes them, and is None where a
+    price is not known.
     """
 
     id: str
@@ -157,3 +159,4 @@ class Trace:
     answer: Answer
     seconds: float
     cost_usd: float | None = None
+    dismissed: tuple[Reply, ...] = ()

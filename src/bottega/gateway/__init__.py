@@ -1,0 +1,1 @@
+"""Cache-of-Thought behind one OpenAI-compatible endpoint."""

@@ -1,0 +1,73 @@
+"""What the parts of the gateway need of each other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from bottega.protocols import Tier
+from bottega.types import Completion, Usage
+
+# A chat-completions body: whatever JSON a client may send, fields that nobody knows included.
+Body = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What a tier can be sent: so many images (None: any number), tools, audio, so many tokens of
+    context (None: any number)."""
+
+    images: int | None = None
+    tools: bool = True
+    audio: bool = False
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A whole reply: `payload` is its JSON as the client shall get it. `usage` is None where the
+    upstream told nothing."""
+
+    payload: bytes
+    model: str
+    completions: tuple[Completion, ...]
+    usage: Usage | None = None
+
+
+class Upstream(Protocol):
+    """Whoever answers chat-completion bodies. It owns its retries, time-outs and concurrency, and
+    replaces the body's `model` by its own. Raises `GenerationError`. A call that is cancelled
+    cancels the request behind it."""
+
+    @property
+    def model(self) -> str: ...
+
+    async def complete(self, body: Body, /) -> Completed: ...
+
+    def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        """The JSON of each event (what stands behind `data: `), without the final `[DONE]`.
+
+        The last one but for the usage has a `finish_reason`. What fails before the first event may
+        be tried again elsewhere; a stream that is cut raises `ServerFailedError`.
+        """
+        ...
+
+    async def check(self) -> None:
+        """Raises the error that a request would meet now, without asking the model."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A tier as the gateway calls it."""
+
+    tier: Tier
+    upstream: Upstream
+    takes: Takes = Takes()
+
+    @property
+    def name(self) -> str:
+        return self.tier.name
