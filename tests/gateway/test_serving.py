@@ -214,13 +214,14 @@ def test_an_unsure_apprentice_sends_the_question_on(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with kitchen(
-        tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}
-    ) as found:
+    with kitchen(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}) as found:
         reply = raw(found, asked(1))
         assert reply.headers["x-bottega-route"] == "master"
         assert len(reply.parse().choices) == 1
-        assert int(reply.headers["x-bottega-completion-tokens"]) > reply.parse().usage.completion_tokens
+        assert (
+            int(reply.headers["x-bottega-completion-tokens"])
+            > reply.parse().usage.completion_tokens
+        )
         with client(found.url) as real:  # a stream waits until it is known who answers
             stream = real.chat.completions.create(model="bottega", messages=asked(2), stream=True)
             assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)

@@ -15,7 +15,6 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-
 from bottega.gateway.upstream_errors import MisconfiguredError, RefusedError
 
 # The client's libraries would try again what was tried several times already.
