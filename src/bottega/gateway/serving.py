@@ -101,9 +101,10 @@ class Gateway:
         land = leading.enter_context(self.replaying.flights.lead(key))
         return await self._fresh(progress, asked, leading, self._lander(key, land))
 
-    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+    def check_key(self, headers: Mapping[str, str]) -> Account:
+        """Whose key the headers bear. Raises `Refusal`."""
         if self.authenticate is None:
-            return
+            return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
         account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
         if account is None:
@@ -113,8 +114,14 @@ class Gateway:
                 code="invalid_api_key",
                 hint="ask the operator for one (`bottega keys add NAME`)",
             )
+        return account
+
+    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+        account = self.check_key(headers)
         progress.account, progress.namespace = account, account.namespace
-        wait = self.limiter.admit(account) if self.limiter is not None else None
+        if self.limiter is None:
+            return
+        wait = self.limiter.admit(account)
         if wait is not None:
             raise Refusal(
                 "this key has asked too often",
@@ -127,7 +134,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        progress.admitted = self.limiter is not None
+        progress.admitted = True
 
     def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
         """A body that was understood before, and whose reply is remembered."""

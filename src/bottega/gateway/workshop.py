@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,19 +15,12 @@ class Keeper(Protocol):
     async def keep(self, example: Example, /) -> str | None: ...
 
 
-class Shown(Protocol):
-    """Is told which examples were shown, and what that saved. Blocks."""
-
-    def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None: ...
-
-
 @dataclass(frozen=True)
 class Workshop:
     """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
-    cache: Shown | None = None
     teachers: frozenset[str] = frozenset()
 
 
