@@ -37,6 +37,7 @@ from bottega.gateway.repeats import (
 )
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
+from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.workshop import Workshops
 from bottega.image import Image
 
@@ -64,6 +65,7 @@ class Gateway:
     settle: Settling
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
+    shadowing: Shadowing | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     replaying: Replaying | None = None
@@ -204,13 +206,18 @@ class Gateway:
                 return Reply(_headers(progress), events=events)
             answered = await self.answering.complete(asked)
             self._begun(progress, answered.call)
-            await self.settle(progress, asked, answered)
+            await self._settled(progress, asked, answered)
             headers = _headers(progress)
             _land(answered.completed, progress, remember)
         payload = answered.completed.payload
         if chat.stream:
             return Reply(headers, events=_again(payload, chat.include_usage))
         return Reply(headers, payload)
+
+    async def _settled(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+        await self.settle(progress, asked, answered)
+        if self.shadowing is not None:
+            self.shadowing.after(progress, asked, answered)
 
     def _begun(self, progress: Progress, call: Call) -> None:
         progress.route, progress.model = call.served.name, call.served.upstream.model
@@ -239,7 +246,7 @@ class Gateway:
             finally:
                 await streaming.events.aclose()
             completed = collected.completed()
-            await self.settle(progress, asked, Answered(streaming.call, completed))
+            await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)
         if progress.stored is not None:  # a comment: clients do not see it
             yield f": stored {progress.stored}\n\n".encode()

@@ -40,6 +40,14 @@ class Settling:
         except BottegaError as error:
             log.warning("request %s: not recorded: %s", progress.request_id, error)
 
+    async def alone(
+        self, progress: Progress, asked: Asked, call: Call, completed: Completed
+    ) -> None:
+        """Of a call that nobody waits for: counted and perhaps kept, but no router is told."""
+        self._count(progress, Answered(call, completed))
+        if asked.question is not None:
+            progress.stored = await self._keep(progress, asked, asked.question, call, completed)
+
     def _count(self, progress: Progress, answered: Answered) -> None:
         calls = [*answered.dismissed, (answered.call, answered.completed)]
         progress.usage, costs = Usage(), list[float | None]()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bottega.pipeline import Pipeline
-from bottega.types import Example
+from bottega.types import Candidate, Example, Query
+
+Said = Callable[[], Awaitable[str]]
 
 
 class Keeper(Protocol):
@@ -15,13 +18,43 @@ class Keeper(Protocol):
     async def keep(self, example: Example, /) -> str | None: ...
 
 
+class Pair(Protocol):
+    """How far the apprentice agreed with the master."""
+
+    @property
+    def shown(self) -> float: ...
+    @property
+    def hidden(self) -> float: ...
+
+
+class Measure(Protocol):
+    """Which answers are measured, and what is learnt of them: `routing.Shadow`."""
+
+    def begins(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    async def measure(
+        self,
+        query: Query,
+        candidates: Sequence[Candidate],
+        *,
+        shown: Said,
+        hidden: Said,
+        master: Said,
+    ) -> Pair | None: ...
+
+
 @dataclass(frozen=True)
 class Workshop:
-    """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does."""
+    """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
+    `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
     teachers: frozenset[str] = frozenset()
+    shadow: Measure | None = None
+    ungated: Pipeline | None = None
 
 
 class Workshops(Protocol):
