@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import orjson
 
@@ -72,6 +73,12 @@ class Gateway:
     fetch: Fetch | None = None
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
+    def __post_init__(self) -> None:
+        # Most clients ask in one manner only; what they may write is bounded here.
+        self._overrides = lru_cache(1024)(
+            lambda model, given: read_overrides(model, dict(given), self.models)
+        )
+
     async def answer(
         self,
         progress: Progress,
@@ -86,10 +93,11 @@ class Gateway:
         if known := self._known(raw, scope):
             return _replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)
-        overrides = read_overrides(chat.model, given, self.models)
+        overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
         found = await self._pictures(chat, overrides)
-        chat = replace(chat, body=with_fetched(chat.body, found))
+        if any(map(is_web, found)):
+            chat = replace(chat, body=with_fetched(chat.body, found))
         asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
@@ -149,9 +157,9 @@ class Gateway:
     async def _pictures(self, chat: Chat, overrides: Overrides) -> dict[str, Image]:
         """What must be looked at: nobody decodes the images of what passes straight through."""
         replays = self.replaying is not None and overrides.replay
-        if chat.passes is None and (replays or self._may_ask(chat, overrides)):
-            return await pictures(chat.images, self.fetch)
-        return await pictures([one for one in chat.images if is_web(one.url)], self.fetch)
+        wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
+        parts = [one for one in chat.images if wanted or is_web(one.url)]
+        return await pictures(parts, self.fetch) if parts else {}
 
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
         """Whether anything is looked up or kept for this request."""
