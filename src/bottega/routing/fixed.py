@@ -1,4 +1,4 @@
-"""Which model answers. One tier so far: everything goes to it."""
+"""The model that always answers."""
 
 from __future__ import annotations
 

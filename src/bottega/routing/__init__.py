@@ -1,0 +1,23 @@
+"""Which model answers, and whether it is shown demonstrations.
+
+Routers choose between the first and the last of the tiers: the apprentice and the master. Tiers in
+between are reached by `Unsure`, one after the other.
+"""
+
+from bottega.routing.benefit import Band, BenefitGate
+from bottega.routing.budget import Budgeted
+from bottega.routing.confidence import Unsure
+from bottega.routing.coverage import Covered
+from bottega.routing.fixed import always
+from bottega.routing.shadow import Quality, Shadow
+
+__all__ = [
+    "Band",
+    "BenefitGate",
+    "Budgeted",
+    "Covered",
+    "Quality",
+    "Shadow",
+    "Unsure",
+    "always",
+]
