@@ -38,11 +38,19 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
+from bottega.parsing import (
+    ChoiceParser,
+    FinalAnswerParser,
+    LabelParser,
+    agreement,
+    most_confident,
+    most_frequent,
+)
 from bottega.pipeline import Pipeline
 from bottega.prompting import AppendixA, Interleaved, Lettered
 from bottega.protocols import (
     Embedder,
+    Escalation,
     Generator,
     MultiVectorEmbedder,
     Parser,
@@ -56,7 +64,7 @@ from bottega.protocols import (
 )
 from bottega.recipes import visual_rag
 from bottega.recording import Price, Prices, Traces
-from bottega.reranking import LabelCover, MaximalMarginalRelevance, TopK
+from bottega.reranking import Gated, LabelCover, MaximalMarginalRelevance, TopK
 from bottega.retrieval import (
     BM25,
     Balanced,
@@ -71,12 +79,14 @@ from bottega.retrieval import (
     LeaveOneOut,
     ReciprocalRankFusion,
     ResponseProbe,
+    Shared,
     Still,
     Uniform,
     keyword_query,
     with_keywords,
 )
-from bottega.routing import always
+from bottega.routing import BenefitGate, Budgeted, Covered, Shadow, Unsure, always
+from bottega.shadowing import Shadowing
 from bottega.types import (
     Answer,
     Candidate,
@@ -100,22 +110,27 @@ __all__ = [
     "Answer",
     "AppendixA",
     "Balanced",
+    "BenefitGate",
     "BottegaError",
+    "Budgeted",
     "Candidate",
     "Changed",
     "ChoiceParser",
     "Completion",
+    "Covered",
     "Crossed",
     "Dense",
     "DistinctiveTerms",
     "DualEmbedder",
     "Embedder",
     "Eq",
+    "Escalation",
     "Eviction",
     "Example",
     "Filter",
     "FinalAnswerParser",
     "FlmrEmbedder",
+    "Gated",
     "GeneratedKeywords",
     "Generator",
     "HashtagTree",
@@ -161,6 +176,9 @@ __all__ = [
     "Sampling",
     "Scripted",
     "SentenceEmbedder",
+    "Shadow",
+    "Shadowing",
+    "Shared",
     "Still",
     "Tier",
     "TokenEmbedder",
@@ -171,9 +189,11 @@ __all__ = [
     "Traces",
     "Transformers",
     "Uniform",
+    "Unsure",
     "Usage",
     "View",
     "__version__",
+    "agreement",
     "always",
     "bundled",
     "bundled_folder",
@@ -183,6 +203,8 @@ __all__ = [
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",
+    "most_confident",
+    "most_frequent",
     "visual_rag",
     "with_keywords",
 ]
