@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 import orjson
@@ -76,13 +76,13 @@ def test_the_schedule_follows_from_the_seed() -> None:
 
 
 def test_another_image_another_answer() -> None:
-    def turn(image: str) -> dict[str, object]:
+    def turn(image: str) -> Mapping[str, object]:
         picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
         return {"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]}
 
     first, second = turn("AAAA"), turn("AAAB")
     assert asked([first]) == digest(QUESTION, [b"\0\0\0"]) != asked([second])
-    shown = [second, {"role": "assistant", "content": "before"}, first]
+    shown: list[Mapping[str, object]] = [second, {"role": "assistant", "content": "before"}, first]
     assert asked(shown) == asked([first])
 
 
