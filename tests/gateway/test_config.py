@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.gateway.config import SECTIONS, Config, load_config, parse_config
+from bottega.gateway.settings import TierSettings
+
+EXAMPLE = Path("examples/bottega.toml")
+TWO = """
+[tiers.small]
+model = "openai:qwen"
+base_url = "http://localhost:8001/v1"
+[tiers.large]
+model = "openai:gpt"
+api_key_env = "LARGE_KEY"
+"""
+KEY = "sk-abcdefghijklmnopqrstuvwxyz123456"
+
+
+def refused(text: str) -> tuple[str, str]:
+    with pytest.raises(SettingError) as error:
+        parse_config(text, "b.toml")
+    return str(error.value), error.value.hint
+
+
+def test_the_example_parses_and_names_every_setting() -> None:
+    config, text = load_config(EXAMPLE), EXAMPLE.read_text(encoding="utf-8")
+    assert [tier.name for tier in config.tiers] == ["apprentice", "master"]
+    assert (config.route.by, config.route.at_least) == ("coverage", 0.8)
+    for section in set(SECTIONS) - {"tiers"}:
+        body = text.partition(f"[{section}]")[2].partition("\n[")[0]
+        for one in dataclasses.fields(getattr(config, section)):
+            assert f"{one.name} = " in body, f"[{section}] {one.name}"
+    for one in dataclasses.fields(TierSettings):
+        assert one.name == "name" or f"{one.name} = " in text, one.name
+
+
+def test_what_the_example_shows_as_a_default_is_one() -> None:
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    sections = ("gateway", "cache", "replay", "limits", "shadow")
+    untold = {"aliases", "fetch_hosts", "file"}
+    config, section = parse_config(TWO), ""
+    for line in lines:
+        if line.startswith("["):
+            section = line[1:].partition("]")[0]
+        name, sign, rest = line.removeprefix("# ").partition(" = ")
+        if sign and line.startswith("# ") and section in sections and name not in untold:
+            shown = rest.partition("#")[0].strip().strip('"')
+            assert shown == str(getattr(getattr(config, section), name)).replace(
+                "False", "false"
+            ), f"[{section}] {name}"
+
+
+def test_two_tiers_and_nothing_else() -> None:
+    config = parse_config(TWO)
+    assert config.master.name == "large"
+    assert config.teachers == ("large",)
+    assert (config.route.by, config.route.master_rate) == ("coin", 0.2)
+    assert config.aliases == {"qwen", "gpt"}
+    assert not config.keys_required
+    assert config.tiers[0].timeout == 120.0
+
+
+def test_one_tier_answers_everything() -> None:
+    assert parse_config('[tiers.only]\nmodel = "bundled"').route.by == "always"
+
+
+def test_other_tiers_may_teach() -> None:
+    assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nteaches = true')).teachers == ("large",)
+    config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = true'))
+    assert config.teachers == ("small",)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "hint"),
+    [
+        ("[tier.a]\nmodel = 'bundled'", "tier ", "did you mean tiers?"),
+        ("[tiers.a]\nmodell = 'bundled'\nmodel = 'bundled'", "tiers.a.modell", "mean model?"),
+        (TWO + "[route]\nmaster_rte = 0.5", "route.master_rte", "mean master_rate?"),
+        (TWO + "[gateway]\nport = '80'", "gateway.port is text, not a whole number", "port = 1"),
+        (TWO + "[gateway]\nport = true", "gateway.port is true or false", "port = 1"),
+        (TWO + "[gateway]\nport = 65536", "gateway.port is out of range", "at most 65535"),
+        (TWO + "[gateway]\naliases = 'gpt'", "gateway.aliases is not a list", "aliases = [...]"),
+        (TWO + "[gateway]\naliases = [1]", "gateway.aliases is a whole", '"..."'),
+        (TWO + "[cache]\nevict = 'least-recnt'", "cache.evict", "mean least-recent?"),
+        (TWO + "[replay]\nseconds = nan", "replay.seconds is out of range", "0 or more"),
+        (TWO + "[limits]\nbody_mb = 0", "limits.body_mb is out of range", "more than 0"),
+        (TWO + "[route]\nby = 'always'\nmaster_rate = 0.5", "route.master_rate", 'by = "coin"'),
+        (TWO + "[route]\nby = 'always'\ntier = 'medium'", "route.tier", "use small, large"),
+        (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = ..."),
+        (TWO + "[route]\nby = 'coverage'", "at_least or master_rate", "at_least = ..."),
+        (
+            TWO + "[route]\nby = 'coverage'\nat_least = 0\nmaster_rate = 0.1",
+            "either at_least or",
+            "",
+        ),
+        ("[tiers.a]\nmodel = 'bundled'\n[route]\nby = 'coin'", "route.by", 'by = "always"'),
+        ("", "tiers are missing", "[tiers.apprentice]"),
+        ("tiers = 3", "tiers is not a table", "[tiers]"),
+        ("[tiers.a]\nshots = 1", "tiers.a.model is missing", "openai:NAME"),
+        ("[tiers.a]\nmodel = 'openai:'", "tiers.a.model is missing", "openai:NAME"),
+        ("[tiers.'A B']\nmodel = 'bundled'", "cannot name a tier", "small letters"),
+        ("[tiers.a]\nmodel = 'bundled'\nname = 'b'", "tiers.a.name", ""),
+        ("[tiers.a]\nmodel = 'bundled'\nbase_url = 'http://x/v1'", "no base_url", "openai:bundled"),
+        ("[tiers.a]\nmodel = 'openai:x'\nprice = [1.0]", "tiers.a.price", "0.15"),
+        ("[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]", "tiers.a.price is out", "0 or more"),
+        (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
+        (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),
+        ("gateway = [", "b.toml is not TOML", "examples/bottega.toml"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_next_step(text: str, key: str, hint: str) -> None:
+    message, told = refused(text)
+    assert message.startswith("b.toml")
+    assert key in message
+    assert hint in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'api_key = "{KEY}"',
+        'api_key = "short"',
+        f'api_key_env = "{KEY}"',
+        'api_key_env = "AKIAABCDEFGHIJKLMNOP"',
+        'api_key_env = "not-a-name"',
+        'base_url = "https://user:hunter2hunter2@example.com/v1"',
+        f'extra_body = {{ headers = {{ Authorization = ["Bearer {KEY}"] }} }}',
+        f'model = "{KEY}"',
+        f"price = '{KEY}'",
+    ],
+)
+def test_secrets_in_the_file_are_refused_and_never_repeated(line: str) -> None:
+    text = "[tiers.a]\n" + ("" if "model" in line else "model = 'openai:x'\n") + line
+    message, hint = refused(text)
+    assert "tiers.a." in message
+    assert "_KEY" in hint
+    for secret in (KEY, "short", "hunter2", "AKIA"):
+        assert secret not in message + hint
+
+
+def test_names_that_only_resemble_keys_are_taken() -> None:
+    for model in ("hf-internal-testing/tiny-random", "skateboard-detector-large", "key-frames-7b"):
+        assert parse_config(f"[tiers.a]\nmodel = '{model}'").tiers[0].model == model
+
+
+def test_a_public_address_needs_keys() -> None:
+    public = TWO + "[gateway]\nhost = '0.0.0.0'\n"
+    assert parse_config(public).keys_required
+    message, hint = refused(public + "[keys]\nrequired = false")
+    assert "keys.required" in message
+    assert "bottega keys add" in hint
+    local = parse_config(TWO + "[keys]\nrequired = false")
+    assert not local.keys_required
+    with pytest.raises(SettingError, match="can be reached by others"):
+        local.told(host="192.168.0.7", port=None, data=None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    assert not parse_config(TWO + f"[gateway]\nhost = '{host}'").keys_required
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.com", ""])
+def test_everything_else_is_public(host: str) -> None:
+    assert parse_config(TWO + f"[gateway]\nhost = '{host}'").keys_required
+
+
+def test_the_command_line_may_say_otherwise() -> None:
+    config = parse_config(TWO).told(host=None, port=0, data=Path("elsewhere"))
+    assert (config.gateway.host, config.gateway.port) == ("127.0.0.1", 0)
+    assert config.gateway.data == Path("elsewhere")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="No such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingError, match="not UTF-8"):
+        load_config(tmp_path / "odd.toml")
+
+
+def test_settings_do_not_change() -> None:
+    config: Config = parse_config(TWO)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.gateway.port = 1  # type: ignore[misc]

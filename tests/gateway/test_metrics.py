@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from bottega.gateway.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    namespace: str = "a"
+    route: str = "apprentice"
+    state: str = "answered"
+    shots: int = 2
+    similarity: float | None = 0.83
+    prompt_tokens: int = 1000
+    completion_tokens: int = 30
+    cached_tokens: int = 10
+    cost_usd: float | None = 0.001
+    seconds: float = 0.4
+    status: int = 200
+
+
+DONE = Done()
+
+
+def lines(metrics: Metrics) -> dict[str, float]:
+    text = metrics.exposition().decode()
+    pairs = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name.removeprefix("bottega_"): float(value) for name, _, value in pairs}
+
+
+def made() -> Metrics:
+    return Metrics(["apprentice", "master"])
+
+
+def test_what_a_request_counts() -> None:
+    metrics = made()
+    metrics.observe(DONE)
+    metrics.observe(replace(DONE, route="master", cost_usd=None, shots=0, similarity=None))
+    metrics.observe(replace(DONE, state="failed", status=502, cost_usd=0.0))
+    said = lines(metrics)
+    assert said['requests_total{route="apprentice",state="answered",status="200"}'] == 1
+    assert said['requests_total{route="apprentice",state="failed",status="502"}'] == 1
+    assert said['tokens_total{kind="prompt",route="apprentice"}'] == 2000
+    assert said['tokens_total{kind="cached",route="master"}'] == 10
+    assert said['cost_usd_total{route="apprentice"}'] == 0.001
+    assert said['unpriced_requests_total{route="master"}'] == 1
+    assert said['namespace_requests_total{namespace="a"}'] == 3
+    assert said['namespace_cost_usd_total{namespace="a"}'] == 0.001
+    assert said['request_seconds_bucket{le="0.25",route="apprentice"}'] == 0
+    assert said['request_seconds_bucket{le="0.5",route="apprentice"}'] == 2
+    assert said["similarity_count"] == 2
+    assert said["demonstrations_count"] == 2
+    assert said["demonstrations_sum"] == 2
+
+
+def test_the_other_parts() -> None:
+    metrics, lost = made(), [0]
+    metrics.lost_rows(lambda: lost[0])
+    lost[0] = 7
+    metrics.in_flight.inc()
+    metrics.breaker("master", "open")
+    metrics.cache_entries("a", 12)
+    metrics.retrieval.observe(0.002)
+    metrics.store.observe(0.004)
+    metrics.upstream.observe(1.5)
+    metrics.agreed.inc()
+    said = lines(metrics)
+    assert said["ledger_rows_lost"] == 7
+    assert said["requests_in_flight"] == 1
+    assert said['breaker_state{route="master"}'] == 2
+    assert said['breaker_state{route="apprentice"}'] == 0
+    assert said['cache_entries{namespace="a"}'] == 12
+    assert said['stage_seconds_count{stage="retrieval"}'] == 1
+    assert said['stage_seconds_sum{stage="store"}'] == 0.004
+    assert said["upstream_seconds_count"] == 1
+    assert said['shadow_total{agreement="yes"}'] == 1
+    assert said['shadow_total{agreement="no"}'] == 0
+
+
+def test_nothing_that_a_client_says_makes_a_series() -> None:
+    metrics = Metrics(["apprentice"], namespaces=5)
+    for number in range(1000):
+        metrics.observe(replace(DONE, route=f"model-{number}", namespace=f"n{number}"))
+        metrics.observe(replace(DONE, status=number * 1000))
+        metrics.cache_entries(f"n{number}", number)
+        metrics.breaker(f"model-{number}", "closed")
+    said = lines(metrics)
+    assert sum("namespace_requests_total" in name for name in said) == 6
+    assert said['namespace_requests_total{namespace="other"}'] == 1000 - 4
+    assert said['namespace_requests_total{namespace="a"}'] == 1000
+    assert sum(name.startswith("requests_total") for name in said) == 2
+    assert sum(name.startswith("cache_entries") for name in said) <= 6
+    assert said['breaker_state{route="other"}'] == 0
+    assert len(said) < 200
+
+
+def test_two_gateways_count_apart() -> None:
+    one, other = made(), made()
+    one.observe(DONE)
+    assert not any(name.startswith("requests_total") for name in lines(other))
+
+
+def test_observing_takes_microseconds() -> None:
+    """About 8 on a quiet machine, 20 counts' worth: a busy one slows both alike."""
+    metrics = made()
+
+    def once(work: Callable[[], None]) -> float:
+        clock = time.thread_time()
+        for _ in range(1000):
+            work()
+        return time.thread_time() - clock
+
+    metrics.observe(DONE)
+    observing = min(once(lambda: metrics.observe(DONE)) for _ in range(7))
+    counting = min(once(metrics.agreed.inc) for _ in range(7))
+    assert observing < 40 * counting
