@@ -13,7 +13,7 @@ from tests.gateway.right import Spoken
 QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
 LARGE = Spoken(QUESTION.digest, "large", 7).text
 SMALL = Spoken(QUESTION.digest, "small", 8).text
-HIT = {"x-bottega-cache": "hit"}
+HIT = {"x-bottega-cache": "replayed"}
 
 
 def client(namespace: str = "red", told: Told | None = None) -> Client:
