@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +77,7 @@ class Door:
     most_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        progress = Progress(f"req_{uuid.uuid4().hex}")
+        progress = Progress(f"req_{random.getrandbits(128):032x}")
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }

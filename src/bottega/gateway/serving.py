@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import orjson
 
@@ -37,6 +38,7 @@ from bottega.gateway.repeats import (
 )
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
+from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.workshop import Workshops
 from bottega.image import Image
 
@@ -64,11 +66,18 @@ class Gateway:
     settle: Settling
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
+    shadowing: Shadowing | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     replaying: Replaying | None = None
     fetch: Fetch | None = None
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
+
+    def __post_init__(self) -> None:
+        # Most clients ask in one manner only; what they may write is bounded here.
+        self._overrides = lru_cache(1024)(
+            lambda model, given: read_overrides(model, dict(given), self.models)
+        )
 
     async def answer(
         self,
@@ -84,10 +93,11 @@ class Gateway:
         if known := self._known(raw, scope):
             return _replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)
-        overrides = read_overrides(chat.model, given, self.models)
+        overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
         found = await self._pictures(chat, overrides)
-        chat = replace(chat, body=with_fetched(chat.body, found))
+        if any(map(is_web, found)):
+            chat = replace(chat, body=with_fetched(chat.body, found))
         asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
@@ -101,9 +111,10 @@ class Gateway:
         land = leading.enter_context(self.replaying.flights.lead(key))
         return await self._fresh(progress, asked, leading, self._lander(key, land))
 
-    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+    def check_key(self, headers: Mapping[str, str]) -> Account:
+        """Whose key the headers bear. Raises `Refusal`."""
         if self.authenticate is None:
-            return
+            return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
         account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
         if account is None:
@@ -113,8 +124,14 @@ class Gateway:
                 code="invalid_api_key",
                 hint="ask the operator for one (`bottega keys add NAME`)",
             )
+        return account
+
+    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+        account = self.check_key(headers)
         progress.account, progress.namespace = account, account.namespace
-        wait = self.limiter.admit(account) if self.limiter is not None else None
+        if self.limiter is None:
+            return
+        wait = self.limiter.admit(account)
         if wait is not None:
             raise Refusal(
                 "this key has asked too often",
@@ -127,7 +144,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        progress.admitted = self.limiter is not None
+        progress.admitted = True
 
     def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
         """A body that was understood before, and whose reply is remembered."""
@@ -140,9 +157,9 @@ class Gateway:
     async def _pictures(self, chat: Chat, overrides: Overrides) -> dict[str, Image]:
         """What must be looked at: nobody decodes the images of what passes straight through."""
         replays = self.replaying is not None and overrides.replay
-        if chat.passes is None and (replays or self._may_ask(chat, overrides)):
-            return await pictures(chat.images, self.fetch)
-        return await pictures([one for one in chat.images if is_web(one.url)], self.fetch)
+        wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
+        parts = [one for one in chat.images if wanted or is_web(one.url)]
+        return await pictures(parts, self.fetch) if parts else {}
 
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
         """Whether anything is looked up or kept for this request."""
@@ -197,13 +214,18 @@ class Gateway:
                 return Reply(_headers(progress), events=events)
             answered = await self.answering.complete(asked)
             self._begun(progress, answered.call)
-            await self.settle(progress, asked, answered)
+            await self._settled(progress, asked, answered)
             headers = _headers(progress)
             _land(answered.completed, progress, remember)
         payload = answered.completed.payload
         if chat.stream:
             return Reply(headers, events=_again(payload, chat.include_usage))
         return Reply(headers, payload)
+
+    async def _settled(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+        await self.settle(progress, asked, answered)
+        if self.shadowing is not None:
+            self.shadowing.after(progress, asked, answered)
 
     def _begun(self, progress: Progress, call: Call) -> None:
         progress.route, progress.model = call.served.name, call.served.upstream.model
@@ -232,7 +254,7 @@ class Gateway:
             finally:
                 await streaming.events.aclose()
             completed = collected.completed()
-            await self.settle(progress, asked, Answered(streaming.call, completed))
+            await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)
         if progress.stored is not None:  # a comment: clients do not see it
             yield f": stored {progress.stored}\n\n".encode()
