@@ -23,8 +23,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.gateway_bodies import Body, image_body, text_body
@@ -138,20 +136,18 @@ class Bench:
         cpu = case.server.cpu() - cpu - idle
         if seen.errors:
             print(f"{case.name}, {body.name}: {seen.example}", file=sys.stderr)
-        done, times = len(seen.latencies), np.array(seen.latencies or [np.nan]) * 1000
-        p50, p99 = np.percentile(times, [50, 99])
         return Run(
             round=number,
             case=case.name,
             body=body.name,
             concurrency=concurrency,
-            requests=done,
+            requests=seen.done,
             errors=seen.errors,
-            cpu=cpu * 1000 / max(done, 1),
-            rate=done / seen.seconds,
-            p50=float(p50),
-            p99=float(p99),
-            longest=float(times.max()),
+            cpu=cpu * 1000 / max(seen.done, 1),
+            rate=seen.done / seen.seconds,
+            p50=seen.p50 * 1000,
+            p99=seen.p99 * 1000,
+            longest=seen.longest * 1000,
         )
 
     def _drive(self, case: Case, body: Body, concurrency: int, seconds: float, most: int) -> Seen:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import uvloop
 
 DIGITS = 8
@@ -39,12 +40,29 @@ class Work:
 
 
 @dataclass
-class Seen:
-    seconds: float = 0.0
+class Times:
     latencies: list[float] = field(default_factory=list)
     errors: int = 0
     example: str = ""
-    """The beginning of the first wrong reply."""
+
+    def seen(self, seconds: float) -> Seen:
+        times = np.array(self.latencies or [np.nan])
+        p50, p99 = np.percentile(times, [50, 99])
+        done, longest = len(self.latencies), float(times.max())
+        return Seen(seconds, done, float(p50), float(p99), longest, self.errors, self.example)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Times in seconds; `example` is the beginning of the first wrong reply."""
+
+    seconds: float
+    done: int
+    p50: float
+    p99: float
+    longest: float
+    errors: int
+    example: str
 
 
 class Bodies:
@@ -114,18 +132,17 @@ def length(read: bytearray) -> int | None:
 
 
 async def drive(work: Work) -> Seen:
-    seen, bodies = Seen(), Bodies(work)
+    times, bodies = Times(), Bodies(work)
     started = time.perf_counter()
     await asyncio.gather(
-        *(client(work, bodies, seen, started + work.seconds) for _ in range(work.concurrency))
+        *(client(work, bodies, times, started + work.seconds) for _ in range(work.concurrency))
     )
-    seen.seconds = time.perf_counter() - started
-    return seen
+    return times.seen(time.perf_counter() - started)
 
 
-async def client(work: Work, bodies: Bodies, seen: Seen, until: float) -> None:
+async def client(work: Work, bodies: Bodies, times: Times, until: float) -> None:
     expected, connection = work.expected.encode(), None
-    while time.perf_counter() < until and len(seen.latencies) + seen.errors < work.most:
+    while time.perf_counter() < until and len(times.latencies) + times.errors < work.most:
         request = bodies.draw()
         try:
             if connection is None:
@@ -135,10 +152,10 @@ async def client(work: Work, bodies: Bodies, seen: Seen, until: float) -> None:
         except OSError as problem:
             reply, connection = repr(problem).encode(), None
         if reply.startswith(b"HTTP/1.1 200") and expected in reply:
-            seen.latencies.append(time.perf_counter() - start)
+            times.latencies.append(time.perf_counter() - start)
         else:
-            seen.errors += 1
-            seen.example = seen.example or reply[:600].decode(errors="replace")
+            times.errors += 1
+            times.example = times.example or reply[:600].decode(errors="replace")
     if connection is not None:
         connection.transport.close()
 

@@ -250,7 +250,9 @@ class Client:
         self.told.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
         self.told.counts["streamed"] += bool(body.get("stream"))
         self.told.counts["replayed"] += reply.replayed
-        self.told.counts["shown examples"] += reply.headers.get("x-bottega-demonstrations", "0") != "0"
+        self.told.counts["shown examples"] += (
+            reply.headers.get("x-bottega-demonstrations", "0") != "0"
+        )
 
     def complaint(self, question: Question, body: Mapping[str, Any], reply: Reply) -> str | None:
         """What is wrong with a reply; None if nothing is."""
