@@ -23,9 +23,10 @@ class PausedError(GenerationError):
 
     retryable = True
 
-    def __init__(self, retry_after: float) -> None:
+    def __init__(self, retry_after: float, last: str = "") -> None:
+        told = f"; its last failure: {last}" if last else ""
         super().__init__(
-            f"the upstream has failed repeatedly and is left alone for {retry_after:.1f} s",
+            f"the upstream keeps failing and is left alone for {retry_after:.1f} s{told}",
             hint="look at the upstream's log; another tier answers meanwhile, if there is one",
         )
         self.retry_after = retry_after
@@ -73,6 +74,7 @@ class Breaker:
         self._probe: Attempt | None = None
         # Calls that began before the last change of state say nothing about the new one.
         self._epoch = 0
+        self._last = ""
 
     @property
     def state(self) -> State:
@@ -93,9 +95,9 @@ class Breaker:
         if self._until is None:
             return
         if self._probe is not None:
-            raise PausedError(self._tolerance.pause)
+            raise PausedError(self._tolerance.pause, self._last)
         if (left := self._until - self._clock()) > 0:
-            raise PausedError(left)
+            raise PausedError(left, self._last)
 
     def _succeeded(self, attempt: Attempt) -> None:
         if attempt is self._probe:
@@ -104,7 +106,8 @@ class Breaker:
             self._in_a_row = 0
             self._recent.append((self._clock(), False))
 
-    def _failed(self, attempt: Attempt) -> None:
+    def _failed(self, attempt: Attempt, error: EndpointError) -> None:
+        self._last = str(error)
         if attempt is self._probe:
             self._open()
         elif attempt.epoch == self._epoch and self._until is None:
@@ -166,7 +169,7 @@ class Attempt:
             if _shows_life(error):
                 self._breaker._succeeded(self)
             else:
-                self._breaker._failed(self)
+                self._breaker._failed(self, error)
         self._breaker._ended(self)
 
 
