@@ -11,8 +11,8 @@ from typing import Protocol, cast, runtime_checkable
 import orjson
 
 from bottega.errors import SettingError
-from bottega.gateway.chunks import chunks
 from bottega.gateway.ports import Body, Completed
+from bottega.gateway.replaying import events
 from bottega.image import Image
 from bottega.protocols import Generator
 from bottega.types import Completion, Message, Prompt, Reply, Role, Sampling, Usage
@@ -59,7 +59,8 @@ class LocalUpstream:
         return Completed(payload, reply.model, reply.completions, reply.usage)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
-        for payload in chunks(completion_json(await self._reply(body))):
+        completed = await self.complete(body)
+        for payload in events(completed.payload, include_usage=True):
             yield payload
 
     async def check(self) -> None:

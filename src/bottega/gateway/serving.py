@@ -15,8 +15,6 @@ import orjson
 from bottega.errors import BottegaError
 from bottega.gateway.accounts import Account
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
-from bottega.gateway.chunks import chunks
-from bottega.gateway.collecting import Collected
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.events import LAST, event
 from bottega.gateway.limiter import Limiter
@@ -36,6 +34,7 @@ from bottega.gateway.repeats import (
     Repeats,
     may_be_repeated,
 )
+from bottega.gateway.replaying import assembled, events
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
@@ -239,12 +238,14 @@ class Gateway:
         leading: ExitStack,
         remember: Land,
     ) -> AsyncGenerator[bytes]:
-        collected = Collected()
+        steps: list[bytes] = []
         with leading:
             try:
                 async for payload in streaming.events:
-                    if collected.take(payload) or asked.chat.include_usage:
+                    steps.append(payload)
+                    if asked.chat.include_usage or not _tells_only_usage(payload):
                         yield event(payload)
+                completed = assembled(steps)
             except BottegaError as error:
                 refusal = refusal_of(error)
                 progress.state, progress.status = "failed", refusal.status
@@ -253,12 +254,15 @@ class Gateway:
                 return
             finally:
                 await streaming.events.aclose()
-            completed = collected.completed()
             await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)
         if progress.stored is not None:  # a comment: clients do not see it
             yield f": stored {progress.stored}\n\n".encode()
         yield LAST
+
+
+def _tells_only_usage(payload: bytes) -> bool:
+    return b'"usage"' in payload and not orjson.loads(payload).get("choices")
 
 
 def _ignore(reply: Remembered) -> None:
@@ -282,11 +286,8 @@ def _replayed(progress: Progress, before: AskedBefore, reply: Remembered) -> Rep
 
 
 async def _again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
-    reply = orjson.loads(payload)
-    if not include_usage:
-        reply.pop("usage", None)
-    for chunk in chunks(reply):
-        yield event(chunk)
+    for step in events(payload, include_usage=include_usage):
+        yield event(step)
     yield LAST
 
 

@@ -17,9 +17,9 @@ from bottega.errors import (
     ServerFailedError,
     SettingError,
 )
-from bottega.gateway.chunks import chunks
 from bottega.gateway.events import DONE, EventReader
 from bottega.gateway.mending import no_usage
+from bottega.gateway.replaying import events
 from bottega.gateway.upstream_errors import error_body, reported_body
 from bottega.generation import exchange
 from bottega.generation.wire import (
@@ -162,7 +162,7 @@ class Opened:
         if failure := reported_failure(reply):
             raise self._fail(failure[0], reported_body(reply, failure[1]), {})
         parse_completions(reply, self._where)
-        return list(chunks({"usage": no_usage(), **reply}))
+        return list(events(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True))
 
     def _translated(
         self, error: aiohttp.ClientError | OSError, limit: asyncio.Timeout, waited: float
