@@ -29,6 +29,7 @@ from benchmarks.gateway_bodies import Body, image_body, text_body
 from benchmarks.gateway_cases import BARE, FLOOR, LITELLM, Case, peers
 from benchmarks.gateway_figures import Bar, Figures, Run
 from benchmarks.gateway_load import Seen, Work
+from benchmarks.gateway_ours import AUGMENTED, PASSED, REPEATED, ours
 from benchmarks.peers.mock_upstream import SAID
 from benchmarks.processes import ROOT
 
@@ -58,7 +59,8 @@ def main() -> None:
     rounds = asked.rounds or size.rounds
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        _, cases, skipped = stack.enter_context(peers(folder, asked.litellm_python))
+        mock, cases, skipped = stack.enter_context(peers(folder, asked.litellm_python))
+        cases += stack.enter_context(ours(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
         bench = stack.enter_context(Bench.ready(folder, cases))
@@ -79,9 +81,12 @@ def main() -> None:
 
 
 def judged(figures: Figures) -> Iterator[Bar]:
-    yield from figures.ratio("bare proxy / floor", BARE, FLOOR, None)
+    yield from figures.ratio(f"{PASSED} / bare proxy", PASSED, BARE, 1.5)
+    yield from figures.ratio(f"{REPEATED} / floor", REPEATED, FLOOR, 1.5)
+    yield from figures.ratio(f"LiteLLM / {PASSED}", LITELLM, PASSED, 25, at_least=True)
     yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
-    for case in (FLOOR, BARE):
+    yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
+    for case in (PASSED, REPEATED, AUGMENTED):
         yield from figures.outliers(case)
 
 
@@ -116,10 +121,13 @@ class Bench:
         for number in range(rounds):
             for body, concurrency in itertools.product(self._bodies, size.concurrencies):
                 for case in self._cases:
-                    yield self._run(number, case, body, concurrency, size.seconds)
+                    if body.name in case.bodies:
+                        yield self._run(number, case, body, concurrency, size.seconds)
 
     def _warm(self) -> None:
         for case, body in itertools.product(self._cases, self._bodies):
+            if body.name not in case.bodies:
+                continue
             seen = self._drive(case, body, 1, 30.0, WARM)
             if seen.errors:
                 raise SystemExit(f"{case.name} does not answer {body.name}: {seen.example}")
@@ -130,7 +138,7 @@ class Bench:
 
     def _run(self, number: int, case: Case, body: Body, concurrency: int, seconds: float) -> Run:
         start, cpu = time.perf_counter(), case.server.cpu()
-        seen = self._drive(case, body, concurrency, seconds * case.share, MOST)
+        seen = self._drive(case, body, concurrency, seconds, MOST)
         time.sleep(case.settles)
         idle = self._idle[case.name] * (time.perf_counter() - start)
         cpu = case.server.cpu() - cpu - idle

@@ -27,12 +27,12 @@ class Case:
     """How many different requests there are; None: no two are alike."""
     settles: float = 0.0
     """Seconds for what it does after its replies, which count as well."""
-    share: float = 1.0
-    """Of the load's seconds."""
+    key: str = KEY
+    bodies: tuple[str, ...] = ("text", "image")
 
     @property
     def sent(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {KEY}", **self.headers}
+        return {"authorization": f"Bearer {self.key}", **self.headers}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.processes import Server, await_port, free_port, start, stopping
+from benchmarks.served import STARTS, new_key, serve
 from benchmarks.soak_clients import Asker, Client, Told
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
@@ -37,7 +38,7 @@ NAMESPACES = ("red", "blue")
 STEADY = 0.75
 """Of the time, in one life of the process."""
 LEAK = 0.10
-STARTS, DRAINS = 60.0, 20.0
+DRAINS = 40.0
 CONFIG = """
 [gateway]
 port = {port}
@@ -211,16 +212,12 @@ class Soak:
             route=ROUTES[self._route],
         )
         (self._folder / "bottega.toml").write_text(filled)
-        return [Asker(self._key(name), name) for name in NAMESPACES]
-
-    def _key(self, namespace: str) -> str:
-        raise NotImplementedError
+        data = self._folder / "data"
+        return [Asker(new_key(data, name, name), name) for name in NAMESPACES]
 
     async def _started(self) -> Server:
-        command = [sys.executable, "-m", "bottega", "serve"]
-        command += ["--config", str(self._folder / "bottega.toml")]
-        server = start(command, self._port, self._log, {"SOAK_KEY": "none"})
-        return await asyncio.to_thread(await_port, server, STARTS)
+        config = self._folder / "bottega.toml"
+        return await asyncio.to_thread(serve, config, self._port, self._log, {"SOAK_KEY": "none"})
 
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(

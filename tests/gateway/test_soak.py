@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
+from benchmarks.soak import Soak
 from benchmarks.soak_clients import Asker, Client, Kept, Question, Reply, Told
 from tests.gateway.right import Spoken
 
@@ -87,3 +89,13 @@ def test_what_is_lost(there: list[str], lost: bool) -> None:
     told = Told(kept={("red", "q"): kept})
     assert bool(told.lost("red", {"q": there})) == lost
     assert not told.lost("blue", {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_twenty_seconds_of_misuse(tmp_path: Path) -> None:
+    report = await Soak(tmp_path, concurrency=32).run(20, kills=2)
+    assert report.faults() == []
+    assert report.kills == 2
+    assert report.told.counts["right"] > 200
+    assert report.entries > 50
