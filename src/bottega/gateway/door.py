@@ -26,6 +26,8 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies in between must not hold a stream back.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
+# A task a request would cost as much as all else that a repeat needs: quick replies have none.
+WATCH_AFTER = 0.05
 
 
 @dataclass
@@ -82,14 +84,19 @@ class Door:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         watcher: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
         started = False
         work = asyncio.current_task()
         assert work is not None
 
-        async def body() -> bytes:
+        def watch() -> None:
             nonlocal watcher
-            raw = await _body(headers, receive, self.most_bytes)
             watcher = asyncio.create_task(_cancel_when_gone(receive, work))
+
+        async def body() -> bytes:
+            nonlocal timer
+            raw = await _body(headers, receive, self.most_bytes)
+            timer = asyncio.get_running_loop().call_later(WATCH_AFTER, watch)
             return raw
 
         try:
@@ -109,6 +116,8 @@ class Door:
             progress.status = refusal.status
             await _send(send, progress, Reply(refusal.headers, refusal.body))
         finally:
+            if timer is not None:
+                timer.cancel()
             if watcher is not None:
                 watcher.cancel()
             self.over(progress)

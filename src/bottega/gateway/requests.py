@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 import orjson
 
@@ -62,11 +64,19 @@ class Chat:
     include_usage: bool
     images: tuple[Part, ...]
     asked: str
-    context: str
     needs: Needs
     passes: str | None = None
     single_turn: bool = True
-    before: int = field(default=0)  # how many messages stand before the conversation
+    before: int = 0  # how many messages stand before the conversation
+
+    @cached_property
+    def context(self) -> str:
+        """What the answer depends on beside the conversation; empty if there is nothing."""
+        instructions, shape = _messages(self.body)[: self.before], self.body.get("response_format")
+        if not instructions and shape is None:
+            return ""
+        told = [[_text(message) for message in instructions], shape]
+        return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
     def query(self, pictures: Sequence[Image]) -> Query:
         return Query(self.asked, tuple(pictures), context=self.context)
@@ -74,7 +84,7 @@ class Chat:
 
 def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     """Of a body whose shape was checked before."""
-    messages = _objects(body.get("messages"))
+    messages = _messages(body)
     seen = _Seen()
     for message in messages:
         seen.look_at(message)
@@ -83,16 +93,15 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     asked = _text(turns[-1]) if turns and turns[-1].get("role") == "user" else ""
     options = body.get("stream_options")
     tools = seen.tools or any(body.get(name) for name in TOOLS)
-    audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities"))
+    audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     tokens = int(seen.characters / CHARACTERS_A_TOKEN) + sum(map(_image_tokens, seen.images))
     return Chat(
         body=body,
         model=str(body.get("model")),
         stream=body.get("stream") is True,
-        include_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         images=tuple(seen.images),
         asked=asked,
-        context=_context(body, messages[:before]),
         needs=Needs(len(seen.images), tools, audio, tokens),
         passes=_reason(turns, asked, tools, audio, seen, background),
         single_turn=len(turns) == 1,
@@ -158,35 +167,27 @@ def _reason(
     return None if asked.strip() or any(_images(turns[-1])) else "nothing asked"
 
 
-def _context(body: Body, instructions: Sequence[Body]) -> str:
-    """What the answer depends on beside the conversation; empty if there is nothing."""
-    shape = body.get("response_format")
-    if not instructions and shape is None:
-        return ""
-    told = [[_text(message) for message in instructions], shape]
-    return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+def _messages(body: Body) -> list[Body]:
+    return cast(list[Body], body["messages"])
 
 
 def _instructions(messages: Sequence[Body]) -> int:
-    return next(
-        (i for i, one in enumerate(messages) if one.get("role") not in INSTRUCTING), len(messages)
-    )
-
-
-def _objects(value: object) -> list[Body]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    count = 0
+    while count < len(messages) and messages[count].get("role") in INSTRUCTING:
+        count += 1
+    return count
 
 
 def _parts(message: Body) -> list[Body]:
-    return _objects(message.get("content"))
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _text(message: Body) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in _parts(message) if part.get("type") == "text"]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return "\n".join([str(part["text"]) for part in _parts(message) if part["type"] == "text"])
 
 
 def parts_of(message: Body) -> Iterator[str | Part]:
@@ -209,7 +210,7 @@ def _image(part: Body) -> Iterator[Part]:
     image = part.get("image_url")
     if isinstance(image, str):
         yield Part(image)
-    elif isinstance(image, Mapping):
+    elif isinstance(image, dict):
         detail = image.get("detail")
         yield Part(str(image.get("url")), detail if isinstance(detail, str) else None)
 
