@@ -12,6 +12,7 @@ from bottega.generation import (
 from bottega.image import Image
 from bottega.knowledge import (
     And,
+    Contains,
     DualEmbedder,
     Eq,
     Eviction,
@@ -105,6 +106,7 @@ __all__ = [
     "Changed",
     "ChoiceParser",
     "Completion",
+    "Contains",
     "Crossed",
     "Dense",
     "DistinctiveTerms",
