@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.prompting import AppendixA, Interleaved, Lettered
+from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
 from bottega.types import Candidate, Example, Query
 from tests.builders import QUESTION, candidates, picture
 
@@ -181,3 +181,14 @@ def test_letters_end_with_z() -> None:
     assert "(Z) 25" in str(Lettered()(Query("?", choices=tuple(map(str, range(26)))), []))
     with pytest.raises(SettingError, match="27 choices"):
         Lettered()(Query("?", choices=tuple(map(str, range(27)))), [])
+
+
+def test_a_master_is_asked_for_its_reasoning_and_then_for_the_answer() -> None:
+    shown = Candidate(Example(QUERY, "cat", rationale="whiskers"), 1.0)
+    messages = Reasoned()(Query("Which?", choices=("cat", "dog")), [shown]).messages
+    assert [m.role for m in messages] == ["user", "assistant", "user"]
+    asked = str(messages[-1].parts[0])
+    assert asked.startswith("Which?\nChoose one of these:\n- cat\n- dog\nExplain your reasoning")
+    assert "nothing else" not in asked
+    assert 'begins with "Answer:"' in asked
+    assert "Choose" not in str(Reasoned()(Query("Which?"), []).messages[-1].parts[0])

@@ -40,7 +40,7 @@ from bottega.knowledge import (
 )
 from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA, Interleaved, Lettered
+from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
 from bottega.protocols import (
     Embedder,
     Generator,
@@ -54,8 +54,8 @@ from bottega.protocols import (
     Router,
     Tier,
 )
-from bottega.recipes import visual_rag
-from bottega.recording import Price, Prices, Traces
+from bottega.recipes import cache_of_thought, visual_rag
+from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import LabelCover, MaximalMarginalRelevance, TopK
 from bottega.retrieval import (
     BM25,
@@ -73,10 +73,11 @@ from bottega.retrieval import (
     ResponseProbe,
     Still,
     Uniform,
+    UnlessEmpty,
     keyword_query,
     with_keywords,
 )
-from bottega.routing import always
+from bottega.routing import always, coin, cold_start
 from bottega.types import (
     Answer,
     Candidate,
@@ -105,6 +106,7 @@ __all__ = [
     "Changed",
     "ChoiceParser",
     "Completion",
+    "CountUses",
     "Crossed",
     "Dense",
     "DistinctiveTerms",
@@ -150,8 +152,10 @@ __all__ = [
     "Query",
     "Random",
     "Range",
+    "Reasoned",
     "ReciprocalRankFusion",
     "Recorder",
+    "Remember",
     "Replay",
     "Reply",
     "Reranker",
@@ -161,6 +165,7 @@ __all__ = [
     "Sampling",
     "Scripted",
     "SentenceEmbedder",
+    "Several",
     "Still",
     "Tier",
     "TokenEmbedder",
@@ -171,12 +176,16 @@ __all__ = [
     "Traces",
     "Transformers",
     "Uniform",
+    "UnlessEmpty",
     "Usage",
     "View",
     "__version__",
     "always",
     "bundled",
     "bundled_folder",
+    "cache_of_thought",
+    "coin",
+    "cold_start",
     "keyword_query",
     "load_digits",
     "load_hugging_face",

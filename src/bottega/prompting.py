@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from string import ascii_uppercase
 
 from bottega.errors import SettingError
@@ -28,6 +29,10 @@ Confidence Score: [Your Numerical Prediction Confidence Score Here From 0 To 1]
 Do not deviate from the above format. Repeat the format template for the answer."""
 
 
+ASK_REASONING = (
+    "Explain your reasoning step by step. Then state the final answer alone, on a last line that"
+    ' begins with "Answer:".'
+)
 ASK_LETTER = "Answer with the letter of the right choice."
 ASK_SHORT = "Answer with a number, a word or a short phrase."
 
@@ -117,6 +122,17 @@ class Lettered:
         asked = ASK_LETTER if query.choices else ASK_SHORT
         messages.append(Message("user", (*query.images, f"{_lettered(query)}\n{asked}")))
         return Prompt(tuple(messages))
+
+
+class Reasoned:
+    """Turns as in `Interleaved`, whose last one asks for the reasoning and then for the answer on a
+    line of its own: what a master is told, because its answers are to be learnt from."""
+
+    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
+        listed = "\n".join(["\nChoose one of these:", *(f"- {one}" for one in query.choices)])
+        asked = f"{query.text}{listed if query.choices else ''}\n{ASK_REASONING}"
+        shown = Interleaved(show_choices=False)
+        return shown(replace(query, text=asked), demonstrations)
 
 
 def _lettered(query: Query) -> str:

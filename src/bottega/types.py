@@ -17,6 +17,9 @@ Role = Literal["system", "user", "assistant"]
 class Query:
     """What is asked. `choices` are the admissible answers, empty if any text may be answered.
 
+    `context` says what else the answer depends on, such as a digest of the instructions around the
+    question: an answer that was given in one context is no example for another.
+
     A query never holds its gold answer: that belongs to the `Example` around it.
     """
 
@@ -24,6 +27,7 @@ class Query:
     images: tuple[Image, ...] = ()
     choices: tuple[str, ...] = ()
     id: str | None = None
+    context: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,3 +68,11 @@ def test_a_file_in_which_nothing_was_stored_is_still_free(tmp_path: Path) -> Non
     connection.close()
     with KnowledgeBase.open(path, SeededEmbedder("any")) as kb:
         assert kb.add([asked("a")]).new == 1
+
+
+def test_a_row_from_before_is_shown_and_later_answers_are_still_matched(old: Path) -> None:
+    with KnowledgeBase.open(old, SeededEmbedder()) as kb:
+        kb.replace([asked("b", "no")])  # nobody knows what the old rows were asked
+        assert [example.answer for example in kb] == ["yes", "yes", "no"]
+        kb.replace([asked("b", "perhaps")])
+        assert [example.answer for example in kb] == ["yes", "yes", "perhaps"]

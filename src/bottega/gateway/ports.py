@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bottega.protocols import Tier
@@ -62,11 +62,13 @@ class Upstream(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """A tier as the gateway calls it."""
+    """A tier as the gateway calls it. Where an answer may send its question on to another tier,
+    `asks` are fields that tell how sure this one is, such as `logprobs` or `n`."""
 
     tier: Tier
     upstream: Upstream
     takes: Takes = Takes()
+    asks: Body = field(default_factory=dict)
 
     @property
     def name(self) -> str:

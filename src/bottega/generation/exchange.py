@@ -19,6 +19,7 @@ from bottega.errors import (
 
 # A few compressed kilobytes can unpack to gigabytes.
 LONGEST_MB = 64
+LONGEST_AT_ONCE = 1 << 20
 HINT = "is the server running there? OPENAI_BASE_URL (or base_url=) sets another address"
 NO_CONNECTION = {
     aiohttp.ClientConnectorDNSError: "has no address: the host name is unknown",
@@ -38,39 +39,53 @@ class Response:
 
 
 async def exchange(
-    session: aiohttp.ClientSession, method: str, url: URL, body: bytes | None, where: str
+    session: aiohttp.ClientSession,
+    method: str,
+    url: URL,
+    body: bytes | None,
+    where: str,
+    timeout: aiohttp.ClientTimeout | None = None,
 ) -> Response:
     """Raises `UnreachableError`, `EndpointTimeoutError`, `ServerFailedError`, `GarbledError`."""
     try:
         async with session.request(
             method,
             url,
-            # A stream: plain bytes over 1 MB would hold up the event loop.
-            data=io.BytesIO(body) if body is not None else None,
+            data=sendable(body),
             allow_redirects=False,
+            timeout=timeout or session.timeout,
         ) as response:
-            payload = await _read(response, where)
+            payload = await read_whole(response, where)
             return Response(response.status, response.headers, payload)
     except (aiohttp.ClientError, OSError) as error:
         # The cause is left out: aiohttp's errors hold the whole URL and its secrets.
-        raise _translated(error, where, session.timeout.total) from None
+        raise translated(error, where, (timeout or session.timeout).total) from None
 
 
-async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
+def sendable(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Bytes beyond 1 MB as a stream: written at once they would hold up the event loop."""
+    return io.BytesIO(body) if body is not None and len(body) > LONGEST_AT_ONCE else body
+
+
+async def read_whole(response: aiohttp.ClientResponse, where: str) -> bytes:
     payload = bytearray()
     async for chunk in response.content.iter_any():
         payload += chunk
         if len(payload) > LONGEST_MB << 20:
-            error = GarbledError(
-                f"{where} sent a reply of more than {LONGEST_MB} MB",
-                hint="does this server speak the OpenAI chat-completions protocol?",
-            )
-            error.retryable = False  # it would only be read again
-            raise error
+            raise too_long(where)
     return bytes(payload)
 
 
-def _translated(
+def too_long(where: str) -> GarbledError:
+    error = GarbledError(
+        f"{where} sent a reply of more than {LONGEST_MB} MB",
+        hint="does this server speak the OpenAI chat-completions protocol?",
+    )
+    error.retryable = False  # it would only be read again
+    return error
+
+
+def translated(
     error: aiohttp.ClientError | OSError, where: str, timeout: float | None
 ) -> EndpointError:
     for kind, trouble in NO_CONNECTION.items():

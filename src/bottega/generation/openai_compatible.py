@@ -11,15 +11,15 @@ import orjson
 from yarl import URL
 
 from bottega.errors import (
-    EndpointError,
     GarbledError,
     RejectedError,
     SettingError,
 )
 from bottega.generation.connection import CALL, Connections, Endpoint
 from bottega.generation.exchange import exchange
+from bottega.generation.failing import failed
 from bottega.generation.recent import Recent
-from bottega.generation.retrying import Retrying, asked_wait
+from bottega.generation.retrying import Retrying
 from bottega.generation.wire import (
     WRONG_PROTOCOL,
     JSONObject,
@@ -30,14 +30,11 @@ from bottega.generation.wire import (
     reported_failure,
     request_body,
     server_message,
-    status_error,
 )
 from bottega.image import Image
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
 Samples = tuple[tuple[Completion, ...], Usage]
-LONGEST_MESSAGE = 300
-LONGEST_READ = 64 * 1024  # of a message; searching megabytes for secrets would take seconds
 KEEP_ENCODED = 64 * 1024 * 1024
 ONE_CHOICE_ONLY = re.compile(
     r"(?i)(?<!\w)['\"`]?n['\"`]?(?!\w) (must|should|>|is not)|one .*choice"
@@ -179,20 +176,11 @@ class OpenAICompatible:
         response = await exchange(connection.session, method, url, body, self.base_url)
         if response.status >= 300:
             said = server_message(response.payload)
-            raise self._failure(response.status, said, response.headers)
+            raise failed(self._endpoint, self.name, response.status, said, response.headers)
         found = parse_json(response.payload, self.base_url)
         if failure := reported_failure(found):
-            raise self._failure(*failure, {})
+            raise failed(self._endpoint, self.name, *failure)
         return found
-
-    def _failure(self, status: int, said: str, headers: Mapping[str, str]) -> EndpointError:
-        redacted = self._endpoint.redact(said) if len(said) < LONGEST_READ else ""
-        line = " ".join(redacted.split())[:LONGEST_MESSAGE]
-        error = status_error(status, line, self.base_url, self.name)
-        error.retry_after = asked_wait(headers)
-        if (advice := headers.get("x-should-retry")) in ("true", "false"):
-            error.retryable = advice == "true"
-        return error
 
 
 def _piece(sampling: Sampling, start: int, size: int) -> Sampling:

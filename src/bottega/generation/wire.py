@@ -108,7 +108,7 @@ def _completion(choice: object, where: str) -> Completion:
     message = _get(choice, "message")
     if not isinstance(message, dict):
         raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
-    text, refusal = _joined(message.get("content"), "text"), _refusal(message)
+    text, refusal = joined(message.get("content"), "text"), _refusal(message)
     finish = _get(choice, "finish_reason")
     if text is None and refusal is not None:
         return Completion(refusal, "refusal")
@@ -119,10 +119,10 @@ def _completion(choice: object, where: str) -> Completion:
 
 def _refusal(message: JSONObject) -> str | None:
     refusal = message.get("refusal")
-    return refusal if isinstance(refusal, str) else _joined(message.get("content"), "refusal")
+    return refusal if isinstance(refusal, str) else joined(message.get("content"), "refusal")
 
 
-def _joined(content: object, kind: str) -> str | None:
+def joined(content: object, kind: str) -> str | None:
     """A string as it is; of a list of parts those of one kind; None if there are none."""
     if isinstance(content, list):
         texts = [text for part in content if isinstance(text := _get(part, kind), str)]
@@ -177,6 +177,11 @@ def server_message(payload: bytes) -> str:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return ""
+    return said_in(body)
+
+
+def said_in(body: object) -> str:
+    """`server_message` of JSON that is read already."""
     return _said(_get(body, "error")) or _said(body)
 
 

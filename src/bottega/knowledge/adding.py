@@ -8,7 +8,7 @@ from bottega.errors import EmbeddingError, ImageError, LoadError
 from bottega.image import CHECKED_SIDE
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.ports import Capacity, Embedded, RowStore
-from bottega.knowledge.records import Standing, identity, is_text, with_id
+from bottega.knowledge.records import Standing, identity, is_text, question_digest, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
 
@@ -25,14 +25,35 @@ def store_batch(
     on_bad: OnBad,
     capacity: Capacity | None = None,
     standings: Mapping[str, Standing] | None = None,
+    supersede: bool = False,
 ) -> tuple[int, int]:
     """How many were new, and how many bad; the rest is stored already."""
     storable = [example for example in examples if _is_storable(example, on_bad)]
     fresh = _unknown(storable, rows)
     decoded = [example for example in fresh if _decodes(example, on_bad)]
     sound, embedded = _embedded(decoded, views, on_bad)
-    new = rows.put(sound, embedded, capacity, standings) if sound else 0
+    new = rows.put(sound, embedded, capacity, standings, supersede) if sound else 0
     return new, len(examples) - len(storable) + len(fresh) - len(sound)
+
+
+def replace_batch(
+    examples: Sequence[Example],
+    rows: RowStore,
+    views: Mapping[str, View],
+    on_bad: OnBad,
+    capacity: Capacity | None = None,
+) -> list[str | None]:
+    """The id under which each one's question is answered now, None for a bad one."""
+    asked = [
+        question_digest(example) if _is_storable(example, on_bad) else None for example in examples
+    ]
+    pairs = zip(asked, examples, strict=True)
+    newest = {digest: example for digest, example in pairs if digest is not None}
+    store_batch(list(newest.values()), rows, views, on_bad, capacity, supersede=True)
+    ids = {digest: identity(example) for digest, example in newest.items()}
+    stored = rows.keys(ids.values())
+    named = [None if digest is None else ids[digest] for digest in asked]
+    return [id if id in stored else None for id in named]
 
 
 def _is_storable(example: Example, on_bad: OnBad) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import Self
 
 from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
-from bottega.knowledge.adding import store_batch
+from bottega.knowledge.adding import replace_batch, store_batch
 from bottega.knowledge.bad import OnBad, or_raise
 from bottega.knowledge.closing import Closing
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
@@ -152,6 +152,19 @@ class KnowledgeBase(Searchable, Closing):
             if progress is not None:
                 progress(len(taken))
         return total
+
+    def replace(
+        self, examples: Sequence[Example], *, on_bad: OnBad | None = None
+    ) -> list[str | None]:
+        """Stores newer answers, in one commit: each takes the place, and the pin, of what was
+        answered here to the same question (images, text and the tag `context`); of several to one
+        question the last. Their ids in order, None for a bad one, which goes to `on_bad` as in
+        `add`."""
+        self._check_embeds()
+        if self._capacity is not None:
+            self._uses.flush()
+        views = self._views.over(self._rows.views())
+        return replace_batch(examples, self._rows, views, or_raise(on_bad), self._capacity)
 
     def delete(self, ids: Iterable[str]) -> int:
         """All of them, or none if one is unknown or ambiguous."""

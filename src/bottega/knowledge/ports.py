@@ -94,8 +94,10 @@ class RowStore(Protocol):
         views: Mapping[str, Embedded],
         capacity: Capacity | None = None,
         standings: Mapping[str, Standing] | None = None,
+        supersede: bool = False,
     ) -> int:
-        """Stores those whose id is new and returns how many were. All of them, or none.
+        """Stores those whose id is new and returns how many were. All of them, or none. Those that
+        `supersede` take the place and the pin of older answers to the same question.
 
         What stands in `standings` by id comes with age, pin and counters, before any is evicted.
         Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.

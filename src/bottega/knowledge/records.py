@@ -15,6 +15,8 @@ from bottega.types import Example, Query
 
 # 64 bits: two of a million examples share an id by chance once in 40 million knowledge bases.
 ID_LENGTH = 16
+# A tag: what was said before the question, or a digest of it. It is part of what was asked.
+CONTEXT = "context"
 
 Value = str | int | float | bytes | None
 COLUMNS = (
@@ -42,10 +44,13 @@ class Standing:
 
 
 def identity(example: Example) -> str:
-    """Equal for examples with the same image bytes, question and answer."""
-    query = example.query
-    parts = [[image.sha256 for image in query.images], query.text, example.answer]
-    return hashlib.sha256(orjson.dumps(parts)).hexdigest()[:ID_LENGTH]
+    """Equal for examples with the same image bytes, context, question and answer."""
+    return _digest([*_asked(example), example.answer])[:ID_LENGTH]
+
+
+def question_digest(example: Example) -> str:
+    """Equal for examples with the same image bytes, context and question, whatever the answer."""
+    return _digest(_asked(example))
 
 
 def is_itself(example: Example) -> bool:
@@ -54,6 +59,16 @@ def is_itself(example: Example) -> bool:
         return identity(example) == example.id
     except TypeError:  # a field that is no text
         return False
+
+
+def _asked(example: Example) -> list[object]:
+    images = [image.sha256 for image in example.query.images]
+    context = example.tags.get(CONTEXT)
+    return [images, example.query.text, *([] if context is None else [[context]])]
+
+
+def _digest(parts: object) -> str:
+    return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
 
 def damage(example: Example) -> str | None:

@@ -42,6 +42,7 @@ class SqliteRows(ChangeLog):
         views: Mapping[str, Embedded],
         capacity: Capacity | None = None,
         standings: Mapping[str, Standing] | None = None,
+        supersede: bool = False,
     ) -> int:
         with self.transaction() as connection:
             numbers = writing.claim(connection, views)
@@ -55,6 +56,8 @@ class SqliteRows(ChangeLog):
                 standing = (standings or {}).get(example.id or "")
                 if key is not None and standing is not None:
                     writing.stand(connection, key, standing)
+                if key is not None and supersede:
+                    writing.supersede(connection, self.namespace, key)
             if new and capacity is not None:
                 writing.make_room(connection, self.namespace, capacity)
             if new:

@@ -126,5 +126,11 @@ KNOWLEDGE_BASE = FileKind(
         DROP TABLE changes;
         ALTER TABLE marked RENAME TO changes;
         """,
+        # A newer answer finds the older one of its question. Rows from before this version have
+        # no digest: SQLite cannot compute it.
+        """
+        ALTER TABLE examples ADD COLUMN asked TEXT;
+        CREATE INDEX examples_by_asked ON examples (namespace, asked) WHERE asked IS NOT NULL;
+        """,
     ),
 )

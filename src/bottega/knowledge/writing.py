@@ -10,14 +10,14 @@ import numpy as np
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.ports import Capacity, Embedded, StoredView, Use
-from bottega.knowledge.records import COLUMNS, Standing, to_row
+from bottega.knowledge.records import COLUMNS, Standing, question_digest, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 
-PLACES = ", ".join("?" * (len(COLUMNS) + 1))
+PLACES = ", ".join("?" * (len(COLUMNS) + 2))
 # Not OR IGNORE, which would also pass over what a column refuses.
 INSERT = (
-    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace) VALUES ({PLACES})"
+    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, asked) VALUES ({PLACES})"
     " ON CONFLICT (namespace, id) DO NOTHING"
 )
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
@@ -79,7 +79,7 @@ def insert(
     connection: sqlite3.Connection, example: Example, vectors: Mapping[int, Vectors], namespace: str
 ) -> int | None:
     """Its key; None if it was there."""
-    cursor = connection.execute(INSERT, (*to_row(example), namespace))
+    cursor = connection.execute(INSERT, (*to_row(example), namespace, question_digest(example)))
     if not cursor.rowcount:
         return None
     key = int(cursor.lastrowid or 0)
@@ -139,6 +139,20 @@ def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
         " AND NOT EXISTS (SELECT 1 FROM example_images AS kept WHERE kept.sha256 = images.sha256)",
         [hashes],
     )
+
+
+def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
+    """Removes the older answers to the question of this row, which inherits their pin."""
+    older = connection.execute(
+        "SELECT key, coalesce(pinned, 0) FROM examples LEFT JOIN uses USING (key)"
+        " WHERE namespace = ?1 AND key != ?2"
+        " AND asked = (SELECT asked FROM examples WHERE key = ?2)",
+        (namespace, key),
+    ).fetchall()
+    if any(pinned for _, pinned in older):
+        connection.execute("INSERT INTO uses (key, pinned) VALUES (?, 1)", [key])
+    if older:
+        remove(connection, [each for each, _ in older])
 
 
 def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:

@@ -1,6 +1,8 @@
-"""What is kept: traces and costs."""
+"""What is kept: traces, costs, and what a master answered."""
 
 from bottega.recording.costs import Price, Prices
+from bottega.recording.remember import Remember
+from bottega.recording.several import Several
 from bottega.recording.stored import (
     Demonstration,
     StoredMessage,
@@ -12,11 +14,15 @@ from bottega.recording.stored import (
     to_json,
 )
 from bottega.recording.traces import Summary, Traces
+from bottega.recording.uses import CountUses
 
 __all__ = [
+    "CountUses",
     "Demonstration",
     "Price",
     "Prices",
+    "Remember",
+    "Several",
     "StoredMessage",
     "StoredPart",
     "StoredTrace",

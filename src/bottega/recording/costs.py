@@ -44,10 +44,18 @@ class Prices:
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
         prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}
         self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))
+        self._unpublished: set[str] = set()  # the tables are searched whole for what is not there
 
     def __call__(self, model: str, usage: Usage) -> float | None:
         price = self._override(model)
-        return _published(model, usage) if price is None else price(usage)
+        if price is not None:
+            return price(usage)
+        if model in self._unpublished:
+            return None
+        cost = _published(model, usage)
+        if cost is None:
+            self._unpublished.add(model)
+        return cost
 
     def _override(self, model: str) -> Price | None:
         if model in self._exact:

@@ -7,6 +7,7 @@ changes. All of them leave out the query's own id and its own images.
 from bottega.retrieval.bm25 import BM25
 from bottega.retrieval.counting import LeaveOneOut
 from bottega.retrieval.dense import Crossed, Dense
+from bottega.retrieval.emptiness import UnlessEmpty
 from bottega.retrieval.following import Still
 from bottega.retrieval.fusion import ReciprocalRankFusion
 from bottega.retrieval.hashtags import Hashtags
@@ -41,6 +42,7 @@ __all__ = [
     "ResponseProbe",
     "Still",
     "Uniform",
+    "UnlessEmpty",
     "keyword_query",
     "keywords_of",
     "with_keywords",

@@ -1,0 +1,250 @@
+"""Who answers: the tier that was chosen, with what it is shown; another one if it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from bottega.errors import BottegaError, EmptyKnowledgeBaseError, GenerationError, RejectedError
+from bottega.gateway.augmenting import DataUrl, augmented, fitting
+from bottega.gateway.overrides import Overrides
+from bottega.gateway.ports import Body, Completed, Served
+from bottega.gateway.refusals import Refusal
+from bottega.gateway.requests import Chat
+from bottega.gateway.upstream_errors import MisconfiguredError
+from bottega.gateway.workshop import Workshop
+from bottega.image import Image
+from bottega.pipeline import Pipeline
+from bottega.types import Candidate, Query
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request on its way. Without a `question` it goes to a tier as it is."""
+
+    chat: Chat
+    overrides: Overrides
+    question: Question | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What examples are found for, and where. `pictures` are all images of the request by URL."""
+
+    query: Query
+    workshop: Workshop
+    pictures: Mapping[str, Image]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.workshop.pipeline
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one tier was asked."""
+
+    served: Served
+    body: Body
+    shown: tuple[Candidate, ...] = ()
+
+    @property
+    def similarity(self) -> float | None:
+        return max((one.score for one in self.shown), default=None)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """`dismissed` are the replies of tiers that were asked first and were not sure enough."""
+
+    call: Call
+    completed: Completed
+    dismissed: tuple[tuple[Call, Completed], ...] = ()
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """An answer that has begun: `events` gives the first one, too."""
+
+    call: Call
+    events: AsyncGenerator[bytes]
+
+
+@dataclass
+class Answering:
+    """`served` are the tiers, cheapest first."""
+
+    served: Sequence[Served]
+    data_url: DataUrl
+    random: random.Random = field(default_factory=random.Random)
+
+    async def complete(self, asked: Asked) -> Answered:
+        """Raises the last tier's `GenerationError` if none answers."""
+        waiting = await self._in_turn(asked)
+        dismissed: list[tuple[Call, Completed]] = []
+        failure: GenerationError | None = None
+        while waiting:
+            call = await self._call(asked, waiting.pop(0))
+            try:
+                completed = await call.served.upstream.complete(call.body)
+            except GenerationError as error:
+                failure = error
+                if not waiting or _is_the_clients(error):
+                    break
+                log.warning("%s failed, another tier is asked: %s", call.served.name, error)
+                continue
+            better = await self._better(asked, call, completed)
+            if better is None:
+                return Answered(call, self._as_asked(asked, call, completed), tuple(dismissed))
+            dismissed.append((call, completed))
+            waiting = [better, *(one for one in waiting if one is not better)]
+        if dismissed:  # an answer that was not sure enough is better than none
+            call, completed = dismissed.pop()
+            return Answered(call, self._as_asked(asked, call, completed), tuple(dismissed))
+        assert failure is not None
+        raise failure
+
+    async def stream(self, asked: Asked) -> Streaming:
+        """Another tier is asked as long as nothing has come."""
+        waiting = await self._in_turn(asked)
+        while True:
+            call = await self._call(asked, waiting.pop(0))
+            events = call.served.upstream.stream(call.body)
+            try:
+                first = await anext(events)
+            except StopAsyncIteration:
+                raise Refusal(
+                    "the model's stream was empty", status=502, type="server_error"
+                ) from None
+            except GenerationError as error:
+                if not waiting or _is_the_clients(error):
+                    raise
+                log.warning("%s failed, another tier is asked: %s", call.served.name, error)
+                continue
+            return Streaming(call, _from(first, events))
+
+    def may_go_on(self, asked: Asked) -> bool:
+        """Whether an answer has to be whole before it is known that it is the one."""
+        return self._escalates(asked) and any(one.asks for one in self.served)
+
+    async def _in_turn(self, asked: Asked) -> list[Served]:
+        """The chosen tier, then dearer ones, then cheaper ones; a tier that was named is the only
+        one. Raises `Refusal` if none can take the request."""
+        chosen, named = await self._chosen(asked)
+        place = next(i for i, one in enumerate(self.served) if one.name == chosen)
+        others = [*self.served[place + 1 :], *reversed(self.served[:place])]
+        order = [self.served[place], *([] if named else others)]
+        able = [one for one in order if asked.chat.needs.met_by(one.takes)]
+        if able:
+            return able
+        raise Refusal(
+            f"{chosen if named else 'no tier'} can take this request: {_wanted(asked.chat)}",
+            code="unsupported_by_tier",
+            hint="send fewer images or a shorter text, or ask for the model 'bottega'",
+        )
+
+    async def _chosen(self, asked: Asked) -> tuple[str, bool]:
+        overrides, question = asked.overrides, asked.question
+        if overrides.tier is not None:
+            return overrides.tier, True
+        if overrides.master_rate is not None:
+            lucky = self.random.random() < overrides.master_rate
+            return self.served[-1 if lucky else 0].name, False
+        if question is None:  # nobody waits for what is asked in the background
+            return self.served[0 if asked.chat.passes == "background" else -1].name, False
+        try:
+            return (await question.pipeline.route(question.query)).name, False
+        except BottegaError as error:
+            log.warning("no tier was chosen, the cheapest one is asked: %s", error)
+            return self.served[0].name, False
+
+    async def _call(self, asked: Asked, served: Served) -> Call:
+        shown = await self._shown(asked, served)
+        kept = fitting(shown, asked.chat, served.takes)
+        if any(one.example.query.images for one in kept):  # to be encoded
+            body = await asyncio.to_thread(augmented, asked.chat, kept, self.data_url)
+        else:
+            body = augmented(asked.chat, kept, self.data_url)
+        if served.asks and self._escalates(asked):
+            body = {**body, **served.asks}
+        return Call(served, body, tuple(kept))
+
+    async def _shown(self, asked: Asked, served: Served) -> list[Candidate]:
+        """An answer without examples is better than none."""
+        question = asked.question
+        if question is None or not asked.overrides.retrieve:
+            return []
+        tier = served.tier
+        if asked.overrides.shots is not None and tier.shots:
+            tier = replace(tier, shots=asked.overrides.shots)
+        try:
+            return await question.pipeline.demonstrations(question.query, tier)
+        except EmptyKnowledgeBaseError:
+            return []
+        except BottegaError as error:
+            log.warning("no demonstrations: %s", error)
+            return []
+
+    async def _better(self, asked: Asked, call: Call, completed: Completed) -> Served | None:
+        question = asked.question
+        if question is None or not self._escalates(asked):
+            return None
+        pipeline, query = question.pipeline, question.query
+        assert pipeline.escalate is not None
+        answer = pipeline.choose([pipeline.parse(query, one) for one in completed.completions])
+        tier = await pipeline.escalate(query, call.served.tier, answer)
+        found = [one for one in self.served if tier is not None and one.name == tier.name]
+        return next((one for one in found if asked.chat.needs.met_by(one.takes)), None)
+
+    def _as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
+        """One choice of several, without the log-probabilities that only the gateway wanted."""
+        question = asked.question
+        if question is None or not (call.served.asks and self._escalates(asked)):
+            return completed
+        pipeline = question.pipeline
+        answers = [pipeline.parse(question.query, one) for one in completed.completions]
+        said = pipeline.choose(answers).text
+        chosen = next((i for i, one in enumerate(answers) if one.text == said), 0)
+        reply = orjson.loads(completed.payload)
+        choice = {**reply["choices"][chosen], "index": 0}
+        if not asked.chat.body.get("logprobs"):
+            choice.pop("logprobs", None)
+        payload = orjson.dumps({**reply, "choices": [choice]})
+        one = completed.completions[chosen]
+        return Completed(payload, completed.model, (one,), completed.usage)
+
+    def _escalates(self, asked: Asked) -> bool:
+        return (
+            asked.question is not None
+            and asked.question.pipeline.escalate is not None
+            and asked.overrides.tier is None
+            and asked.chat.body.get("n") in (None, 1)
+        )
+
+
+def _is_the_clients(error: GenerationError) -> bool:
+    """Another tier would refuse it as well."""
+    return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
+
+
+async def _from(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _wanted(chat: Chat) -> str:
+    needs = chat.needs
+    parts = [f"{needs.images} images"] if needs.images else []
+    parts += [name for name, wanted in (("tools", needs.tools), ("audio", needs.audio)) if wanted]
+    return ", ".join([*parts, f"about {needs.tokens} tokens"])

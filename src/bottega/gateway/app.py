@@ -1,0 +1,128 @@
+"""The server: chat completions by their own door, everything else by Starlette."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from bottega.gateway.door import Door, Receive, Scope, Send
+from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.serving import Gateway
+
+CHAT = ("/v1/chat/completions", "/chat/completions")
+CREATED = 1767225600  # of the virtual models: clients want a number
+
+
+class App:
+    """The ASGI application. `more` are further routes, such as the administration's."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        door: Door,
+        *,
+        is_ready: Callable[[], bool] = lambda: True,
+        metrics: Callable[[], tuple[bytes, str]] | None = None,
+        more: Sequence[BaseRoute] = (),
+        lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    ) -> None:
+        self._door = door
+        self._is_ready = is_ready
+        self._rest = _rest(gateway, self._ready, metrics, more, lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in CHAT and scope["method"] == "POST":
+            await self._door(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+    def _ready(self) -> bool:
+        return self._is_ready()
+
+
+def _rest(
+    gateway: Gateway,
+    is_ready: Callable[[], bool],
+    metrics: Callable[[], tuple[bytes, str]] | None,
+    more: Sequence[BaseRoute],
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
+) -> ASGIApp:
+    async def healthz(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        ready = is_ready()
+        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    async def models(request: Request) -> Response:
+        gateway.check_key(request.headers)
+        rows = [_model(name) for name in gateway.models]
+        return _json({"object": "list", "data": rows})
+
+    async def model(request: Request) -> Response:
+        gateway.check_key(request.headers)
+        name = request.path_params["name"]
+        if name not in gateway.models:
+            raise Refusal(
+                f"the model {name[:200]!r} does not exist",
+                status=404,
+                code="model_not_found",
+                param="model",
+                hint=f"use one of {', '.join(gateway.models)}",
+            )
+        return _json(_model(name))
+
+    async def told(request: Request) -> Response:
+        assert metrics is not None
+        payload, kind = metrics()
+        return Response(payload, media_type=kind)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncGenerator[None]:
+        if lifespan is None:
+            yield
+            return
+        async with lifespan():
+            yield
+
+    routes: list[BaseRoute] = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        *([Route("/metrics", told)] if metrics is not None else []),
+        *more,
+    ]
+    handlers = {HTTPException: _not_here, Refusal: _refused, Exception: _refused}
+    return Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": CREATED, "owned_by": "bottega"}
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    refusal = refusal_of(error)
+    return Response(
+        refusal.body, refusal.status, headers=refusal.headers, media_type="application/json"
+    )
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"{request.method} {request.url.path[:200]} is not served here"
+    hint = "POST /v1/chat/completions, GET /v1/models, /healthz, /readyz and /metrics are"
+    refusal = Refusal(said, status=error.status_code, code="not_found", hint=hint)
+    return await _refused(request, refusal)

@@ -1,0 +1,78 @@
+"""Demonstrations as turns before the client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bottega.gateway.ports import Body, Takes
+from bottega.gateway.requests import (
+    CHARACTERS_A_TOKEN,
+    IMAGE_TOKENS,
+    MOST_IMAGE_TOKENS,
+    Chat,
+)
+from bottega.image import Image
+from bottega.types import Candidate, Example
+
+DataUrl = Callable[[Image], str]
+
+
+def fitting(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> list[Candidate]:
+    """Those that the tier can take beside the request, in their order: the least similar ones are
+    left out first."""
+    kept = list(shown)
+    detail = _detail(chat)
+    while kept and not _fits(kept, chat, takes, detail):
+        kept.remove(min(kept, key=lambda candidate: candidate.score))
+    return kept
+
+
+def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
+    """The body with each demonstration as a user turn and an assistant turn behind the
+    instructions: what was retrieved never stands in a system turn. Blocks: images are encoded."""
+    if not shown:
+        return chat.body
+    messages = chat.body["messages"]
+    assert isinstance(messages, list)
+    detail = _detail(chat)
+    turns = [turn for one in shown for turn in _turns(one.example, data_url, detail)]
+    joined = [*messages[: chat.before], *turns, *messages[chat.before :]]
+    return {**chat.body, "messages": joined}
+
+
+def _turns(example: Example, data_url: DataUrl, detail: str | None) -> list[Body]:
+    asked = example.query
+    pictures = [_picture(data_url(image), detail) for image in asked.images]
+    text: Body = {"type": "text", "text": asked.text}
+    content: object = [*pictures, *([text] if asked.text else [])] if pictures else asked.text
+    return [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": worked(example)},
+    ]
+
+
+def worked(example: Example) -> str:
+    """The answer with its reasoning, as the master gave it."""
+    return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
+
+
+def _picture(url: str, detail: str | None) -> Body:
+    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    return {"type": "image_url", "image_url": image}
+
+
+def _detail(chat: Chat) -> str | None:
+    """Examples are looked at as closely as the question is."""
+    return chat.images[-1].detail if chat.images else None
+
+
+def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes, detail: str | None) -> bool:
+    examples = [candidate.example for candidate in shown]
+    images = sum(len(example.query.images) for example in examples)
+    if takes.images is not None and chat.needs.images + images > takes.images:
+        return False
+    if takes.context is None:
+        return True
+    texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
+    seen = images * IMAGE_TOKENS.get(detail or "", MOST_IMAGE_TOKENS)
+    return chat.needs.tokens + texts / CHARACTERS_A_TOKEN + seen <= takes.context

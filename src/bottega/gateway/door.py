@@ -1,0 +1,182 @@
+"""The ASGI door of chat completions: bytes in, bytes out; a client may leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounts import Account
+from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.types import Usage
+
+NOBODY = Account("", "nobody")
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+# Proxies in between must not hold a stream back.
+UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
+CLIENT_LEFT = 499
+
+
+@dataclass
+class Progress:
+    """What is known of a request, filled in as it goes; told to the watchers when it is over."""
+
+    request_id: str
+    begun: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+    account: Account = NOBODY
+    admitted: bool = False
+    namespace: str = ""
+    route: str = ""
+    model: str = ""
+    state: str = "failed"
+    why: str = ""  # it passed straight through, or failed
+    shots: int = 0
+    similarity: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+    stored: str | None = None
+    status: int = 200
+    streamed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.clock
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Either a `payload` or `events`, which are bytes of a stream as they go out."""
+
+    headers: Mapping[str, str]
+    payload: bytes = b""
+    events: AsyncGenerator[bytes] | None = None
+
+
+Answer = Callable[[Progress, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """`answer` gets the headers and a way to read the body; whatever it raises becomes an error of
+    the OpenAI API. `over` is told how each request ended."""
+
+    answer: Answer
+    over: Callable[[Progress], None]
+    most_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        progress = Progress(f"req_{uuid.uuid4().hex}")
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        watcher: asyncio.Task[None] | None = None
+        started = False
+        work = asyncio.current_task()
+        assert work is not None
+
+        async def body() -> bytes:
+            nonlocal watcher
+            raw = await _body(headers, receive, self.most_bytes)
+            watcher = asyncio.create_task(_cancel_when_gone(receive, work))
+            return raw
+
+        try:
+            reply = await self.answer(progress, headers, body)
+            started = True
+            await _send(send, progress, reply)
+        except asyncio.CancelledError:
+            progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
+            progress.state = "failed"
+            if watcher is None or not watcher.done():
+                raise  # the server is shutting down
+        except Exception as error:
+            self._failed(error, progress)
+            if started:
+                raise
+            refusal = refusal_of(error)
+            progress.status = refusal.status
+            await _send(send, progress, Reply(refusal.headers, refusal.body))
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            self.over(progress)
+
+    def _failed(self, error: Exception, progress: Progress) -> None:
+        progress.state = "failed"
+        progress.why = getattr(error, "code", None) or type(error).__name__
+        if not isinstance(error, BottegaError):
+            log.error("request %s failed", progress.request_id, exc_info=error)
+
+
+async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
+    stated = headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most:
+        raise _too_large(most)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise _too_large(most)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(
+        f"the body is larger than {most >> 20} MB",
+        status=413,
+        code="body_too_large",
+        headers={"connection": "close"},
+        hint="send fewer or smaller images",
+    )
+
+
+async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+async def _send(send: Send, progress: Progress, reply: Reply) -> None:
+    headers = [
+        (b"x-request-id", progress.request_id.encode()),
+        *(
+            (name.encode(), value.encode("latin-1", "replace"))
+            for name, value in reply.headers.items()
+        ),
+    ]
+    if reply.events is None:
+        length = (b"content-length", str(len(reply.payload)).encode())
+        await _start(send, progress.status, [JSON, length, *headers])
+        await send({"type": "http.response.body", "body": reply.payload})
+        return
+    progress.streamed = True
+    await _start(send, progress.status, [EVENTS, *UNBUFFERED, *headers])
+    try:
+        async for event in reply.events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+    finally:
+        await reply.events.aclose()
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})

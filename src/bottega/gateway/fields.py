@@ -1,0 +1,137 @@
+"""The fields of a chat-completions body, and how a refusal names them: as OpenAI's own does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+from bottega.gateway.refusals import Refusal
+
+ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+# A tool call, or the answer to one, may be all that is said.
+SPEECHLESS = {"assistant", "tool", "function"}
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class _Kind:
+    named: str
+    fits: Callable[[object], bool]
+
+
+def _is_integer(value: object, low: int = 0, high: int = 2**53) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(cast(float, value)) <= 1e9
+
+
+def _are_strings(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(one, str) for one in value)
+    )
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+STRING = _Kind("a string", lambda value: isinstance(value, str))
+BOOLEAN = _Kind("a boolean", lambda value: isinstance(value, bool))
+OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
+OBJECTS = _Kind("an array of objects", _are_objects)
+NUMBER = _Kind("a number", _is_number)
+COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1))
+# Null stands for absent everywhere.
+FIELDS: Mapping[str, _Kind] = {
+    "frequency_penalty": NUMBER,
+    "functions": OBJECTS,
+    "logit_bias": OBJECT,
+    "logprobs": BOOLEAN,
+    "max_completion_tokens": COUNT,
+    "max_tokens": COUNT,
+    "metadata": OBJECT,
+    "model": STRING,
+    "n": _Kind("an integer from 1 to 128", lambda value: _is_integer(value, 1, 128)),
+    "parallel_tool_calls": BOOLEAN,
+    "presence_penalty": NUMBER,
+    "reasoning_effort": STRING,
+    "response_format": OBJECT,
+    "seed": _Kind("an integer", lambda value: _is_integer(value, -(2**63), 2**64)),
+    "stop": _Kind("a string or an array of strings", _are_strings),
+    "store": BOOLEAN,
+    "stream": BOOLEAN,
+    "stream_options": OBJECT,
+    "temperature": _Kind("a number of 0 or more", lambda v: _is_number(v) and cast(float, v) >= 0),
+    "tools": OBJECTS,
+    "top_logprobs": _Kind("an integer of 0 or more", _is_integer),
+    "top_p": NUMBER,
+    "user": STRING,
+    "verbosity": STRING,
+}
+
+
+def required(found: Mapping[str, object], name: str, where: str) -> None:
+    if found.get(name) is None:
+        param = f"{where}.{name}" if where else name
+        raise invalid(
+            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
+        )
+
+
+def bad_role(message: dict[str, object], number: int) -> NoReturn:
+    where = f"messages[{number}]"
+    required(message, "role", where)
+    raise invalid(
+        f"Invalid '{where}.role': expected one of {', '.join(sorted(ROLES))}.",
+        f"{where}.role",
+        "invalid_value",
+    )
+
+
+def wrong_type(param: str, expected: str, value: object) -> NoReturn:
+    named = f"'{param}'" if param else "the request's body"
+    got = JSON_NAMES.get(type(value), "something else")
+    raise invalid(
+        f"Invalid type for {named}: expected {expected}, but got {got}.",
+        param or None,
+        "invalid_type",
+    )
+
+
+JSON_NAMES = {
+    str: "a string",
+    int: "an integer",
+    float: "a decimal number",
+    bool: "a boolean",
+    dict: "an object",
+    list: "an array",
+    type(None): "null",
+}
+
+
+def too_much(param: str, what: str, code: str = "limit_exceeded") -> NoReturn:
+    param = param[:LONGEST_NAME]  # clients name fields as they like
+    raise Refusal(
+        f"Invalid '{param}': {what}.",
+        status=400,
+        code=code,
+        param=param,
+        hint="send less at once, or ask the operator for a higher limit",
+    )
+
+
+def bad_image(message: str, param: str, hint: str) -> Refusal:
+    return Refusal(message, status=400, code="invalid_image", param=param, hint=hint)
+
+
+def invalid(message: str, param: str | None, code: str) -> Refusal:
+    return Refusal(
+        message,
+        status=400,
+        code=code,
+        param=param,
+        hint="see the chat-completions reference for the fields of a request",
+    )

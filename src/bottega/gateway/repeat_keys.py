@@ -1,0 +1,185 @@
+"""Which requests are the same request: decision 12 says what counts and what does not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import orjson
+from PIL import Image as Pillow
+
+from bottega import pixels
+from bottega.gateway.ports import Body
+from bottega.image import FORMATS, Image
+
+Identity = Literal["bytes", "pixels"]
+# How the reply travels and who asked, not what it says.
+LEFT_OUT = {
+    "messages",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "stream",
+    "stream_options",
+    "user",
+}
+# Asked for, they are more than one text, change with the day, or shall happen at every call.
+MORE_THAN_TEXT = {"functions", "logprobs", "store", "tools", "top_logprobs"}
+EVEN_IF_EMPTY = {"audio", "web_search_options"}
+# The protocol's defaults, which no known server changes. A server's own configuration may set
+# temperature and top_p: absent is not the same as 1 there.
+DEFAULTS: Mapping[str, object] = {
+    "frequency_penalty": 0,
+    "modalities": ["text"],
+    "n": 1,
+    "presence_penalty": 0,
+    "response_format": {"type": "text"},
+    "stop": [],
+}
+NULL_IS_ABSENT = {
+    *DEFAULTS,
+    *EVEN_IF_EMPTY,
+    "logit_bias",
+    "max_completion_tokens",
+    "max_tokens",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "seed",
+    "service_tier",
+    "temperature",
+    "tool_choice",
+    "top_p",
+    "verbosity",
+}
+# Clients send back what they were sent.
+NULL_IN_MESSAGES = {"audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls"}
+EXACT_INTEGERS = 2**53
+
+
+def exact_key(
+    body: Body, images: Mapping[str, str], *, scope: tuple[str, ...], sampled: bool = False
+) -> str | None:
+    """The same for requests that must be answered alike, streamed or not; None for those whose
+    answers are never repeated.
+
+    `images` gives for each URL in the body what `image_digest` says of its image; a request with
+    any other URL has no key, since nobody knows what it shows. `scope` is what decides the answer
+    outside of the body: namespace, route, overrides. An explicit temperature above 0 asks for a
+    new answer each time, unless `sampled`.
+    """
+    try:
+        messages = [_message(message, images) for message in _list(body.get("messages"))]
+        canonical = orjson.dumps((scope, _fields(body, sampled), messages))
+    except (_NotRepeatable, TypeError):  # orjson: nested too deeply, or not JSON
+        return None
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def image_digest(image: Image, identity: Identity) -> str:
+    """By `pixels`, an image that was encoded anew without loss is the same image. Bytes still
+    decide where decoding loses something that a model might see: transparency, further frames,
+    16 bits, CMYK, a rotation that not every server applies.
+
+    Decodes: not for the event loop. Raises `ImageError`.
+    """
+    if identity == "bytes" or not _shows_its_pixels(image):
+        return f"bytes:{image.sha256}"
+    picture = image.decode()
+    digest = hashlib.sha256(f"{picture.width}x{picture.height}:".encode())
+    digest.update(picture.tobytes())
+    return f"pixels:{digest.hexdigest()}"
+
+
+class _NotRepeatable(Exception):
+    pass
+
+
+def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
+    """Sorted at the top only: the order of a schema's properties is the order of the answer's."""
+    fields = {
+        name: plain
+        for name, value in body.items()
+        if name not in LEFT_OUT and (plain := _field(name, value)) is not _ABSENT
+    }
+    if fields.get("n", 1) != 1 or "modalities" in fields:
+        raise _NotRepeatable
+    if not sampled and fields.get("temperature", 0) != 0:
+        raise _NotRepeatable
+    if "max_completion_tokens" not in fields and "max_tokens" in fields:
+        fields["max_completion_tokens"] = fields.pop("max_tokens")
+    return sorted(fields.items())
+
+
+def _field(name: str, value: object) -> object:
+    if value is None and name in NULL_IS_ABSENT:
+        return _ABSENT
+    if name in EVEN_IF_EMPTY or (name in MORE_THAN_TEXT and value):
+        raise _NotRepeatable
+    if name in MORE_THAN_TEXT:
+        return _ABSENT
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_INTEGERS:
+        value = int(value)
+    if name == "stop" and isinstance(value, str):
+        value = [value]
+    same = name in DEFAULTS and value == DEFAULTS[name] and not isinstance(value, bool)
+    return _ABSENT if same else value
+
+
+_ABSENT = object()
+
+
+def _message(message: object, images: Mapping[str, str]) -> object:
+    if not isinstance(message, dict) or message.get("audio") is not None:
+        raise _NotRepeatable
+    rest = sorted(
+        (name, value)
+        for name, value in message.items()
+        if name != "content" and not (value is None and name in NULL_IN_MESSAGES)
+    )
+    return rest, _content(message.get("content"), images)
+
+
+def _content(content: object, images: Mapping[str, str]) -> object:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return [[("text", content), ("type", "text")]]
+    return [_part(part, images) for part in _list(content)]
+
+
+def _part(part: object, images: Mapping[str, str]) -> list[tuple[str, object]]:
+    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal", "image_url"):
+        raise _NotRepeatable  # a file or a video by name: what is in it may change
+    if part["type"] == "image_url":
+        part = part | {"image_url": _image(part.get("image_url"), images)}
+    return sorted(part.items())
+
+
+def _image(reference: object, images: Mapping[str, str]) -> object:
+    if isinstance(reference, str):
+        reference = {"url": reference}
+    url = reference.get("url") if isinstance(reference, dict) else None
+    if not isinstance(reference, dict) or not isinstance(url, str) or url not in images:
+        raise _NotRepeatable
+    rest = sorted(item for item in reference.items() if item[0] not in ("url", "detail"))
+    return images[url], reference.get("detail") or "auto", rest
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise _NotRepeatable
+    return cast(list[object], value)
+
+
+def _shows_its_pixels(image: Image) -> bool:
+    readers = [name for name in FORMATS if name in Pillow.OPEN]
+    with Pillow.open(io.BytesIO(image.data), formats=readers) as picture:
+        return (
+            picture.mode in ("1", "L", "P", "RGB")
+            and getattr(picture, "n_frames", 1) == 1
+            and "transparency" not in picture.info
+            and pixels.turn(picture) is None
+        )

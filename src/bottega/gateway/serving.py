@@ -1,0 +1,312 @@
+"""How a chat completion goes: who asks, was it asked before, who answers, what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounts import Account
+from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
+from bottega.gateway.chunks import chunks
+from bottega.gateway.collecting import Collected
+from bottega.gateway.door import NOBODY, Progress, Reply
+from bottega.gateway.events import LAST, event
+from bottega.gateway.limiter import Limiter
+from bottega.gateway.limits import Limits
+from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
+from bottega.gateway.pictures import Fetch, is_web, pictures, with_fetched
+from bottega.gateway.ports import Completed
+from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.repeat_keys import Identity, exact_key, image_digest
+from bottega.gateway.repeats import (
+    Asked as AskedBefore,
+)
+from bottega.gateway.repeats import (
+    Bodies,
+    Flights,
+    Remembered,
+    Repeats,
+    may_be_repeated,
+)
+from bottega.gateway.requests import BACKGROUND, Chat, read_chat
+from bottega.gateway.settling import Settling
+from bottega.gateway.workshop import Workshops
+from bottega.image import Image
+
+Land = Callable[[Remembered], None]
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """What an exact repeat is, and what is remembered for it."""
+
+    repeats: Repeats
+    bodies: Bodies
+    flights: Flights
+    identity: Identity = "bytes"
+    sampled: bool = False
+
+
+@dataclass
+class Gateway:
+    """`models` maps the model ids that clients may use to tiers, "" for the router's choice.
+    Without `authenticate` everybody may ask: for loopback only."""
+
+    answering: Answering
+    workshops: Workshops
+    settle: Settling
+    models: Mapping[str, str]
+    limits: Limits = field(default_factory=Limits)
+    authenticate: Callable[[str | None], Account | None] | None = None
+    limiter: Limiter | None = None
+    replaying: Replaying | None = None
+    fetch: Fetch | None = None
+    background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
+
+    async def answer(
+        self,
+        progress: Progress,
+        headers: Mapping[str, str],
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Reply:
+        """Raises `Refusal` and the errors of tiers."""
+        self._admit(progress, headers)
+        raw = await body()
+        given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
+        scope = (progress.namespace, *(f"{name}={value}" for name, value in sorted(given.items())))
+        if known := self._known(raw, scope):
+            return _replayed(progress, *known)
+        chat = read_chat(self.limits.read(raw), background=self.background)
+        overrides = read_overrides(chat.model, given, self.models)
+        progress.namespace = _namespace(progress.account, overrides)
+        found = await self._pictures(chat, overrides)
+        chat = replace(chat, body=with_fetched(chat.body, found))
+        asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
+        key = await self._key(chat, overrides, progress.namespace, found)
+        if key is None or self.replaying is None:
+            return await self._fresh(progress, asked, ExitStack(), _ignore)
+        before = AskedBefore(key, chat.stream, chat.include_usage)
+        self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
+        reply = self.replaying.repeats.get(key) or await self.replaying.flights.wait(key)
+        if reply is not None:
+            return _replayed(progress, before, reply)
+        leading = ExitStack()
+        land = leading.enter_context(self.replaying.flights.lead(key))
+        return await self._fresh(progress, asked, leading, self._lander(key, land))
+
+    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+        if self.authenticate is None:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        if account is None:
+            raise Refusal(
+                "this API key is not known here",
+                status=401,
+                code="invalid_api_key",
+                hint="ask the operator for one (`bottega keys add NAME`)",
+            )
+        progress.account, progress.namespace = account, account.namespace
+        wait = self.limiter.admit(account) if self.limiter is not None else None
+        if wait is not None:
+            raise Refusal(
+                "this key has asked too often",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={
+                    "retry-after": str(math.ceil(wait)),
+                    "retry-after-ms": f"{wait * 1000:.0f}",
+                },
+                hint="wait, or ask the operator for more requests per minute",
+            )
+        progress.admitted = self.limiter is not None
+
+    def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
+        """A body that was understood before, and whose reply is remembered."""
+        if self.replaying is None:
+            return None
+        before = self.replaying.bodies.get(raw, scope)
+        reply = self.replaying.repeats.get(before.key) if before is not None else None
+        return None if before is None or reply is None else (before, reply)
+
+    async def _pictures(self, chat: Chat, overrides: Overrides) -> dict[str, Image]:
+        """What must be looked at: nobody decodes the images of what passes straight through."""
+        replays = self.replaying is not None and overrides.replay
+        if chat.passes is None and (replays or self._may_ask(chat, overrides)):
+            return await pictures(chat.images, self.fetch)
+        return await pictures([one for one in chat.images if is_web(one.url)], self.fetch)
+
+    def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
+        """Whether anything is looked up or kept for this request."""
+        return chat.passes is None and (
+            overrides.retrieve or overrides.store or overrides.tier is None
+        )
+
+    async def _question(
+        self, chat: Chat, overrides: Overrides, progress: Progress, found: Mapping[str, Image]
+    ) -> Question | None:
+        if not self._may_ask(chat, overrides):
+            return None
+        workshop = await self.workshops.open(progress.namespace)
+        query = chat.query([found[one.url] for one in chat.images])
+        return Question(query, workshop, found)
+
+    async def _key(
+        self, chat: Chat, overrides: Overrides, namespace: str, found: Mapping[str, Image]
+    ) -> str | None:
+        replaying = self.replaying
+        if replaying is None or not overrides.replay or chat.passes is not None:
+            return None
+        if replaying.identity == "pixels":
+            digests = await asyncio.to_thread(_digests, found, replaying.identity)
+        else:
+            digests = _digests(found, replaying.identity)
+        # What is asked for by the model's name or by headers, however it is said.
+        scope = (namespace, repr(replace(overrides, store=True, namespace=None)))
+        body = {name: value for name, value in chat.body.items() if name != "model"}
+        return exact_key(body, digests, scope=scope, sampled=replaying.sampled)
+
+    def _lander(self, key: str, land: Land) -> Land:
+        assert self.replaying is not None
+        repeats = self.replaying.repeats
+
+        def remember(reply: Remembered) -> None:
+            repeats.put(key, reply)
+            land(reply)
+
+        return remember
+
+    async def _fresh(
+        self, progress: Progress, asked: Asked, leading: ExitStack, remember: Land
+    ) -> Reply:
+        chat = asked.chat
+        progress.state, progress.why = ("passed", chat.passes) if chat.passes else ("answered", "")
+        with leading:
+            if chat.stream and not self.answering.may_go_on(asked):
+                streaming = await self.answering.stream(asked)
+                self._begun(progress, streaming.call)
+                events = self._events(progress, asked, streaming, leading.pop_all(), remember)
+                return Reply(_headers(progress), events=events)
+            answered = await self.answering.complete(asked)
+            self._begun(progress, answered.call)
+            await self.settle(progress, asked, answered)
+            headers = _headers(progress)
+            _land(answered.completed, progress, remember)
+        payload = answered.completed.payload
+        if chat.stream:
+            return Reply(headers, events=_again(payload, chat.include_usage))
+        return Reply(headers, payload)
+
+    def _begun(self, progress: Progress, call: Call) -> None:
+        progress.route, progress.model = call.served.name, call.served.upstream.model
+        progress.shots, progress.similarity = len(call.shown), call.similarity
+
+    async def _events(
+        self,
+        progress: Progress,
+        asked: Asked,
+        streaming: Streaming,
+        leading: ExitStack,
+        remember: Land,
+    ) -> AsyncGenerator[bytes]:
+        collected = Collected()
+        with leading:
+            try:
+                async for payload in streaming.events:
+                    if collected.take(payload) or asked.chat.include_usage:
+                        yield event(payload)
+            except BottegaError as error:
+                refusal = refusal_of(error)
+                progress.state, progress.status = "failed", refusal.status
+                progress.why = refusal.code or type(error).__name__
+                yield event(refusal.body)
+                return
+            finally:
+                await streaming.events.aclose()
+            completed = collected.completed()
+            await self.settle(progress, asked, Answered(streaming.call, completed))
+            _land(completed, progress, remember)
+        if progress.stored is not None:  # a comment: clients do not see it
+            yield f": stored {progress.stored}\n\n".encode()
+        yield LAST
+
+
+def _ignore(reply: Remembered) -> None:
+    pass
+
+
+def _land(completed: Completed, progress: Progress, remember: Land) -> None:
+    if may_be_repeated(completed.completions):
+        told = (("x-bottega-route", progress.route), ("x-bottega-model", progress.model))
+        remember(Remembered(completed.payload, told))
+
+
+def _replayed(progress: Progress, before: AskedBefore, reply: Remembered) -> Reply:
+    told = dict(reply.headers)
+    progress.state = "replayed"
+    progress.route, progress.model = told["x-bottega-route"], told["x-bottega-model"]
+    headers = _headers(progress)
+    if before.stream:
+        return Reply(headers, events=_again(reply.payload, before.include_usage))
+    return Reply(headers, reply.payload)
+
+
+async def _again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
+    reply = orjson.loads(payload)
+    if not include_usage:
+        reply.pop("usage", None)
+    for chunk in chunks(reply):
+        yield event(chunk)
+    yield LAST
+
+
+def _headers(progress: Progress) -> dict[str, str]:
+    """Of what was done, as far as it is known when the reply begins."""
+    states = {"replayed": "replayed", "passed": "passed"}
+    cache = states.get(progress.state, "augmented" if progress.shots else "none")
+    headers = {
+        "x-bottega-route": progress.route,
+        "x-bottega-model": progress.model,
+        "x-bottega-cache": cache,
+        "x-bottega-demonstrations": str(progress.shots),
+    }
+    if progress.state == "passed":
+        headers["x-bottega-passed"] = progress.why
+    if progress.similarity is not None:
+        headers["x-bottega-similarity"] = f"{progress.similarity:.4f}"
+    if progress.usage.prompt_tokens or progress.state == "replayed":
+        headers["x-bottega-prompt-tokens"] = str(progress.usage.prompt_tokens)
+        headers["x-bottega-completion-tokens"] = str(progress.usage.completion_tokens)
+        if progress.cost_usd is not None:
+            headers["x-bottega-cost-usd"] = f"{progress.cost_usd:.8f}"
+    if progress.stored is not None:
+        headers["x-bottega-stored"] = progress.stored
+    return headers
+
+
+def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:
+    return {url: image_digest(image, identity) for url, image in found.items()}
+
+
+def _namespace(account: Account, overrides: Overrides) -> str:
+    """A key sees its own namespace and what it names below it; an operator's key sees all."""
+    own, wanted = account.namespace, overrides.namespace
+    if wanted is None or wanted == own:
+        return own
+    if account is NOBODY or account.admin or (own and wanted.startswith(f"{own}/")):
+        return wanted
+    raise Refusal(
+        f"this key has no access to the namespace {wanted[:100]!r}",
+        status=403,
+        type="permission_error",
+        code="namespace_forbidden",
+        hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
+    )

@@ -1,0 +1,138 @@
+"""After an answer: what it cost, what is kept of it, who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bottega.errors import BottegaError
+from bottega.gateway.answering import Answered, Asked, Call, Question
+from bottega.gateway.augmenting import worked
+from bottega.gateway.door import Progress
+from bottega.gateway.ports import Completed, Served
+from bottega.gateway.requests import INSTRUCTING, parts_of
+from bottega.generation.wire import add_usage
+from bottega.image import Image
+from bottega.protocols import Pricer
+from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settling:
+    """`master` is what an answer is compared with: what it would have cost there was saved."""
+
+    price: Pricer
+    master: Served
+
+    async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+        """Never raises: the client has its answer, or is about to get it."""
+        call, completed = answered.call, answered.completed
+        self._count(progress, answered)
+        if asked.question is None:
+            return
+        try:
+            progress.stored = await self._keep(progress, asked, asked.question, call, completed)
+            await self._tell(progress, asked, asked.question, answered)
+        except BottegaError as error:
+            log.warning("request %s: not recorded: %s", progress.request_id, error)
+
+    def _count(self, progress: Progress, answered: Answered) -> None:
+        calls = [*answered.dismissed, (answered.call, answered.completed)]
+        progress.usage, costs = Usage(), list[float | None]()
+        for call, completed in calls:
+            spent = completed.usage or Usage()
+            progress.usage = add_usage(progress.usage, spent)
+            costs.append(self.price(call.served.upstream.model, spent))
+        known = [cost for cost in costs if cost is not None]
+        progress.cost_usd = sum(known) if len(known) == len(costs) else None
+        progress.model = answered.completed.model
+
+    async def _keep(
+        self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
+    ) -> str | None:
+        """Only what a teacher said to its end, to a question that stands for itself."""
+        workshop, first = question.workshop, completed.completions[0]
+        may = (
+            workshop.keeper is not None
+            and progress.account.may_store
+            and asked.overrides.store
+            and asked.chat.single_turn
+            and call.served.name in workshop.teachers
+            and len(completed.completions) == 1
+            and first.finish_reason == "stop"
+            and first.text.strip()
+        )
+        if not may or workshop.keeper is None:
+            return None
+        tags = {"context": asked.chat.context, "request": progress.request_id}
+        if progress.account.id:
+            tags["account"] = progress.account.id
+        source = f"{call.served.name}:{completed.model}"
+        return await workshop.keeper.keep(
+            Example(question.query, first.text, tags=tags, source=source)
+        )
+
+    async def _tell(
+        self, progress: Progress, asked: Asked, question: Question, answered: Answered
+    ) -> None:
+        shown = [one.example.id for one in answered.call.shown if one.example.id is not None]
+        if shown and question.workshop.cache is not None:
+            saved = self._saved(progress)
+            await asyncio.to_thread(question.workshop.cache.used, shown, saved)
+        if question.pipeline.record is not None:
+            await question.pipeline.record(_trace(progress, asked, question, answered))
+
+    def _saved(self, progress: Progress) -> float:
+        there = self.price(self.master.upstream.model, progress.usage)
+        return max(0.0, (there or 0.0) - (progress.cost_usd or 0.0))
+
+
+def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:
+    pipeline, completed = question.pipeline, answered.completed
+    answers = [pipeline.parse(question.query, one) for one in completed.completions]
+    return Trace(
+        id=progress.request_id,
+        time=time.time() - progress.seconds,
+        query=question.query,
+        tier=answered.call.served.name,
+        candidates=answered.call.shown,
+        prompt=_prompt(asked, question, answered.call.shown),
+        reply=_reply(completed),
+        answer=pipeline.choose(answers),
+        seconds=progress.seconds,
+        cost_usd=progress.cost_usd,
+        dismissed=tuple(_reply(one) for _, one in answered.dismissed),
+    )
+
+
+def _reply(completed: Completed) -> Reply:
+    return Reply(completed.model, completed.completions, completed.usage or Usage())
+
+
+def _prompt(asked: Asked, question: Question, shown: Sequence[Candidate]) -> Prompt:
+    """What the tier was shown, as other prompts are recorded."""
+    messages = asked.chat.body["messages"]
+    assert isinstance(messages, list)
+    told = [_message(message, question) for message in messages]
+    turns = [turn for one in shown for turn in _turns(one.example)]
+    before = asked.chat.before
+    return Prompt((*told[:before], *turns, *told[before:]))
+
+
+def _turns(example: Example) -> tuple[Message, Message]:
+    asked = Message("user", (*example.query.images, example.query.text))
+    return asked, Message("assistant", (worked(example),))
+
+
+def _message(message: dict[str, object], question: Question) -> Message:
+    parts: list[str | Image] = []
+    for part in parts_of(message):
+        parts.append(part if isinstance(part, str) else question.pictures[part.url])
+    if message.get("role") in INSTRUCTING:
+        return Message("system", tuple(parts))
+    return Message("assistant" if message.get("role") == "assistant" else "user", tuple(parts))

@@ -1,0 +1,172 @@
+"""A gateway on loopback, in a thread of its own, with tiers that answer from a script."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import uvicorn
+
+from bottega.gateway.accounts import Account
+from bottega.gateway.answering import Answering
+from bottega.gateway.app import App
+from bottega.gateway.door import Door, Progress
+from bottega.gateway.limits import Limits
+from bottega.gateway.local_upstream import LocalUpstream
+from bottega.gateway.pictures import Fetch
+from bottega.gateway.ports import Served, Takes, Upstream
+from bottega.gateway.repeats import Bodies, Flights, Repeats
+from bottega.gateway.serving import Gateway, Replaying
+from bottega.gateway.settling import Settling
+from bottega.gateway.workshop import Workshop
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.pipeline import Pipeline
+from bottega.protocols import Generator, Retriever, Tier
+from bottega.recipes import cache_of_thought
+from bottega.recording import Remember
+from bottega.types import Example, Prompt
+
+QUESTION = "Which digit is this?"
+
+
+def said(prompt: Prompt) -> str:
+    """What the last turn says, and how many demonstrations stood before it."""
+    last = " ".join(part for part in prompt.messages[-1].parts if isinstance(part, str))
+    shown = sum(message.role == "assistant" for message in prompt.messages)
+    return f"{last} ({shown} shown)"
+
+
+@dataclass
+class Kitchen:
+    """What a test may look at afterwards. `over` are the requests that ended, in order."""
+
+    url: str
+    gateway: Gateway
+    caches: dict[str, KnowledgeBase]
+    over: list[Progress] = field(default_factory=list)
+
+    def examples(self, namespace: str = "") -> list[Example]:
+        return list(self.caches[namespace]) if namespace in self.caches else []
+
+    def wait(self, requests: int) -> Progress:
+        """The last of so many requests, once it is over."""
+        end = time.monotonic() + 10
+        while len(self.over) < requests:
+            assert time.monotonic() < end, f"only {len(self.over)} requests ended"
+            time.sleep(0.005)
+        return self.over[requests - 1]
+
+
+@dataclass
+class Spaces:
+    """A workshop a namespace, all in one file in memory or on disk."""
+
+    tiers: Sequence[Tier]
+    path: str
+    make: Callable[[KnowledgeBase], Pipeline]
+    caches: dict[str, KnowledgeBase] = field(default_factory=dict)
+
+    async def open(self, namespace: str, /) -> Workshop:
+        if namespace not in self.caches:
+            self.caches[namespace] = KnowledgeBase.open(
+                self.path, embed=PixelEmbedder(), namespace=namespace
+            )
+        cache = self.caches[namespace]
+        teachers = frozenset({self.tiers[-1].name})
+        return Workshop(self.make(cache), Remember(cache, teachers=teachers), cache, teachers)
+
+
+def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
+    async def route(query: object, /) -> Tier:
+        return tiers[0]
+
+    return route
+
+
+@contextmanager
+def kitchen(
+    folder: Any,
+    *,
+    master: Generator | Upstream | None = None,
+    apprentice: Generator | Upstream | None = None,
+    takes: Mapping[str, Takes] | None = None,
+    replays: bool = True,
+    identity: Any = "bytes",
+    authenticate: Callable[[str | None], Account | None] | None = None,
+    fetch: Fetch | None = None,
+    limits: Limits | None = None,
+    route: Callable[[Sequence[Tier]], Any] = always_first,
+    change: Callable[[Pipeline], Pipeline] = lambda pipeline: pipeline,
+    asks: Mapping[str, object] | None = None,
+    shots: int = 2,
+    retrieve: Retriever | None = None,
+) -> Iterator[Kitchen]:
+    double = Scripted(said)
+    parts = {"apprentice": apprentice or double, "master": master or Scripted(said, name="big")}
+    tiers = [
+        Tier(name, part if isinstance(part, Scripted) else double, shots if i == 0 else 0)
+        for i, (name, part) in enumerate(parts.items())
+    ]
+    served = [
+        Served(
+            tier,
+            LocalUpstream(part) if hasattr(part, "generate") else part,  # type: ignore[arg-type]
+            (takes or {}).get(tier.name, Takes()),
+            asks or {} if tier.name == "apprentice" else {},
+        )
+        for tier, part in zip(tiers, parts.values(), strict=True)
+    ]
+
+    def make(cache: KnowledgeBase) -> Pipeline:
+        return change(
+            cache_of_thought(
+                cache, tiers=tiers, route=route(tiers), remember=False, retrieve=retrieve
+            )
+        )
+
+    spaces = Spaces(tiers, str(folder / "cache.db"), make)
+    replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
+    gateway = Gateway(
+        Answering(served, lambda image: image.data_url),
+        spaces,
+        Settling(lambda model, usage: usage.prompt_tokens * 1e-6, served[-1]),
+        {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
+        limits=limits or Limits(),
+        authenticate=authenticate,
+        replaying=replaying if replays else None,
+        fetch=fetch,
+        background=re.compile(r"\A### Task:"),
+    )
+    found = Kitchen("", gateway, spaces.caches)
+    app = App(gateway, Door(gateway.answer, found.over.append, gateway.limits.body_mb << 20))
+    with running(app) as found.url:
+        yield found
+    for cache in spaces.caches.values():
+        cache.close()
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    end = time.monotonic() + 20
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < end
+        time.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+__all__ = ["QUESTION", "Kitchen", "kitchen", "replace", "running", "said"]

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import hashlib
+import logging
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import NotFoundError, SettingError, StoreError
+from bottega.gateway.accounts import TOKEN, Accounts
+from bottega.knowledge import KnowledgeBase
+
+
+@pytest.fixture
+def accounts(tmp_path: Path) -> Iterator[Accounts]:
+    opened = Accounts.open(tmp_path / "gateway.db")
+    yield opened
+    opened.close()
+
+
+def test_a_key_says_whose_it_is(accounts: Accounts) -> None:
+    account, token = accounts.add(
+        "team-a", namespace="a", may_store=False, requests_per_minute=60, usd_per_month=5.0
+    )
+    other, others = accounts.add("team-b", admin=True)
+    assert accounts.authenticate(token) == account
+    assert accounts.authenticate(others) == other
+    assert (account.namespace, account.may_store, account.admin) == ("a", False, False)
+    assert (account.requests_per_minute, account.usd_per_month) == (60, 5.0)
+    assert (other.namespace, other.may_store, other.admin) == ("", True, True)
+    assert accounts.list() == [account, other]
+
+
+def test_other_texts_are_no_keys(accounts: Accounts) -> None:
+    _, token = accounts.add("team-a")
+    flipped = token[:-1] + ("0" if token[-1] != "0" else "1")
+    other_id = token[:11] + "f" * 12 + token[23:]
+    nobody = "sk-bottega-" + "0" * 12 + "-" + "0" * 64
+    wrong = [None, "", flipped, other_id, nobody, token + "\n", f" {token}", token.upper()]
+    wrong += [token[:-1], token + "0", "sk-bottega--", "' OR 1=1 --", "\ud800", "x" * 100_000]
+    assert [accounts.authenticate(each) for each in wrong] == [None] * len(wrong)
+    assert accounts.authenticate(token) is not None
+
+
+def test_the_key_is_stored_nowhere(accounts: Accounts, tmp_path: Path) -> None:
+    account, token = accounts.add("team-a")
+    secret = TOKEN.fullmatch(token)
+    assert secret is not None
+    kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert secret[2].encode() not in kept
+    assert hashlib.sha256(secret[2].encode()).digest() in kept
+    assert secret[2] not in repr(account) + repr(accounts.list()) + repr(vars(accounts))
+    assert secret[1] in repr(account)
+
+
+def test_a_revoked_key_opens_nothing(accounts: Accounts) -> None:
+    account, token = accounts.add("team-a")
+    revoked = accounts.revoke(account.id)
+    assert revoked.revoked is not None
+    assert accounts.authenticate(token) is None
+    assert accounts.revoke(account.id) == revoked
+    assert accounts.list() == [revoked]
+
+
+def test_a_leaked_key_may_be_revoked_by_itself(accounts: Accounts) -> None:
+    account, token = accounts.add("team-a")
+    assert accounts.revoke(token).id == account.id
+    assert accounts.authenticate(token) is None
+    unknown = token[:11] + "f" * 12 + token[23:]
+    with pytest.raises(NotFoundError) as raised:
+        accounts.revoke(unknown)
+    assert unknown[24:] not in str(raised.value)
+
+
+def test_another_process_is_heard_within_a_second(accounts: Accounts, tmp_path: Path) -> None:
+    account, token = accounts.add("team-a")
+    code = (
+        "import sys; from bottega.gateway.accounts import Accounts\n"
+        "accounts = Accounts.open(sys.argv[1])\n"
+        "print(accounts.add('team-b')[1])\naccounts.revoke(sys.argv[2])\naccounts.close()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "gateway.db"), account.id]
+    assert accounts.authenticate(token) == account
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end and accounts.authenticate(token) is not None:
+        time.sleep(0.01)
+    assert accounts.authenticate(token) is None
+    added = accounts.authenticate(done.stdout.strip())
+    assert added is not None
+    assert added.name == "team-b"
+
+
+def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
+    accounts: Accounts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    account, token = accounts.add("team-a")
+    with sqlite3.connect(tmp_path / "gateway.db") as other:
+        other.execute("ALTER TABLE accounts RENAME TO gone")
+    other.close()
+    with caplog.at_level(logging.ERROR):
+        time.sleep(2.0)
+    assert accounts.authenticate(token) == account
+    assert len([r for r in caplog.records if "as they were last read" in r.message]) == 1
+    assert token[24:] not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "  "},
+        {"name": "a\0b"},
+        {"name": "\ud800"},
+        {"name": "\x1b[31m"},
+        {"name": "n" * 201},
+        {"namespace": "a\nb"},
+        {"namespace": "\udcff"},
+        {"namespace": "n" * 201},
+        {"requests_per_minute": 0},
+        {"requests_per_minute": 2**31},
+        {"usd_per_month": -1.0},
+        {"usd_per_month": float("nan")},
+        {"usd_per_month": float("inf")},
+    ],
+)
+def test_what_no_account_can_be(accounts: Accounts, wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingError) as raised:
+        accounts.add(**{"name": "team-a", **wrong})  # type: ignore[arg-type]
+    assert raised.value.hint
+    assert accounts.list() == []
+
+
+def test_asking_is_quick(accounts: Accounts) -> None:
+    _, token = accounts.add("team-a")
+
+    def seconds(asked: str) -> float:
+        rounds = []
+        for _ in range(20):
+            begun = time.perf_counter()
+            for _ in range(500):
+                accounts.authenticate(asked)
+            rounds.append((time.perf_counter() - begun) / 500)
+        return min(rounds)
+
+    right, unknown = seconds(token), seconds(token[:11] + "f" * 12 + token[23:])
+    assert right < 50e-6
+    assert 0.5 < right / unknown < 2
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    KnowledgeBase.open(tmp_path / "k.db", None).close()
+    with pytest.raises(StoreError, match="not a gateway database"):
+        Accounts.open(tmp_path / "k.db")
+    with pytest.raises(StoreError, match="there is no"):
+        Accounts.open(tmp_path / "none.db", create=False)
+    with pytest.raises(StoreError, match="no folder"):
+        Accounts.open(tmp_path / "none" / "gateway.db")
+    assert not (tmp_path / "none.db").exists()

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import logging
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway import ledger as module
+from bottega.gateway.accounts import Accounts
+from bottega.gateway.ledger import Entry, Ledger
+
+NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
+DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+
+
+def entry(number: int = 0, cost: float | None = 0.01, account: str = "a") -> Entry:
+    return Entry(
+        time.time(), f"r{number}", account, "ns", "master", "gpt", "answered", cost_usd=cost
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.db"
+
+
+@pytest.fixture
+def ledger(file: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(file)
+    yield opened
+    opened.close()
+
+
+def count(file: Path, table: str = "entries") -> int:
+    connection = sqlite3.connect(file)
+    (number,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    connection.close()
+    return int(number)
+
+
+def until(seconds: float, file: Path, wanted: int) -> bool:
+    end = time.monotonic() + seconds
+    while count(file) != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return count(file) == wanted
+
+
+def test_everything_is_kept(ledger: Ledger, file: Path) -> None:
+    whole = Entry(
+        5.0, "r", "a", "ns", "apprentice", "m", "passed", 2, 0.5, 10, 3, 1, 0.25, 0.75, 200, 0.05
+    )
+    ledger.note(whole)
+    ledger.note_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+    ledger.flush()
+    row = ledger.read("SELECT * FROM entries")[0]
+    assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
+    assert row[15] == 200
+    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0)]
+
+
+def test_entries_are_there_within_half_a_second(ledger: Ledger, file: Path) -> None:
+    for number in range(100):
+        ledger.note(entry(number))
+    assert until(0.5, file, 100)
+
+
+def test_noting_is_quick_and_closing_loses_nothing(file: Path) -> None:
+    ledger = Ledger.open(file)
+    rounds = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        for number in range(500):
+            ledger.note(entry(number))
+        rounds.append((time.perf_counter() - begun) / 500)
+    assert min(rounds) < 50e-6
+    ledger.close()
+    assert count(file) == 10_000
+    assert ledger.lost == 0
+
+
+def test_many_threads_may_note(ledger: Ledger, file: Path) -> None:
+    def work() -> None:
+        for number in range(500):
+            ledger.note(entry(number))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.spent_this_month("a") == pytest.approx(40.0)
+    ledger.flush()
+    assert count(file) == 4000
+    assert ledger.spent_this_month("a") == pytest.approx(40.0)
+
+
+def test_what_was_spent_is_known_at_once_and_after_a_restart(file: Path) -> None:
+    ledger = Ledger.open(file)
+    for cost in (0.5, None, float("nan"), float("inf"), -1.0, 0.25):
+        ledger.note(entry(cost=cost))
+    ledger.note(entry(cost=9.0, account="b"))
+    for _ in range(2):
+        assert ledger.spent_this_month("a") == 0.75
+        assert ledger.dearest_this_month("a") == 0.5
+        ledger.flush()
+    assert ledger.spent_this_month("nobody") == 0.0
+    ledger.close()
+    again = Ledger.open(file)
+    assert (again.spent_this_month("a"), again.dearest_this_month("b")) == (0.75, 9.0)
+    again.close()
+
+
+def test_a_month_ends_at_midnight_utc(file: Path) -> None:
+    now = [DECEMBER - 1]
+    ledger = Ledger.open(file, clock=lambda: now[0])
+    ledger.note(replace(entry(cost=0.5), time=DECEMBER - 2))
+    assert ledger.spent_this_month("a") == 0.5
+    ledger.flush()
+    now[0] = DECEMBER
+    assert ledger.spent_this_month("a") == 0.0
+    ledger.note(replace(entry(cost=0.1), time=DECEMBER))
+    ledger.note(replace(entry(cost=0.2), time=DECEMBER - 1))  # it began last month
+    assert ledger.spent_this_month("a") == 0.1
+    ledger.flush()
+    assert ledger.spent_this_month("a") == 0.1
+    ledger.close()
+
+
+def test_two_gateways_count_together(ledger: Ledger, file: Path) -> None:
+    other = Ledger.open(file)
+    ledger.note(entry(cost=0.5))
+    ledger.flush()
+    other.note(entry(cost=0.25))
+    other.flush()
+    assert other.spent_this_month("a") == 0.75
+    other.close()
+
+
+def test_what_upstreams_tell_keeps_no_row_from_the_file(ledger: Ledger, file: Path) -> None:
+    odd = replace(
+        entry(cost=float("nan")),
+        model="\ud800\0",
+        prompt_tokens=10**30,
+        completion_tokens=-5,
+        similarity=float("nan"),
+        seconds=float("inf"),
+    )
+    ledger.note(odd)
+    ledger.note(entry())
+    ledger.flush()
+    rows = ledger.read("SELECT model, prompt_tokens, completion_tokens, similarity FROM entries")
+    assert rows[0] == ("?\N{REPLACEMENT CHARACTER}", 2**62, 0, None)
+    assert len(rows) == 2
+
+
+def test_a_locked_file_fails_nothing_and_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("bottega.gateway.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MOST_WAITING", 10)
+    ledger = Ledger.open(file)
+    blocker = sqlite3.connect(file, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    with caplog.at_level(logging.WARNING):
+        for number in range(25):
+            ledger.note(entry(number, cost=0.5))
+        time.sleep(0.8)
+        assert ledger.spent_this_month("a") == 12.5
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        assert until(2.0, file, 10)
+    ledger.close()
+    assert (ledger.lost, ledger.spent_this_month("a")) == (15, 12.5)
+    told = [record.message for record in caplog.records]
+    assert [("requests go on" in each) for each in told] == [True, False]
+    assert told[1] == "the ledger is written again; 15 rows were lost"
+    again = Ledger.open(file)
+    assert again.lost_by_all() == 15
+    assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
+    again.close()
+
+
+def test_a_full_disk_fails_nothing_and_closing_says_what_is_lost(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    for number in range(2000):
+        ledger.note(entry(number))
+    with caplog.at_level(logging.ERROR):
+        ledger.close()
+    assert ledger.lost == 2000
+    assert "no space left" in caplog.text
+    assert "2000 rows could not be written" in caplog.text
+    ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
+    assert ledger._file.read("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_old_rows_go_and_what_was_spent_stays(file: Path) -> None:
+    ledger = Ledger.open(file, clock=lambda: NOVEMBER)
+    for day in range(12):
+        ledger.note(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
+        ledger.note_shadow("ns", 0.5, 1.0, 1.0, NOVEMBER - day * 86_400.0, "r")
+    ledger.flush()
+    assert ledger.prune(5.5) == 12
+    assert (count(file), count(file, "shadows")) == (6, 6)
+    assert ledger.spent_this_month("a") == 12.0
+    ledger.close()
+    kept = Ledger.open(file, keep_days=2.5, clock=lambda: NOVEMBER)
+    assert kept.spent_this_month("a") == 12.0
+    kept.note(replace(entry(), time=NOVEMBER))
+    assert until(2.0, file, 4)
+    kept.close()
+
+
+def test_gates_keep_their_state(file: Path) -> None:
+    ledger = Ledger.open(file)
+    assert ledger.gate("ns") is None
+    ledger.set_gate("ns", '{"n": 1}')
+    ledger.set_gate("other", "{}")
+    assert ledger.gate("ns") == '{"n": 1}'
+    ledger.set_gate("ns", '{"n": 2}')
+    ledger.set_master("master")
+    ledger.close()
+    again = Ledger.open(file)
+    assert (again.gate("ns"), again.gate("other"), again.master()) == ('{"n": 2}', "{}", "master")
+    again.close()
+
+
+WRITER = """
+import sys, time
+from bottega.gateway.ledger import Entry, Ledger
+ledger = Ledger.open(sys.argv[1])
+number = 0
+while True:
+    ledger.note(Entry(time.time(), str(number), "a", "", "m", "m", "answered", cost_usd=1.0))
+    print(number, time.time(), flush=True)
+    number += 1
+    time.sleep(0.001)
+"""
+
+
+def test_a_killed_process_loses_half_a_second_and_never_the_file(file: Path) -> None:
+    kept = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        time.sleep(0.9)
+        killed = time.time()
+        process.kill()
+        said, _ = process.communicate()
+        noted = [line.split() for line in said.splitlines() if line.count(" ") == 1]
+        owed = {number for number, moment in noted if float(moment) < killed - 0.5}
+        ledger = Ledger.open(file)
+        rows = ledger.read("SELECT request_id FROM entries LIMIT -1 OFFSET ?", kept)
+        assert owed <= {str(row[0]) for row in rows}
+        assert owed
+        kept += len(rows)
+        assert ledger.spent_this_month("a") == kept
+        assert ledger.read("PRAGMA integrity_check") == [("ok",)]
+        ledger.close()
+
+
+def test_looking_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
+    ledger.note(entry())
+    ledger.flush()
+    blocker = sqlite3.connect(file, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    begun = time.monotonic()
+    other = Ledger.open(file, create=False)
+    assert len(other.read("SELECT * FROM entries")) == 1
+    other.close()
+    accounts = Accounts.open(file)
+    assert accounts.list() == []
+    accounts.close()
+    assert time.monotonic() - begun < 1.0
+    blocker.close()

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+
+from bottega.gateway.limits import Limits
+from bottega.gateway.refusals import Refusal
+from bottega.image import Image
+
+PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
+IMAGE = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "detail": "low"}}
+BODY: dict[str, Any] = {
+    "model": "bottega",
+    "messages": [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]},
+        {"role": "user", "name": "Ada", "content": "And now?"},
+    ],
+    "temperature": 0.5,
+    "top_p": 1,
+    "n": 1,
+    "max_tokens": 16,
+    "seed": 7,
+    "stop": ["\n"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "response_format": {"type": "text"},
+    "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+    "logprobs": False,
+    "user": "u",
+    "unknown": {"of": ["a", "server"]},
+}
+
+
+def refused(body: object, limits: Limits | None = None) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        (limits or Limits()).read(json.dumps(body).encode())
+    assert caught.value.type == "invalid_request_error" and caught.value.hint
+    return caught.value
+
+
+def asked(*content: object, **more: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": list(content)}], **more}
+
+
+def test_a_body_within_the_limits_is_what_was_sent() -> None:
+    assert Limits().read(orjson.dumps(BODY)) == BODY
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"not json",
+        b'{"model": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"temperature": 1e400}',
+        b'{"model": "\xff\xfe"}',
+        '{"model": "è"}'.encode("latin-1"),
+        '{"model": "m"}'.encode("utf-16"),
+        b'{"model": "\\ud800"}',
+        b"\xef\xbb\xbf{}",
+        b"{}{}",
+        b"[" * 100_000,
+        b'{"a":' * 1025 + b"1" + b"}" * 1025,
+    ],
+)
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        Limits().read(raw)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_of_a_name_that_stands_twice_the_last_is_checked_and_kept() -> None:
+    raw = b'{"model":"a","messages":[],"messages":[{"role":"user","content":"b"}],"model":"c"}'
+    assert Limits().read(raw)["model"] == "c"
+    with pytest.raises(Refusal, match="empty array"):
+        Limits().read(b'{"model":"a","messages":[{"role":"user","content":"b"}],"messages":[]}')
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"model": None}, "model", "missing_required_parameter"),
+        ({"model": 3}, "model", "invalid_type"),
+        ({"messages": None}, "messages", "missing_required_parameter"),
+        ({"messages": []}, "messages", "empty_array"),
+        ({"messages": {}}, "messages", "invalid_type"),
+        ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
+        ({"messages": [{}]}, "messages[0].role", "missing_required_parameter"),
+        ({"messages": [{"role": []}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "root"}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        ({"n": True}, "n", "invalid_type"),
+        ({"n": 0}, "n", "invalid_type"),
+        ({"n": 10**9}, "n", "invalid_type"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+        ({"max_tokens": 10**30}, "max_tokens", "invalid_type"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": -1}, "temperature", "invalid_type"),
+        ({"temperature": 1e300}, "temperature", "invalid_type"),
+        ({"top_p": False}, "top_p", "invalid_type"),
+        ({"stop": [1]}, "stop", "invalid_type"),
+        ({"tools": ["look"]}, "tools", "invalid_type"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"stream_options": True}, "stream_options", "invalid_type"),
+        ({"seed": "x"}, "seed", "invalid_type"),
+    ],
+)
+def test_an_error_names_its_field(change: dict[str, object], param: str, code: str) -> None:
+    found = refused(BODY | change)
+    assert (found.status, found.param, found.code) == (400, param, code)
+    assert param in str(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ("hi", ""),
+        ({}, ".type"),
+        ({"type": 3}, ".type"),
+        ({"type": "text"}, ".text"),
+        ({"type": "text", "text": ["a"]}, ".text"),
+        ({"type": "image_url"}, ".image_url"),
+        ({"type": "image_url", "image_url": 3}, ".image_url"),
+        ({"type": "image_url", "image_url": {}}, ".image_url.url"),
+        ({"type": "image_url", "image_url": {"url": {}}}, ".image_url.url"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, ".image_url.url"),
+        ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, ".image_url.url"),
+        ({"type": "image_url", "image_url": "gopher://a/"}, ".image_url"),
+        ({"type": "image_url", "image_url": {"url": "data:,", "detail": 1}}, ".image_url.detail"),
+    ],
+)
+def test_an_error_names_its_part(part: object, param: str) -> None:
+    body = copy.deepcopy(BODY)
+    body["messages"][1]["content"].append(part)
+    assert refused(body).param == f"messages[1].content[2]{param}"
+
+
+@pytest.mark.parametrize(
+    "field", ["unknown", "tools", "metadata", "response_format", "stream_options"]
+)
+@pytest.mark.parametrize("opening", [{"a": None}, [None]])
+def test_brackets_nest_no_deeper_than_the_limit(field: str, opening: Any) -> None:
+    def nested(depth: int) -> Any:
+        inner: object = 1
+        for _ in range(depth):
+            inner = {"a": inner} if isinstance(opening, dict) else [inner]
+        return [{"a": inner}] if field == "tools" else {"a": inner}
+
+    Limits().check(BODY | {field: nested(60)})
+    assert refused(BODY | {field: nested(200)}).code == "limit_exceeded"
+
+
+@pytest.mark.parametrize("kind", ["text", "image_url", "other"])
+@pytest.mark.parametrize("name", ["text", "image_url", "more"])
+def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    part = {"type": kind, "text": "a", "image_url": PIXEL.data_url, name: deep}
+    assert refused(asked(part)).status == 400
+
+
+def test_each_limit_holds() -> None:
+    text = {"type": "text", "text": "abc"}
+    Limits(text_characters=6).check(asked(text, text))
+    assert refused(asked(text, text, text), Limits(text_characters=6)).param == (
+        "messages[0].content[2].text"
+    )
+    Limits(images=2).check(asked(IMAGE, IMAGE))
+    assert refused(asked(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
+        "messages[0].content[2].image_url.url"
+    )
+    two = {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2}
+    Limits(messages=2).check(two)
+    assert refused(two, Limits(messages=1)).code == "array_above_max_length"
+    heavy = {"type": "image_url", "image_url": "data:image/png;base64," + "A" * 800_000}
+    Limits(image_mb=1).check(asked(heavy))
+    assert refused(asked(heavy, heavy), Limits(image_mb=1)).param == (
+        "messages[0].content[1].image_url"
+    )
+
+
+def test_a_body_that_is_too_large_is_not_parsed() -> None:
+    with pytest.raises(Refusal) as caught:
+        Limits(body_mb=1).read(b"[" * ((1 << 20) + 1))
+    assert caught.value.status == 413
+
+
+def test_headers_have_a_limit() -> None:
+    Limits().check_headers([(b"host", b"x")] * 20)
+    for headers in ([(b"a", b"b")] * 101, [(b"authorization", b"x" * 40_000)]):
+        with pytest.raises(Refusal) as caught:
+            Limits().check_headers(headers)
+        assert caught.value.status == 431
+
+
+def test_images_are_read_within_their_pixels() -> None:
+    assert Limits().read_image(PIXEL.data_url, "p") == PIXEL
+    assert Limits().read_image("DATA" + PIXEL.data_url[4:], "p") == PIXEL
+    with pytest.raises(Refusal, match="8 x 6") as caught:
+        Limits(image_pixels=47).read_image(PIXEL.data_url, "messages[0]")
+    assert caught.value.param == "messages[0]"
+    with pytest.raises(Refusal, match="together"):
+        Limits(image_mb=0).check_fetched([PIXEL], "messages")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:",
+        "data:image/png;base64,",
+        "data:image/png;base64,%%%",
+        "data:image/png,abc",
+        "data:text/html;base64," + base64.b64encode(b"<b>").decode(),
+        PIXEL.data_url[:60],
+    ],
+)
+def test_what_is_no_image_is_refused(url: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        Limits().read_image(url, "here")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_image")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    inner = [(*here, key) for key, _ in items]
+    containers = [path for path in inner if isinstance(value[path[-1]], dict | list)]
+    return inner + [deep for path in containers for deep in paths(value[path[-1]], path)]
+
+
+@given(st.sampled_from(paths(BODY)), JSON)
+def test_anything_in_any_place_is_passed_or_refused(path: tuple[Any, ...], value: object) -> None:
+    body = copy.deepcopy(BODY)
+    place: Any = body
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    try:
+        Limits().read(orjson.dumps(body))
+    except Refusal as refusal:
+        assert refusal.status == 400 and refusal.param and refusal.param.startswith(str(path[0]))
+
+
+@given(JSON | st.binary())
+def test_anything_as_a_body_is_refused(value: object) -> None:
+    with pytest.raises(Refusal) as caught:
+        Limits().read(value if isinstance(value, bytes) else orjson.dumps(value))
+    assert caught.value.status == 400

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.gateway.overrides import NONE, Overrides, read_overrides
+from bottega.gateway.refusals import Refusal
+
+TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "master", "gpt": ""}
+
+
+@pytest.mark.parametrize(
+    ("model", "headers", "found"),
+    [
+        ("bottega", {}, NONE),
+        ("gpt", {}, NONE),
+        ("bottega/master", {}, Overrides(tier="master")),
+        ("bottega:shots=0,no-store", {}, Overrides(shots=0, store=False)),
+        ("bottega/master:no-replay", {}, Overrides(tier="master", replay=False)),
+        ("bottega", {"x-bottega-route": "apprentice"}, Overrides(tier="apprentice")),
+        ("bottega", {"x-bottega-master-rate": "0.25"}, Overrides(master_rate=0.25)),
+        ("bottega:shots=2", {"x-bottega-shots": "5"}, Overrides(shots=5)),
+        ("bottega", {"x-bottega-namespace": "a/b"}, Overrides(namespace="a/b")),
+        (
+            "bottega",
+            {"x-bottega-cache": "no-store, no-retrieve,no-replay"},
+            Overrides(store=False, retrieve=False, replay=False),
+        ),
+    ],
+)
+def test_overrides_by_suffix_and_header(
+    model: str, headers: dict[str, str], found: Overrides
+) -> None:
+    assert read_overrides(model, headers, TIERS) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "headers", "code"),
+    [
+        ("gpt-9", {}, "model_not_found"),
+        ("bottega/nobody", {}, "model_not_found"),
+        ("bottega:shots=many", {}, "invalid_override"),
+        ("bottega:shots=-1", {}, "invalid_override"),
+        ("bottega:shots=1000", {}, "invalid_override"),
+        ("bottega:storing", {}, "invalid_override"),
+        ("bottega", {"x-bottega-master-rate": "1.5"}, "invalid_override"),
+        ("bottega", {"x-bottega-master-rate": "nan"}, "invalid_override"),
+        ("bottega", {"x-bottega-route": "nobody"}, "invalid_override"),
+        ("bottega", {"x-bottega-namespace": ""}, "invalid_override"),
+        ("bottega", {"x-bottega-upstream": "http://evil"}, "invalid_override"),
+    ],
+)
+def test_what_is_no_override_is_refused(model: str, headers: dict[str, str], code: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        read_overrides(model, headers, TIERS)
+    assert refused.value.code == code
+    assert refused.value.hint
+
+
+def test_a_model_whose_own_name_has_a_colon_is_found() -> None:
+    assert read_overrides("qwen2.5vl:7b", {}, {"qwen2.5vl:7b": ""}) == NONE

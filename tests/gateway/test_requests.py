@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from bottega.gateway.augmenting import augmented, fitting
+from bottega.gateway.ports import Takes
+from bottega.gateway.requests import BACKGROUND, Chat, Needs, read_chat
+from bottega.types import Candidate, Example, Query
+from tests.builders import candidates, picture
+
+URL = "data:image/png;base64,AAAA"
+ASK = {"role": "user", "content": "Which digit?"}
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> Chat:
+    return read_chat(
+        {"model": "bottega", "messages": list(messages), **more}, background=re.compile(BACKGROUND)
+    )
+
+
+def seen(text: str, *urls: str, detail: str | None = None) -> dict[str, Any]:
+    images = [
+        {"type": "image_url", "image_url": {"url": url} | ({"detail": detail} if detail else {})}
+        for url in urls
+    ]
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def test_the_question_is_the_last_user_turn_and_images_are_all_there_are() -> None:
+    read = chat(
+        {"role": "system", "content": "Be brief."},
+        seen("First?", URL),
+        {"role": "assistant", "content": "One."},
+        seen("And these?", "data:b", "data:c"),
+    )
+    assert read.asked == "And these?"
+    assert [image.url for image in read.images] == [URL, "data:b", "data:c"]
+    assert (read.before, read.single_turn, read.passes) == (1, False, None)
+
+
+def test_an_image_may_be_a_bare_string() -> None:
+    read = chat(
+        {"role": "user", "content": [{"type": "image_url", "image_url": URL}]},
+    )
+    assert [image.url for image in read.images] == [URL]
+    assert read.passes is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "reason"),
+    [
+        ([ASK], {"tools": [{"type": "function"}]}, "tools"),
+        ([ASK], {"tools": []}, None),
+        ([{"role": "tool", "content": "4", "tool_call_id": "x"}], {}, "tools"),
+        ([ASK], {"modalities": ["text", "audio"]}, "audio"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "audio"),
+        ([{"role": "user", "content": [{"type": "file", "file": {}}]}], {}, "parts"),
+        ([ASK, {"role": "assistant", "content": "It is"}], {}, "no question"),
+        ([{"role": "system", "content": "Hello"}], {}, "no question"),
+        ([{"role": "user", "content": "### Task:\nSuggest a title."}], {}, "background"),
+        ([{"role": "user", "content": "My ### Task: is hard"}], {}, None),
+        ([{"role": "user", "content": "  "}], {}, "nothing asked"),
+        ([ASK, {"role": "system", "content": "x"}, ASK], {}, None),
+        ([ASK, {"role": "critic", "content": "x"}, ASK], {}, "roles"),
+    ],
+)
+def test_what_cannot_be_augmented_says_why(
+    messages: list[dict[str, Any]], more: dict[str, Any], reason: str | None
+) -> None:
+    assert chat(*messages, **more).passes == reason
+
+
+def test_other_instructions_or_another_format_are_another_context() -> None:
+    contexts = {
+        chat(ASK).context,
+        chat({"role": "system", "content": "Be brief."}, ASK).context,
+        chat({"role": "system", "content": "Be a pirate."}, ASK).context,
+        chat(ASK, response_format={"type": "json_object"}).context,
+    }
+    assert len(contexts) == 4 and "" in contexts
+    assert chat(ASK).context == chat(seen("Other?"), temperature=0).context
+
+
+def test_demonstrations_stand_between_instructions_and_conversation() -> None:
+    read = chat({"role": "developer", "content": "Be brief."}, seen("Which?", URL, detail="low"))
+    shown = [
+        Candidate(Example(Query("Which?", (picture(3),)), "3", rationale="Two bows."), 0.9),
+        Candidate(Example(Query("How many?"), "4"), 0.8),
+    ]
+    body = augmented(read, shown, lambda image: f"data:{image.sha256}")
+    messages: Any = body["messages"]
+    assert [one["role"] for one in messages] == [
+        "developer", "user", "assistant", "user", "assistant", "user",
+    ]  # fmt: skip
+    assert messages[1]["content"] == [
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:{picture(3).sha256}", "detail": "low"},
+        },
+        {"type": "text", "text": "Which?"},
+    ]
+    assert messages[2]["content"] == "Two bows.\nAnswer: 3"
+    assert messages[3] == {"role": "user", "content": "How many?"}
+    assert messages[-1] == read.body["messages"][-1]  # type: ignore[index]
+    assert augmented(read, [], lambda image: "") is read.body
+
+
+def test_what_a_tier_cannot_take_beside_the_question_is_left_out_worst_first() -> None:
+    read = chat(seen("Which?", URL))
+    shown = candidates("a", "b", "c")[::-1]  # nearest last
+    kept = fitting(shown, read, Takes(images=3))
+    assert [one.example.answer for one in kept] == ["b", "a"]
+    assert fitting(shown, read, Takes(images=1)) == []
+    one = read.needs.tokens + 1150
+    assert [c.example.answer for c in fitting(shown, read, Takes(context=one))] == ["a"]
+
+
+def test_needs_are_met_by_what_a_tier_takes() -> None:
+    assert Needs().met_by(Takes(images=0, tools=False, context=10))
+    assert not Needs(images=2).met_by(Takes(images=1))
+    assert not Needs(tools=True).met_by(Takes(tools=False))
+    assert not Needs(audio=True).met_by(Takes())
+    assert not Needs(tokens=11).met_by(Takes(context=10))

@@ -1,0 +1,107 @@
+"""One answer to one question: a newer one takes the older one's place."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.types import Example, Query
+from tests.knowledge.doubles import Bad, SeededEmbedder, asked, damaged, shown
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def answers(kb: KnowledgeBase) -> list[str]:
+    return [example.answer for example in kb]
+
+
+def test_a_newer_answer_takes_the_place_of_the_older_one(kb: KnowledgeBase) -> None:
+    (old,) = kb.replace([shown(1, "cat")])
+    other, new = kb.replace([shown(2, "cat"), shown(1, "dog")])
+    assert kb.ids() == [other, new]
+    assert old not in kb.ids()
+    assert answers(kb) == ["cat", "dog"]
+    assert kb.search(Query("What?", shown(3).query.images), 5)  # the index follows
+
+
+def test_the_same_answer_again_stays_as_it_is(kb: KnowledgeBase) -> None:
+    first = kb.replace([shown(1)])
+    assert kb.replace([shown(1)]) == first == kb.ids()
+
+
+def test_what_was_added_is_replaced_too(kb: KnowledgeBase) -> None:
+    kb.add([shown(1, "cat"), shown(1, "cow"), shown(1, "cat", question="Which?")])
+    kb.replace([shown(1, "dog")])
+    assert answers(kb) == ["cat", "dog"]
+
+
+def test_the_pin_of_the_older_answer_stays(kb: KnowledgeBase) -> None:
+    kb.pin([str(kb.replace([shown(1, "cat")])[0])])
+    (new,) = kb.replace([shown(1, "dog")])
+    (plain,) = kb.replace([shown(2, "dog")])
+    assert kb.standing(str(new)).pinned
+    assert not kb.standing(str(plain)).pinned
+
+
+def test_another_context_is_another_question(kb: KnowledgeBase) -> None:
+    french = asked("Colour?", "rot", tags={"context": "in German"})
+    ids = kb.replace([asked("Colour?", "rot"), french, replace(french, answer="blau")])
+    assert ids[0] != ids[1] == ids[2]
+    assert answers(kb) == ["rot", "blau"]
+    assert kb.verify().sound
+
+
+def test_of_two_answers_in_one_commit_the_last_counts(kb: KnowledgeBase) -> None:
+    ids = kb.replace([shown(1, "cat"), shown(2, "cat"), shown(1, "dog")])
+    assert ids[0] == ids[2]
+    assert sorted(answers(kb)) == ["cat", "dog"]
+
+
+def test_a_bad_one_leaves_the_others_and_what_was_there(kb: KnowledgeBase) -> None:
+    kb.replace([shown(1, "cat")])
+    bad = Bad()
+    broken = Example(Query("What?", (damaged(),)), "cat")
+    halved = shown(1, "\ud800")
+    ids = kb.replace([broken, shown(2, "dog"), halved], on_bad=bad)
+    assert [id is None for id in ids] == [True, False, True]
+    assert len(bad) == 2
+    assert answers(kb) == ["cat", "dog"]
+
+
+def test_other_namespaces_keep_their_answers(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with (
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="a") as one,
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="b") as other,
+    ):
+        one.replace([shown(1, "cat")])
+        other.replace([shown(1, "dog")])
+        assert answers(one) == ["cat"]
+
+
+def test_replacing_needs_an_embedder(tmp_path: Path) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", None) as kb, pytest.raises(SettingError):
+        kb.replace([shown(1)])
+
+
+def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
+    KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()).close()
+    with sqlite3.connect(tmp_path / "kb.db") as connection:
+        plan = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT key FROM examples"
+            " WHERE namespace = 'a' AND key != 3"
+            " AND asked = (SELECT asked FROM examples WHERE key = 3)"
+        ).fetchall()
+    assert "examples_by_asked" in plan[0][-1]
+    assert KNOWLEDGE_BASE.version == 5

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import BottegaError, StoreFullError
+from bottega.knowledge import KnowledgeBase
+from bottega.recording import Remember
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
+from tests.knowledge.doubles import SeededEmbedder, asked, damaged, shown
+
+ANSWERED = Answer("cat", labels=("cat",), rationale="it has whiskers")
+REPLY = Reply("gpt", (Completion("it has whiskers\nAnswer: cat"),))
+
+
+def trace(tier: str = "master", reply: Reply = REPLY, answer: Answer = ANSWERED) -> Trace:
+    query = replace(shown(1).query, id="item-7", choices=("cat", "dog"))
+    return Trace("t", 0.0, query, tier, (), Prompt(()), reply, answer, 0.1)
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+async def test_a_masters_answer_is_kept_with_its_reasoning_and_source(kb: KnowledgeBase) -> None:
+    await Remember(kb, teachers={"master"})(trace())
+    (kept,) = kb
+    assert (kept.answer, kept.rationale, kept.source) == ("cat", "it has whiskers", "master:gpt")
+    assert kept.query.choices == ("cat", "dog")
+    assert kept.labels is None
+
+
+async def test_several_labels_stay_several(kb: KnowledgeBase) -> None:
+    both = Answer("cat, dog", labels=("cat", "dog"))
+    await Remember(kb, teachers={"master"})(trace(answer=both))
+    assert [example.labels for example in kb] == [("cat", "dog")]
+
+
+async def test_nothing_else_is_kept(kb: KnowledgeBase) -> None:
+    remember = Remember(kb, teachers={"master"})
+    cut = Completion("it has", finish_reason="length")
+    await remember(trace(tier="apprentice"))
+    await remember(trace(answer=replace(ANSWERED, valid=False)))
+    await remember(trace(reply=replace(REPLY, completions=(cut,))))
+    await remember(trace(reply=replace(REPLY, completions=(Completion("cat"), cut))))
+    await remember.learn(Query("q"), ANSWERED, "apprentice")
+    await remember.learn(Query("q"), replace(ANSWERED, valid=False), "master")
+    assert len(kb) == 0
+
+
+async def test_it_learns_for_an_evaluation(kb: KnowledgeBase) -> None:
+    await Remember(kb, teachers={"master"}).learn(Query("q"), ANSWERED, "master")
+    assert [example.source for example in kb] == ["master"]
+
+
+async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> None:
+    remember = Remember(kb, teachers=())
+    first = await remember.keep(shown(1, "cat"))
+    second = await remember.keep(shown(1, "dog"))
+    assert kb.ids() == [second] != [first]
+
+
+class Counting:
+    """A store that is slow enough for others to arrive meanwhile."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.groups: list[int] = []
+        self._fails = fails
+
+    def replace(
+        self, examples: Sequence[Example], *, on_bad: Callable[[BottegaError], None]
+    ) -> list[str | None]:
+        import time
+
+        time.sleep(0.05)
+        self.groups.append(len(examples))
+        if self._fails:
+            raise self._fails
+        return [example.query.text for example in examples]
+
+
+async def test_those_who_arrive_together_share_a_commit() -> None:
+    store = Counting()
+    remember = Remember(store, teachers=())
+    ids = await asyncio.gather(*(remember.keep(asked(f"q{i}")) for i in range(40)))
+    assert ids == [f"q{i}" for i in range(40)]
+    assert len(store.groups) <= 3
+
+
+async def test_a_caller_who_leaves_takes_nothing_along() -> None:
+    store = Counting()
+    remember = Remember(store, teachers=())
+    leaving = asyncio.create_task(remember.keep(asked("first")))
+    waiting = asyncio.create_task(remember.keep(asked("second")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await waiting == "second"
+    assert sum(store.groups) == 2
+
+
+async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
+    remember = Remember(Counting(StoreFullError("full")), teachers=())
+    failed = await asyncio.gather(
+        *(remember.keep(asked(f"q{i}")) for i in range(3)), return_exceptions=True
+    )
+    assert [type(one) for one in failed] == [StoreFullError] * 3
+
+
+async def test_what_cannot_be_stored_is_told_once(
+    kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    remember = Remember(kb, teachers=(), longest=10)
+    with caplog.at_level(logging.WARNING):
+        for i in range(3):
+            assert await remember.keep(asked("q", f"{i} much too long")) is None
+            assert await remember.keep(Example(Query("?", (damaged(),)), str(i))) is None
+    assert len(caplog.records) == 2
+    assert len(kb) == 0

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.errors import StoreError
+from bottega.recording import Several
+from bottega.types import Trace
+from tests.recording.test_traces import trace
+
+
+async def test_all_are_told_in_their_order() -> None:
+    told: list[str] = []
+
+    async def first(trace: Trace, /) -> None:
+        told.append(f"first {trace.id}")
+
+    async def second(trace: Trace, /) -> None:
+        told.append("second")
+
+    await Several(first, None, second)(trace())
+    assert told == ["first abc123", "second"]
+
+
+async def test_one_that_fails_keeps_nothing_from_the_others() -> None:
+    told: list[str] = []
+
+    async def fails(trace: Trace, /) -> None:
+        raise StoreError("no space")
+
+    async def works(trace: Trace, /) -> None:
+        told.append(trace.id)
+
+    with pytest.raises(StoreError, match="no space"):
+        await Several(fails, works)(trace())
+    assert told == ["abc123"]

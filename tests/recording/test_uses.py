@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from bottega.recording import CountUses
+from tests.recording.test_traces import trace
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.told: list[tuple[list[str], float]] = []
+
+    def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
+        self.told.append((list(ids), saved_usd))
+
+
+async def test_what_was_shown_saved_what_the_master_would_have_cost() -> None:
+    shelf = Shelf()
+    count = CountUses(shelf, master="master")
+    small = replace(trace(cost=0.1), tier="apprentice")
+    await count(small)
+    for cost in (2.0, None, 4.0):
+        await count(replace(trace(cost=cost), candidates=()))
+    await count(small)
+    await count(replace(small, cost_usd=None))
+    await count(replace(small, cost_usd=9.0))
+    assert [ids for ids, _ in shelf.told] == [["e7", "e8"]] * 4
+    assert [saved for _, saved in shelf.told] == pytest.approx([0, 2.9, 0, 0])

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.protocols import Tier
+from bottega.routing import coin
+from bottega.types import Query
+
+TIERS = [Tier(name, Scripted([])) for name in ("small", "middle", "large")]
+
+
+async def drawn(rate: float | Sequence[float], seed: int, n: int = 2000) -> list[str]:
+    route = coin(TIERS, rate, seed)
+    return [(await route(Query("q"))).name for _ in range(n)]
+
+
+async def test_the_seed_decides_every_draw() -> None:
+    first = await drawn(0.2, seed=3)
+    assert first == await drawn(0.2, seed=3)
+    assert first != await drawn(0.2, seed=4)
+
+
+async def test_a_rate_is_the_masters_and_the_others_share_the_rest() -> None:
+    counts = Counter(await drawn(0.2, seed=0))
+    # Four standard deviations of 2000 draws.
+    assert counts["large"] == pytest.approx(400, abs=72)
+    assert counts["middle"] == pytest.approx(800, abs=88)
+    assert Counter(await drawn(1.0, seed=0)) == {"large": 2000}
+    assert "large" not in await drawn(0.0, seed=0)
+
+
+async def test_each_tier_may_have_a_rate_of_its_own() -> None:
+    counts = Counter(await drawn((0.7, 0.0, 0.3), seed=0))
+    assert counts["small"] == pytest.approx(1400, abs=82)
+    assert counts["middle"] == 0
+
+
+@pytest.mark.parametrize("rate", [1.5, -0.1, (0.5, 0.5), (0.5, 0.4, 0.2), (1.5, -0.5, 0.0)])
+def test_shares_that_are_none_are_refused(rate: float | Sequence[float]) -> None:
+    with pytest.raises(SettingError, match="cannot choose among 3"):
+        coin(TIERS, rate)
+
+
+async def test_one_tier_is_the_master() -> None:
+    assert (await coin(TIERS[:1], 1.0)(Query("q"))).name == "small"
+    with pytest.raises(SettingError):
+        coin(TIERS[:1], 0.5)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from bottega.generation import Scripted
+from bottega.protocols import Router, Tier
+from bottega.routing import always, cold_start
+from bottega.types import Answer as Said
+from bottega.types import Completion, Prompt, Query, Reply, Trace
+
+MODEL = Scripted([])
+SMALL, LARGE = Tier("small", MODEL), Tier("large", MODEL)
+
+
+class Adaptive:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def __call__(self, query: Query, /) -> Tier:
+        return SMALL
+
+    async def observe(self, trace: Trace, /) -> None:
+        self.seen.append(trace.id)
+
+
+async def names(route: Router, n: int) -> list[str]:
+    return [(await route(Query(f"q{i}"))).name for i in range(n)]
+
+
+async def test_always_is_the_same() -> None:
+    assert await names(always(LARGE), 3) == ["large"] * 3
+
+
+async def test_a_cold_start_asks_the_master_first() -> None:
+    route = cold_start(2, LARGE, then=always(SMALL))
+    assert await names(route, 4) == ["large", "large", "small", "small"]
+
+
+async def test_a_cold_start_tells_the_router_behind_it_what_was_answered() -> None:
+    behind = Adaptive()
+    reply = Reply("m", (Completion("a"),))
+    trace = Trace("t1", 0.0, Query("q"), "large", (), Prompt(()), reply, Said("a"), 0.1)
+    await cold_start(2, LARGE, then=behind).observe(trace)
+    await cold_start(2, LARGE, then=always(SMALL)).observe(trace)
+    assert behind.seen == ["t1"]

@@ -1,0 +1,188 @@
+"""The recipes do what their papers say, from their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Tier
+from bottega.recipes import cache_of_thought
+from bottega.recording import Price, Prices
+from bottega.routing import always, coin, cold_start
+from bottega.types import Answer, Prompt, Query, Trace
+from tests.knowledge.doubles import SeededEmbedder, asked, shown
+
+
+class Brief(Scripted):
+    turns_only = True
+
+
+def large(prompt: Prompt) -> str:
+    return "it has whiskers\nAnswer: cat"
+
+
+def model(name: str, reply: str = "dog") -> Scripted:
+    return Scripted(lambda prompt: reply, name=name)
+
+
+@pytest.fixture
+def cache() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def turns(generator: Scripted, call: int = -1) -> list[str]:
+    """The texts of one prompt, turn by turn."""
+    messages = generator.calls[call].prompt.messages
+    return [" ".join(part for part in m.parts if isinstance(part, str)) for m in messages]
+
+
+async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase) -> None:
+    master, apprentice = Scripted(large, name="gpt"), model("tiny")
+    first = cold_start(1, Tier("master", master), then=always(Tier("apprentice", apprentice, 1)))
+    workshop = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
+    assert await workshop.answer(shown(1).query) == Answer(
+        "cat", labels=("cat",), rationale="it has whiskers"
+    )
+    assert (await workshop.trace(shown(2).query)).tier == "apprentice"
+    assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "What?"]
+    assert [(one.answer, one.source) for one in cache] == [("cat", "master:gpt")]
+
+
+async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBase) -> None:
+    apprentice = model("tiny")
+    for master, reasoning, told in (
+        (Scripted(large), None, True),
+        (Scripted(large), False, False),
+        (Brief(large), None, False),
+        (Brief(large), True, True),
+    ):
+        workshop = cache_of_thought(
+            cache,
+            master=master,
+            apprentice=apprentice,
+            route=lambda tiers: coin(tiers, 1.0),
+            reasoning=reasoning,
+            labels=("cat", "dog"),
+        )
+        await workshop.answer(shown(1).query)
+        assert ("step by step" in turns(master)[-1]) == told
+
+
+async def test_an_empty_cache_leaves_the_apprentice_alone(cache: KnowledgeBase) -> None:
+    apprentice = model("tiny")
+    workshop = cache_of_thought(
+        cache,
+        master=model("gpt"),
+        apprentice=apprentice,
+        shots=3,
+        route=lambda tiers: coin(tiers, 0.0),
+    )
+    assert (await workshop.answer(shown(1).query)).text == "dog"
+    assert len(cache) == 0
+    cache.add([shown(2, "cat")])
+    assert len((await workshop.trace(shown(1).query)).candidates) == 1
+
+
+async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
+    workshop = cache_of_thought(
+        cache,
+        master=model("gpt"),
+        apprentice=model("tiny"),
+        route=lambda tiers: coin(tiers, 1.0),
+        remember=False,
+    )
+    await workshop.answer(shown(1).query)
+    assert len(cache) == 0
+
+
+async def test_of_any_number_of_tiers_only_the_last_teaches(cache: KnowledgeBase) -> None:
+    tiers = [Tier(name, model(name, name), shots=1) for name in ("small", "middle", "large")]
+
+    class InTurn:
+        """Routes to each in turn, and notes what it is told."""
+
+        def __init__(self, tiers: Sequence[Tier]) -> None:
+            self.rest = iter(tiers)
+            self.told: list[str] = []
+
+        async def __call__(self, query: Query, /) -> Tier:
+            return next(self.rest)
+
+        async def observe(self, trace: Trace, /) -> None:
+            self.told.append(trace.tier)
+
+    made: list[InTurn] = []
+
+    def in_turn(tiers: Sequence[Tier]) -> InTurn:
+        made.append(InTurn(tiers))
+        return made[0]
+
+    workshop = cache_of_thought(cache, tiers=tiers, route=in_turn)
+    for number in range(3):
+        await workshop.answer(shown(number).query)
+    assert [tier.name for tier in workshop.tiers] == ["small", "middle", "large"]
+    assert [one.answer for one in cache] == ["large"]
+    assert made[0].told == ["small", "middle", "large"]
+
+
+async def test_an_answer_that_is_not_good_enough_goes_up(cache: KnowledgeBase) -> None:
+    class Always:
+        def __init__(self, tiers: Sequence[Tier]) -> None:
+            self.master = tiers[-1]
+
+        async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+            return self.master if tier != self.master else None
+
+    workshop = cache_of_thought(
+        cache,
+        master=model("gpt", "cat"),
+        apprentice=model("tiny"),
+        route=lambda tiers: coin(tiers, 0.0),
+        escalate=Always,
+    )
+    trace = await workshop.trace(shown(1).query)
+    assert (trace.tier, trace.answer.text, len(trace.dismissed)) == ("master", "cat", 1)
+    assert len(cache) == 1
+
+
+async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
+    cache.add([shown(1, "cat")])
+    tiers = (Tier("apprentice", model("tiny"), 1), Tier("master", model("gpt", "cat")))
+    workshop = cache_of_thought(
+        cache,
+        tiers=tiers,
+        route=cold_start(1, tiers[1], then=always(tiers[0])),
+        price=Prices({"gpt": Price(0, 1e6), "tiny": Price(0, 0)}),
+        remember=False,
+    )
+    for shade in (2, 3):
+        await workshop.answer(shown(shade).query)
+    standing = cache.standing(cache.ids()[0])
+    assert standing.uses == 1
+    assert standing.saved_usd == pytest.approx(1.0)
+
+
+def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
+    one = model("a")
+    route = always(Tier("a", one))
+    with pytest.raises(SettingError, match="who shall answer"):
+        cache_of_thought(cache, master=one, route=route)
+    with pytest.raises(SettingError, match="who shall answer"):
+        cache_of_thought(cache, tiers=[Tier("a", one)], master=one, route=route)
+    with pytest.raises(SettingError, match="the tiers are"):
+        cache_of_thought(cache, tiers=[Tier("a", one), Tier("a", one)], route=route)
+    with pytest.raises(SettingError, match="the tiers are"):
+        cache_of_thought(cache, tiers=[], route=route)
+
+
+async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
+    workshop = cache_of_thought(
+        cache, master=model("gpt"), apprentice=model("tiny"), route=lambda tiers: coin(tiers, 1.0)
+    )
+    await workshop.answer(asked("Capital of France?").query)
+    assert [one.query.text for one in cache] == ["Capital of France?"]
