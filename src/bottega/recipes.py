@@ -26,7 +26,7 @@ from bottega.protocols import (
 )
 from bottega.recording import CountUses, Remember, Several
 from bottega.reranking import Order, TopK
-from bottega.retrieval import Dense, UnlessEmpty
+from bottega.retrieval import Alike, Dense, UnlessEmpty
 from bottega.routing import always
 from bottega.types import Sampling
 
@@ -146,7 +146,7 @@ def cache_of_thought(
         route=router,
         escalate=escalation,
         tiers=tiers,
-        retrieve=UnlessEmpty(retrieve or Dense(cache.search)),
+        retrieve=UnlessEmpty(Alike(retrieve or Dense(cache.search))),
         rerank=rerank or TopK("nearest-last"),
         prompt=prompt or Interleaved(),
         parse=parse or LabelParser(),

@@ -79,7 +79,7 @@ class Spaces:
             )
         cache = self.caches[namespace]
         teachers = frozenset({self.tiers[-1].name})
-        return Workshop(self.make(cache), Remember(cache, teachers=teachers), cache, teachers)
+        return Workshop(self.make(cache), Remember(cache, teachers=teachers), teachers)
 
 
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
@@ -135,7 +135,7 @@ def kitchen(
     gateway = Gateway(
         Answering(served, lambda image: image.data_url),
         spaces,
-        Settling(lambda model, usage: usage.prompt_tokens * 1e-6, served[-1]),
+        Settling(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
         limits=limits or Limits(),
         authenticate=authenticate,

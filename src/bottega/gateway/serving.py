@@ -37,6 +37,7 @@ from bottega.gateway.repeats import (
 )
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
+from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.workshop import Workshops
 from bottega.image import Image
 
@@ -64,6 +65,7 @@ class Gateway:
     settle: Settling
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
+    shadowing: Shadowing | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     replaying: Replaying | None = None
@@ -101,9 +103,10 @@ class Gateway:
         land = leading.enter_context(self.replaying.flights.lead(key))
         return await self._fresh(progress, asked, leading, self._lander(key, land))
 
-    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+    def check_key(self, headers: Mapping[str, str]) -> Account:
+        """Whose key the headers bear. Raises `Refusal`."""
         if self.authenticate is None:
-            return
+            return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
         account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
         if account is None:
@@ -113,8 +116,14 @@ class Gateway:
                 code="invalid_api_key",
                 hint="ask the operator for one (`bottega keys add NAME`)",
             )
+        return account
+
+    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+        account = self.check_key(headers)
         progress.account, progress.namespace = account, account.namespace
-        wait = self.limiter.admit(account) if self.limiter is not None else None
+        if self.limiter is None:
+            return
+        wait = self.limiter.admit(account)
         if wait is not None:
             raise Refusal(
                 "this key has asked too often",
@@ -127,7 +136,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        progress.admitted = self.limiter is not None
+        progress.admitted = True
 
     def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
         """A body that was understood before, and whose reply is remembered."""
@@ -197,13 +206,18 @@ class Gateway:
                 return Reply(_headers(progress), events=events)
             answered = await self.answering.complete(asked)
             self._begun(progress, answered.call)
-            await self.settle(progress, asked, answered)
+            await self._settled(progress, asked, answered)
             headers = _headers(progress)
             _land(answered.completed, progress, remember)
         payload = answered.completed.payload
         if chat.stream:
             return Reply(headers, events=_again(payload, chat.include_usage))
         return Reply(headers, payload)
+
+    async def _settled(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+        await self.settle(progress, asked, answered)
+        if self.shadowing is not None:
+            self.shadowing.after(progress, asked, answered)
 
     def _begun(self, progress: Progress, call: Call) -> None:
         progress.route, progress.model = call.served.name, call.served.upstream.model
@@ -232,7 +246,7 @@ class Gateway:
             finally:
                 await streaming.events.aclose()
             completed = collected.completed()
-            await self.settle(progress, asked, Answered(streaming.call, completed))
+            await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)
         if progress.stored is not None:  # a comment: clients do not see it
             yield f": stored {progress.stored}\n\n".encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Asked, Call, Question
 from bottega.gateway.augmenting import worked
 from bottega.gateway.door import Progress
-from bottega.gateway.ports import Completed, Served
+from bottega.gateway.ports import Completed
 from bottega.gateway.requests import INSTRUCTING, parts_of
 from bottega.generation.wire import add_usage
 from bottega.image import Image
@@ -24,10 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settling:
-    """`master` is what an answer is compared with: what it would have cost there was saved."""
-
     price: Pricer
-    master: Served
 
     async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         """Never raises: the client has its answer, or is about to get it."""
@@ -37,9 +33,20 @@ class Settling:
             return
         try:
             progress.stored = await self._keep(progress, asked, asked.question, call, completed)
-            await self._tell(progress, asked, asked.question, answered)
+            if asked.question.pipeline.record is not None:
+                await asked.question.pipeline.record(
+                    _trace(progress, asked, asked.question, answered)
+                )
         except BottegaError as error:
             log.warning("request %s: not recorded: %s", progress.request_id, error)
+
+    async def alone(
+        self, progress: Progress, asked: Asked, call: Call, completed: Completed
+    ) -> None:
+        """Of a call that nobody waits for: counted and perhaps kept, but no router is told."""
+        self._count(progress, Answered(call, completed))
+        if asked.question is not None:
+            progress.stored = await self._keep(progress, asked, asked.question, call, completed)
 
     def _count(self, progress: Progress, answered: Answered) -> None:
         calls = [*answered.dismissed, (answered.call, answered.completed)]
@@ -76,20 +83,6 @@ class Settling:
         return await workshop.keeper.keep(
             Example(question.query, first.text, tags=tags, source=source)
         )
-
-    async def _tell(
-        self, progress: Progress, asked: Asked, question: Question, answered: Answered
-    ) -> None:
-        shown = [one.example.id for one in answered.call.shown if one.example.id is not None]
-        if shown and question.workshop.cache is not None:
-            saved = self._saved(progress)
-            await asyncio.to_thread(question.workshop.cache.used, shown, saved)
-        if question.pipeline.record is not None:
-            await question.pipeline.record(_trace(progress, asked, question, answered))
-
-    def _saved(self, progress: Progress) -> float:
-        there = self.price(self.master.upstream.model, progress.usage)
-        return max(0.0, (there or 0.0) - (progress.cost_usd or 0.0))
 
 
 def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:

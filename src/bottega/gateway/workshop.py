@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bottega.pipeline import Pipeline
-from bottega.types import Example
+from bottega.types import Candidate, Example, Query
+
+Said = Callable[[], Awaitable[str]]
 
 
 class Keeper(Protocol):
@@ -16,20 +18,43 @@ class Keeper(Protocol):
     async def keep(self, example: Example, /) -> str | None: ...
 
 
-class Shown(Protocol):
-    """Is told which examples were shown, and what that saved. Blocks."""
+class Pair(Protocol):
+    """How far the apprentice agreed with the master."""
 
-    def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None: ...
+    @property
+    def shown(self) -> float: ...
+    @property
+    def hidden(self) -> float: ...
+
+
+class Measure(Protocol):
+    """Which answers are measured, and what is learnt of them: `routing.Shadow`."""
+
+    def begins(self) -> bool: ...
+
+    def cancel(self) -> None: ...
+
+    async def measure(
+        self,
+        query: Query,
+        candidates: Sequence[Candidate],
+        *,
+        shown: Said,
+        hidden: Said,
+        master: Said,
+    ) -> Pair | None: ...
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does."""
+    """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
+    `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
-    cache: Shown | None = None
     teachers: frozenset[str] = frozenset()
+    shadow: Measure | None = None
+    ungated: Pipeline | None = None
 
 
 class Workshops(Protocol):

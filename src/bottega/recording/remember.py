@@ -79,6 +79,7 @@ class Remember:
                 answer.text,
                 labels=None if alone else answer.labels,
                 rationale=answer.rationale,
+                tags={"context": query.context} if query.context else {},
                 source=source,
             )
         )

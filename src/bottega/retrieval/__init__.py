@@ -4,6 +4,7 @@ A retriever gets what it searches as an argument: a blocking search, a pool of e
 changes. All of them leave out the query's own id and its own images.
 """
 
+from bottega.retrieval.alike import Alike
 from bottega.retrieval.bm25 import BM25
 from bottega.retrieval.counting import LeaveOneOut
 from bottega.retrieval.dense import Crossed, Dense
@@ -27,6 +28,7 @@ from bottega.retrieval.tree import HashtagTree
 
 __all__ = [
     "BM25",
+    "Alike",
     "Balanced",
     "Crossed",
     "Dense",

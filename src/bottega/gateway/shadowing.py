@@ -1,0 +1,124 @@
+"""Behind some answers of an apprentice: what it says with demonstrations and without, and what the
+master says, so that the benefit is measured and not assumed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from bottega.errors import BottegaError
+from bottega.gateway.answering import Answered, Answering, Asked, Call, Question
+from bottega.gateway.augmenting import augmented, fitting
+from bottega.gateway.door import Progress
+from bottega.gateway.ports import Completed, Served
+from bottega.gateway.settling import Settling
+from bottega.gateway.workshop import Pair
+from bottega.types import Candidate
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Shadowing:
+    """`over` is told of every call that only measures, as of a request of its own; `measured` of
+    every comparison. Runs behind the answers: no client waits for it."""
+
+    answering: Answering
+    settle: Settling
+    over: Callable[[Progress], None]
+    measured: Callable[[Progress, float, Pair], None]
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def after(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+        question = asked.question
+        if question is None or question.workshop.shadow is None or not _fits(asked, answered):
+            return
+        if question.workshop.shadow.begins():
+            task = asyncio.create_task(self._measure(progress, asked, question, answered))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _measure(
+        self, progress: Progress, asked: Asked, question: Question, answered: Answered
+    ) -> None:
+        workshop, served = question.workshop, answered.call.served
+        assert workshop.shadow is not None
+        found: list[Candidate] = []
+        try:
+            found = list(answered.call.shown) or await self._candidates(asked, question, served)
+        except BottegaError as error:
+            log.info("request %s is not measured: %s", progress.request_id, error)
+        if not found:
+            workshop.shadow.cancel()
+            return
+        said = answered.completed.completions[0].text
+        master = next(one for one in self.answering.served[::-1] if one.name in workshop.teachers)
+
+        async def answer(served: Served, shown: Sequence[Candidate]) -> str:
+            return await self._ask(progress, asked, served, shown)
+
+        pair = await workshop.shadow.measure(
+            question.query,
+            found,
+            shown=lambda: _told(said) if answered.call.shown else answer(served, found),
+            hidden=lambda: answer(served, ()) if answered.call.shown else _told(said),
+            master=lambda: answer(master, ()),
+        )
+        if pair is not None:
+            self.measured(progress, max(one.score for one in found), pair)
+
+    async def _candidates(
+        self, asked: Asked, question: Question, served: Served
+    ) -> list[Candidate]:
+        """What would have been shown if the gate had let it pass."""
+        pipeline = question.workshop.ungated or question.pipeline
+        found = await pipeline.demonstrations(question.query, served.tier)
+        return fitting(found, asked.chat, served.takes)
+
+    async def _ask(
+        self, progress: Progress, asked: Asked, served: Served, shown: Sequence[Candidate]
+    ) -> str:
+        own = Progress(progress.request_id, account=progress.account)
+        own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
+        own.shots = len(shown)
+        try:
+            body = await asyncio.to_thread(augmented, asked.chat, shown, self.answering.data_url)
+            completed = await served.upstream.complete(body)
+            # Only what is kept is the master's: no router has to learn of it.
+            alone = replace(asked, question=None) if shown else asked
+            await self.settle.alone(own, alone, Call(served, body, tuple(shown)), completed)
+            return completed.completions[0].text
+        except BottegaError:
+            own.status = 502
+            raise
+        finally:
+            self.over(own)
+
+
+async def _told(said: str) -> str:
+    return said
+
+
+def _fits(asked: Asked, answered: Answered) -> bool:
+    """An apprentice's whole answer to a question that nobody asked in a special way."""
+    question, overrides = asked.question, asked.overrides
+    return (
+        question is not None
+        and answered.call.served.name not in question.workshop.teachers
+        and answered.call.served.tier.shots > 0
+        and overrides.retrieve
+        and overrides.tier is None
+        and _is_whole(answered.completed)
+    )
+
+
+def _is_whole(completed: Completed) -> bool:
+    choices = completed.completions
+    return len(choices) == 1 and choices[0].finish_reason == "stop" and bool(choices[0].text)

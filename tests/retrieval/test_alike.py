@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from bottega.retrieval.alike import Alike
+from bottega.types import Candidate, Query
+from tests.builders import candidates
+
+ASKED: list[int] = []
+
+
+def tagged(*contexts: str | None) -> list[Candidate]:
+    found = candidates(*map(str, range(len(contexts))))
+    tags = [{} if context is None else {"context": context} for context in contexts]
+    return [
+        replace(one, example=replace(one.example, tags=tag))
+        for one, tag in zip(found, tags, strict=True)
+    ]
+
+
+async def answers(contexts: Sequence[str | None], context: str, k: int, furthest: int = 256) -> str:
+    ASKED.clear()
+
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        ASKED.append(k)
+        return tagged(*contexts)[:k]
+
+    found = await Alike(retrieve, furthest=furthest)(Query("?", context=context), k)
+    return "".join(one.example.answer for one in found)
+
+
+async def test_only_the_same_context_and_what_has_none() -> None:
+    assert await answers(["a", "b", None, "", "a"], "a", 5) == "024"
+    assert await answers(["a", "b", None, "", "a"], "", 5) == "23"
+
+
+async def test_it_looks_further_until_there_are_enough() -> None:
+    assert await answers(["b"] * 6 + ["a"] * 3, "a", 2) == "67"
+    assert ASKED == [2, 8]
+    assert await answers(["b"] * 30 + ["a"] * 3, "a", 2) == "3031"
+    assert ASKED == [2, 8, 32]
+
+
+async def test_it_does_not_look_through_everything() -> None:
+    assert await answers(["b"] * 300 + ["a"], "a", 1, furthest=16) == ""
+    assert ASKED == [1, 4, 16]
+
+
+async def test_the_first_look_is_enough_where_all_are_alike() -> None:
+    assert await answers([None] * 10, "", 3) == "012"
+    assert ASKED == [3]
