@@ -13,9 +13,11 @@ from bottega.cli import (
     evaluating,
     exporting,
     keeping,
+    keys,
     knowledge,
     looking,
     reporting,
+    savings,
 )
 
 app = typer.Typer(
@@ -62,7 +64,9 @@ for command in (
     keeping.unpin,
     reporting.report,
     exporting.dataset,
+    savings.savings,
 ):
     app.command()(command)
 app.command("import")(keeping.import_)
 app.command("eval")(evaluating.evaluate)
+app.add_typer(keys.keys, name="keys")

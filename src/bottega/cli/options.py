@@ -21,6 +21,16 @@ By = Annotated[
         help="The view to search by, one that stats lists (default: the only one, or 'default').",
     ),
 ]
+DataFolder = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        envvar="BOTTEGA_DATA",
+        help="The gateway's folder.",
+        default_factory=lambda: Path("bottega-data"),
+        show_default="bottega-data",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[
     str,

@@ -74,7 +74,9 @@ def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
     of the machine may lose the last ones but never damages the file."""
     name = path_text(path)
     if not create and not path.exists():
-        raise StoreError(f"there is no {name}", hint="bottega keys add NAME makes it")
+        raise StoreError(
+            f"there is no {name}", hint="check --data, or make a key: bottega keys add NAME"
+        )
     if not path.parent.is_dir():
         raise StoreError(f"there is no folder {path_text(path.parent)}", hint="create it first")
     with GATEWAY_DB.translated(name):

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bottega.gateway.database import GATEWAY_DB, connect
 from bottega.image import path_text
 
 State = Literal["answered", "replayed", "passed", "failed"]
 Value = str | int | float | None
+Row = tuple[Any, ...]  # as SQLite gives it
 MONTHS_ACCOUNT = tuple[str, str]
 
 MOST_USD = 1e12
@@ -128,7 +129,7 @@ class EntryFile:
             marks = ", ".join("?" * len(rows[0]))
             self._connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
-    def read(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
+    def read(self, sql: str, *values: Value) -> list[Row]:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
@@ -136,7 +137,7 @@ class EntryFile:
         rows = self.read("SELECT * FROM spending WHERE month >= ?", month)
         with GATEWAY_DB.reading(self.name):
             return {
-                (str(month), str(account)): Spent(_amount(usd), _amount(dearest))
+                (str(month), str(account)): Spent(float(usd), float(dearest))
                 for month, account, usd, dearest in rows
             }
 
@@ -215,12 +216,6 @@ def _text(text: str) -> str:
 
 def _count(number: int) -> int:
     return min(max(number, 0), MOST_COUNT)
-
-
-def _amount(value: Value) -> float:
-    if isinstance(value, int | float):
-        return float(value)
-    raise TypeError(f"{value!a} should be an amount")
 
 
 def _finite(number: float | None) -> float | None:

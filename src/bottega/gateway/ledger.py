@@ -14,6 +14,7 @@ from bottega.gateway.entries import (
     Batch,
     Entry,
     EntryFile,
+    Row,
     Shadow,
     Spent,
     State,
@@ -142,7 +143,7 @@ class Ledger:
     def dearest_this_month(self, account: str, /) -> float:
         return self._spent(account).dearest
 
-    def read(self, sql: str, *values: Value) -> list[tuple[Value, ...]]:
+    def read(self, sql: str, *values: Value) -> list[Row]:
         """For reports, over a connection of its own: the writer does not wait for them."""
         file = EntryFile(self.path, create=False)
         try:

@@ -1,0 +1,102 @@
+"""Keys of the gateway."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from bottega.cli.options import DataFolder, Json
+from bottega.cli.output import note, print_json, print_table, say
+from bottega.gateway.accounts import Account, Accounts
+from bottega.gateway.database import FILE
+
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
+
+
+@keys.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Whose key it is; only for people to read.")],
+    data: DataFolder,
+    namespace: Annotated[
+        str, typer.Option(help="The only part of the cache that the key reads and fills.")
+    ] = "",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="May use /admin: keys, caches of all namespaces.")
+    ] = False,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Its answers never enter the cache.")
+    ] = False,
+    rpm: Annotated[
+        int | None, typer.Option(help="Requests per minute (default: any number).")
+    ] = None,
+    usd_per_month: Annotated[
+        float | None, typer.Option(help="Budget of a calendar month, UTC (default: none).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a key. It is shown this once: only its hash is kept."""
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with closing(Accounts.open(data / FILE)) as accounts:
+        account, token = accounts.add(
+            name,
+            namespace=namespace,
+            admin=admin,
+            may_store=not no_store,
+            requests_per_minute=rpm,
+            usd_per_month=usd_per_month,
+        )
+    if json:
+        print_json({"key": token, "account": account})
+    else:
+        say(token)
+        note(f"the key of {account.name!r} (id {account.id}); it is not shown again")
+
+
+@keys.command()
+def ls(data: DataFolder, json: Json = False) -> None:
+    """List keys: what each may do, never the keys themselves."""
+    with closing(Accounts.open(data / FILE, create=False)) as accounts:
+        found = accounts.list()
+    if json:
+        print_json(found)
+        return
+    columns = ("id", "name", "namespace", "may", "per minute", "USD a month", "created", "revoked")
+    print_table(columns, [_row(account) for account in found])
+    if not found:
+        note("no keys yet: bottega keys add NAME")
+
+
+@keys.command()
+def revoke(
+    id: Annotated[str, typer.Argument(help="As ls shows it, or a whole key that leaked.")],
+    data: DataFolder,
+    json: Json = False,
+) -> None:
+    """Take a key back. A running gateway refuses it within a second."""
+    with closing(Accounts.open(data / FILE, create=False)) as accounts:
+        account = accounts.revoke(id)
+    if json:
+        print_json(account)
+    else:
+        say(f"the key of {account.name!r} (id {account.id}) is revoked")
+
+
+def _row(account: Account) -> tuple[object, ...]:
+    rights = ["administer"] * account.admin + ["store"] * account.may_store
+    return (
+        account.id,
+        account.name,
+        account.namespace or "(without a name)",
+        ", ".join(rights) or "ask",
+        account.requests_per_minute,
+        None if account.usd_per_month is None else f"{account.usd_per_month:g}",
+        _day(account.created),
+        _day(account.revoked),
+    )
+
+
+def _day(moment: float | None) -> str | None:
+    return None if moment is None else f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M}"

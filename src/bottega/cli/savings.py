@@ -1,0 +1,128 @@
+"""What the gateway saved."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from bottega.cli.options import DataFolder, Json
+from bottega.cli.output import clock, note, print_json, print_table, say
+from bottega.gateway.database import FILE
+from bottega.gateway.ledger import Ledger
+from bottega.gateway.savings import Figure, Route, Savings
+from bottega.gateway.savings import savings as savings_of
+
+EPOCH = datetime(1970, 1, 2)
+
+
+def savings(
+    data: DataFolder,
+    namespace: Annotated[
+        str | None, typer.Option(help="Only this namespace (default: all of them).")
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only requests of then or later, local time.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="The tier to compare with (default: as served).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what the gateway's requests cost, and what the master alone would have cost."""
+    begins = None if since is None else max(since, EPOCH).timestamp()
+    with closing(Ledger.open(data / FILE, create=False)) as ledger:
+        found = savings_of(ledger, namespace=namespace, since=begins, master=master)
+    if json:
+        print_json(found)
+        return
+    if found.requests:
+        _print(found)
+    else:
+        say("no requests yet")
+        note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
+    if found.lost:
+        say(f"{found.lost} rows could not be written and are in no figure: see the gateway's log")
+
+
+def _print(found: Savings) -> None:
+    where = "" if found.namespace is None else f" in namespace {found.namespace!r}"
+    say(f"{found.requests} requests{where}, {clock(found.first or 0)} to {clock(found.last or 0)}")
+    columns = ("how", "requests", "share", "tokens in", "out", "USD", "similarity", "seconds")
+    print_table(columns, [_row(route, found.requests) for route in found.routes])
+    left_out = f"; {found.unpriced} of unknown price are left out" if found.unpriced else ""
+    say(f"spent:            {found.spent_usd:.4f} USD, n = {found.requests}{left_out}")
+    _print_alone(found)
+    _print_quality(found)
+
+
+def _print_alone(found: Savings) -> None:
+    alone = found.alone
+    if alone is None:
+        tiers = sorted({route.tier for route in found.routes if route.state == "answered"})
+        say(f"the master alone: unknown: no priced answer of {found.master!r}")
+        note(f"tiers that answered: {', '.join(tiers) or 'none'}; --master NAME chooses another")
+        return
+    say(f"the master alone: {_money(alone.usd)}")
+    share = f", {alone.saved.value / alone.usd.value:.0%} of it" if alone.usd.value > 0 else ""
+    say(f"saved:            {_money(alone.saved)}{share}")
+    borrowed = (
+        f"; {alone.borrowed} of them in namespaces where it gave none, at the mean of all"
+        if alone.borrowed
+        else ""
+    )
+    note(
+        f"an estimate: {alone.estimated} requests that others answered, at the mean cost of"
+        f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"
+    )
+
+
+def _print_quality(found: Savings) -> None:
+    quality = found.quality
+    if quality is None:
+        note("quality: no shadow samples, so nothing is known of it")
+        return
+    say(f"agreement with the master's answers, n = {quality.gain.n} shadow samples:")
+    rows = [
+        ("with demonstrations", _share(quality.shown)),
+        ("without", _share(quality.bare)),
+        ("difference", _share(quality.gain, "+")),
+    ]
+    print_table(("answers", "mean, 95 % interval"), rows)
+
+
+def _row(route: Route, requests: int) -> tuple[object, ...]:
+    similarity = None if route.similarity is None else f"{route.similarity:.3f}"
+    return (
+        _how(route),
+        route.requests,
+        f"{route.requests / requests:.1%}",
+        route.prompt_tokens,
+        route.completion_tokens,
+        f"{route.cost_usd:.4f}" if route.unpriced < route.requests else None,
+        similarity and f"{similarity} (n = {route.compared})",
+        route.seconds,
+    )
+
+
+def _how(route: Route) -> str:
+    match route.state:
+        case "answered" if route.shots:
+            return f"{route.tier}, {route.shots} shown"
+        case "answered":
+            return route.tier
+        case "replayed":
+            return "replayed"
+    return f"{route.state}: {route.tier}" if route.tier else route.state
+
+
+def _money(figure: Figure) -> str:
+    if figure.low is None or figure.high is None:
+        return f"about {figure.value:.4f} USD (no interval: too few answers, n = {figure.n})"
+    return f"{figure.value:.4f} USD [{figure.low:.4f}, {figure.high:.4f}]"
+
+
+def _share(figure: Figure, sign: str = "") -> str:
+    return f"{figure.value:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.accounts import Accounts
+from tests.cli.conftest import Run
+
+
+def test_a_key_is_made_listed_and_revoked(run: Run) -> None:
+    made = run("keys", "add", "team-a", "--rpm", 60, "--usd-per-month", 5, "--namespace", "a")
+    token = made.out.strip()
+    assert token.startswith("sk-bottega-")
+    assert "not shown again" in made.err
+    file = Path("bottega-data/gateway.db")
+    accounts = Accounts.open(file)
+    account = accounts.authenticate(token)
+    assert account is not None
+    assert (account.name, account.namespace, account.requests_per_minute) == ("team-a", "a", 60)
+    assert (account.usd_per_month, account.admin, account.may_store) == (5.0, False, True)
+    listed = run("keys", "ls")
+    assert account.id in listed.out
+    assert "team-a" in listed.out
+    assert token[24:] not in listed.out + made.err
+    revoked = run("keys", "revoke", account.id)
+    assert revoked.out == f"the key of 'team-a' (id {account.id}) is revoked\n"
+    accounts.list()
+    assert accounts.authenticate(token) is None
+    accounts.close()
+
+
+def test_json(run: Run) -> None:
+    made = run("keys", "add", "op", "--admin", "--no-store", "--json").json
+    assert isinstance(made, dict)
+    assert (made["account"]["admin"], made["account"]["may_store"]) == (True, False)
+    assert run("keys", "ls", "--json").json == [made["account"]]
+    revoked = run("keys", "revoke", made["key"], "--json").json
+    assert isinstance(revoked, dict)
+    assert revoked["revoked"] > 0
+
+
+def test_the_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("keys", "add", "one", "--data", "here/there")
+    assert "one" in run("keys", "ls", "--data", "here/there").out
+    monkeypatch.setenv("BOTTEGA_DATA", str(tmp_path / "here" / "there"))
+    assert "one" in run("keys", "ls").out
+    assert not Path("bottega-data").exists()
+
+
+def test_what_goes_wrong_says_what_to_do(run: Run) -> None:
+    nothing = run("keys", "ls")
+    assert (nothing.code, "bottega keys add NAME" in nothing.err) == (1, True)
+    assert not Path("bottega-data").exists()
+    assert run("keys", "add", "").code == 2
+    assert run("keys", "add", "team-a", "--rpm", 0).code == 2
+    run("keys", "add", "team-a")
+    leaked = "sk-bottega-" + "1" * 12 + "-" + "2" * 64
+    unknown = run("keys", "revoke", leaked)
+    assert (unknown.code, "2222" in unknown.err + unknown.out) == (1, False)
+    assert "hint: `bottega keys ls`" in unknown.err

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from bottega.gateway.ledger import Entry, Ledger
+from tests.cli.conftest import Run
+
+MOMENT = 1_700_000_000.0
+
+
+def filled(folder: Path) -> None:
+    folder.mkdir()
+    ledger = Ledger.open(folder / "gateway.db")
+    for _ in range(20):
+        ledger.note(Entry(MOMENT, "r", "k", "a", "master", "m", "answered", cost_usd=0.02))
+    for _ in range(60):
+        entry = Entry(
+            MOMENT, "r", "k", "a", "apprentice", "m", "answered", 2, 0.75, 100, 5, cost_usd=0.001
+        )
+        ledger.note(entry)
+    for _ in range(20):
+        ledger.note(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
+    ledger.note_shadow("a", 0.9, 1.0, 0.0, MOMENT, "r")
+    ledger.close()
+
+
+def test_people_read_figures_with_their_n(run: Run, tmp_path: Path) -> None:
+    filled(tmp_path / "bottega-data")
+    said = run("savings")
+    assert "100 requests, 11-14" in said.out
+    row = next(line for line in said.out.splitlines() if line.startswith("apprentice, 2 shown"))
+    assert row.split()[3:] == [
+        "60",
+        "60.0%",
+        "6000",
+        "300",
+        "0.0600",
+        *["0.750", "(n", "=", "60)", "0.000"],
+    ]
+    assert "spent:            0.4600 USD, n = 100" in said.out
+    assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in said.out
+    assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in said.out
+    assert "n = 1 shadow samples" in said.out
+    assert "an estimate: 80 requests that others answered" in said.err
+    assert "(n = 20)" in said.err
+    assert "20 of them in namespaces where it gave none" in said.err
+
+
+def test_programs_read_json(run: Run, tmp_path: Path) -> None:
+    filled(tmp_path / "bottega-data")
+    found = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json
+    assert isinstance(found, dict)
+    assert (found["requests"], found["alone"]["estimated"]) == (80, 60)
+    assert found["alone"]["usd"]["n"] == 20
+    assert found["quality"]["gain"]["n"] == 1
+    later = run("savings", "--since", "2030-01-01", "--json").json
+    assert isinstance(later, dict)
+    assert later["requests"] == 0
+
+
+def test_few_data_are_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered"))
+    ledger.flush()
+    said = run("savings", "--data", "d")
+    assert "the master alone: unknown: no priced answer of 'master'" in said.out
+    assert "tiers that answered: apprentice" in said.err
+    assert "1 of unknown price are left out" in said.out
+    assert "no shadow samples" in said.err
+    ledger.note(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
+    ledger.close()
+    assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out
+
+
+def test_lost_rows_are_told(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger._set_note("lost", "7")
+    ledger.close()
+    assert "7 rows could not be written" in run("savings", "--data", "d").out
+
+
+def test_no_requests_yet(run: Run) -> None:
+    missing = run("savings")
+    assert (missing.code, "there is no" in missing.err) == (1, True)
+    run("keys", "add", "team-a")
+    empty = run("savings")
+    assert (empty.code, empty.out) == (0, "no requests yet\n")
+    assert "bottega serve --data bottega-data" in empty.err

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.ledger import Entry, Ledger, State
+from bottega.gateway.savings import Savings, savings
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "gateway.db")
+    yield opened
+    opened.close()
+
+
+def note(
+    ledger: Ledger,
+    route: str,
+    cost: float | None = 0.0,
+    *,
+    state: State = "answered",
+    namespace: str = "a",
+    times: int = 1,
+    shots: int = 0,
+    similarity: float | None = None,
+    dismissed: float = 0.0,
+    moment: float = 1000.0,
+) -> None:
+    for number in range(times):
+        ledger.note(
+            Entry(
+                moment + number,
+                "r",
+                "account",
+                namespace,
+                route,
+                "model",
+                state,
+                shots,
+                similarity,
+                prompt_tokens=10,
+                completion_tokens=2,
+                cost_usd=cost,
+                seconds=0.5,
+                dismissed_usd=dismissed,
+            )
+        )
+
+
+def of(ledger: Ledger, namespace: str | None = None, since: float | None = None) -> Savings:
+    ledger.flush()
+    return savings(ledger, namespace=namespace, since=since)
+
+
+def test_an_empty_ledger(ledger: Ledger) -> None:
+    found = of(ledger)
+    assert (found.requests, found.routes, found.alone, found.quality) == (0, (), None, None)
+
+
+def test_routes(ledger: Ledger) -> None:
+    note(ledger, "master", 0.5, times=2)
+    note(ledger, "apprentice", 0.1, shots=2, similarity=0.8, times=3)
+    note(ledger, "apprentice", None, shots=2, similarity=0.6)
+    note(ledger, "apprentice", 0.1)
+    note(ledger, "master", None, state="replayed", times=2)
+    note(ledger, "master", 0.2, state="passed")
+    note(ledger, "master", None, state="failed")
+    found = of(ledger)
+    named = [(r.state, r.tier, r.shots, r.requests, r.unpriced) for r in found.routes]
+    assert named == [
+        ("replayed", "", 0, 2, 0),
+        ("answered", "apprentice", 0, 1, 0),
+        ("answered", "apprentice", 2, 4, 1),
+        ("answered", "master", 0, 2, 0),
+        ("passed", "master", 0, 1, 0),
+        ("failed", "master", 0, 1, 1),
+    ]
+    shown = found.routes[2]
+    assert (shown.prompt_tokens, shown.completion_tokens, shown.seconds) == (40, 8, 0.5)
+    assert shown.similarity == pytest.approx(0.75)
+    assert (shown.compared, found.routes[1].similarity) == (4, None)
+    assert found.spent_usd == pytest.approx(0.5 * 2 + 0.1 * 3 + 0.1 + 0.2)
+    assert (found.requests, found.unpriced) == (11, 2)
+
+
+def test_the_master_alone(ledger: Ledger) -> None:
+    draw = random.Random(0)
+    costs = [draw.uniform(0.1, 0.3) for _ in range(50)]
+    for cost in costs:
+        note(ledger, "master", cost + 0.05, dismissed=0.05)
+    note(ledger, "apprentice", 0.01, times=100)
+    note(ledger, "master", None, state="replayed", times=20)
+    note(ledger, "apprentice", 0.0, state="passed", times=5)
+    note(ledger, "apprentice", None, state="failed", times=7)
+    alone = of(ledger).alone
+    assert alone is not None
+    mean = sum(costs) / 50
+    assert alone.usd.value == pytest.approx(sum(costs) + 125 * mean)
+    assert alone.saved.value == pytest.approx(125 * mean - 100 * 0.01 - 50 * 0.05)
+    assert (alone.usd.n, alone.estimated, alone.borrowed) == (50, 125, 0)
+    # 125 times the mean's standard error: a uniform's deviation is 0.2 / sqrt(12).
+    assert alone.usd.low is not None
+    assert alone.usd.high is not None
+    error = 125 * 0.2 / 12**0.5 / 50**0.5
+    assert (alone.usd.high - alone.usd.low) / 2 / 1.96 == pytest.approx(error, rel=0.2)
+    assert alone.saved.low == pytest.approx(alone.usd.low - 50 * 0.05 - sum(costs) - 1.0)
+
+
+def test_namespaces_have_masters_answers_of_their_own(ledger: Ledger) -> None:
+    note(ledger, "master", 1.0, namespace="a", times=20)
+    note(ledger, "master", 3.0, namespace="b", times=20)
+    note(ledger, "apprentice", namespace="a", times=5)
+    note(ledger, "apprentice", namespace="c", times=5)
+    alone, in_a, in_c = (of(ledger, name).alone for name in (None, "a", "c"))
+    assert alone is not None
+    assert in_a is not None
+    assert in_c is not None
+    assert (alone.usd.value, alone.borrowed, alone.usd.n) == (80 + 5 * 1 + 5 * 2, 5, 40)
+    assert (in_a.usd.value, in_a.borrowed, in_a.usd.n) == (20 + 5, 0, 20)
+    assert (in_c.usd.value, in_c.borrowed, in_c.usd.n) == (10, 5, 40)
+
+
+def test_few_answers_have_no_interval_and_none_no_figure(ledger: Ledger) -> None:
+    note(ledger, "apprentice", times=5)
+    assert of(ledger).alone is None
+    note(ledger, "master", None)  # of unknown price
+    assert of(ledger).alone is None
+    note(ledger, "master", 0.5, times=9)
+    alone = of(ledger).alone
+    assert alone is not None
+    assert (alone.usd.n, alone.usd.low, alone.saved.high) == (9, None, None)
+    note(ledger, "master", 0.5)
+    enough = of(ledger).alone
+    assert enough is not None
+    assert enough.usd.low is not None
+
+
+def test_very_many_answers(ledger: Ledger) -> None:
+    draw = random.Random(0)
+    for _ in range(10_500):
+        note(ledger, "master", draw.uniform(0, 1))
+    note(ledger, "apprentice", times=100)
+    alone = of(ledger).alone
+    assert alone is not None
+    assert alone.usd.low is not None
+    assert alone.usd.high is not None
+    error = 100 / 12**0.5 / 10_500**0.5
+    assert (alone.usd.high - alone.usd.low) / 2 / 1.96 == pytest.approx(error, rel=0.1)
+
+
+def test_since(ledger: Ledger) -> None:
+    note(ledger, "master", 1.0, moment=10)
+    note(ledger, "master", 2.0, moment=20)
+    found = of(ledger, since=15)
+    assert (found.requests, found.spent_usd, found.first) == (1, 2.0, 20)
+
+
+def test_the_master_may_have_another_name(ledger: Ledger) -> None:
+    note(ledger, "big", 1.0, times=3)
+    assert of(ledger).alone is None
+    ledger.set_master("big")
+    found = of(ledger)
+    assert found.master == "big"
+    assert found.alone is not None
+
+
+def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
+    for number in range(40):
+        ledger.note_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
+    ledger.note_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
+    note(ledger, "master")
+    quality = of(ledger, "a").quality
+    assert quality is not None
+    # By hand: Agresti and Coull, (36 + 2) / 44; Agresti and Min, 8 against 0 of 40 pairs.
+    share, gain = 38 / 44, 8 / 42
+    reach = 1.96 * (share * (1 - share) / 44) ** 0.5
+    assert (quality.shown.value, quality.shown.n) == (0.9, 40)
+    assert quality.shown.low == pytest.approx(share - reach)
+    assert quality.shown.high == pytest.approx(share + reach)
+    assert quality.bare.value == 0.7
+    reach = 1.96 * ((9 / 42 - gain**2) / 42) ** 0.5
+    assert quality.gain.value == pytest.approx(0.2)
+    assert quality.gain.low == pytest.approx(gain - reach)
+    assert quality.gain.high == pytest.approx(gain + reach)
+
+
+def test_one_sample_proves_nothing(ledger: Ledger) -> None:
+    ledger.note_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
+    quality = of(ledger).quality
+    assert quality is not None
+    assert quality.shown.low is not None
+    assert quality.gain.low is not None
+    assert quality.gain.high is not None
+    assert quality.shown.low < 0.5
+    assert quality.gain.low < -0.5 < 0.5 < quality.gain.high
