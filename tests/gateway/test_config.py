@@ -109,6 +109,7 @@ def test_other_tiers_may_teach() -> None:
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [1.0]", "tiers.a.price", "0.15"),
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]", "tiers.a.price is out", "0 or more"),
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
+        (TWO + "[cache]\nretrieve = 'bm25'\nat_least = 0.5", "cache.at_least", "nearest"),
         (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),
         ("gateway = [", "b.toml is not TOML", "examples/bottega.toml"),
     ],

@@ -65,8 +65,7 @@ def test_one_line_a_request() -> None:
     with logging_to(out):
         log_request(Done())
         log_request(
-            Done(state="failed", status=502, similarity=None, cost_usd=None),
-            RejectedError(f"the endpoint said: {PROMPT}", status=400),
+            Done(state="failed", status=502, similarity=None, cost_usd=None), "upstream_failed"
         )
     first, second = parsed(out)
     time_of = first.pop("time")
@@ -88,7 +87,7 @@ def test_one_line_a_request() -> None:
         "cost_usd": 0.001,
         "seconds": 0.4,
     }
-    assert (second["status"], second["error"]) == (502, "RejectedError 400")
+    assert (second["status"], second["why"]) == (502, "upstream_failed")
     assert "similarity" not in second
 
 
@@ -104,7 +103,7 @@ def test_no_line_holds_a_secret_wherever_it_stood(style: Style) -> None:
         log.error("stored: %s", StoreError(f"cannot write to {EVERYTHING}"))
         logging.getLogger("uvicorn.error").error("odd request: %s", EVERYTHING)
         log_request(Done(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
-        log_request(Done(), StoreError(EVERYTHING))
+        log_request(Done(), EVERYTHING)
         try:
             try:
                 raise KeyError(PROMPT)
@@ -159,7 +158,6 @@ async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Se
         try:
             await model.generate(Prompt((Message("user", (PROMPT,)),)), Sampling())
         except RejectedError as error:
-            log_request(Done(state="failed", status=400), error)
             log.exception("the upstream failed: %s", error)
         finally:
             await model.aclose()

@@ -20,20 +20,31 @@ import orjson
 
 from bottega.errors import (
     EndpointError,
+    EndpointTimeoutError,
     MissingDependencyError,
     ModelLoadError,
     SettingError,
     StoreError,
+    UnreachableError,
 )
 from bottega.gateway.scrubbing import Scrub, printable, scrubber
+from bottega.gateway.upstream_errors import MisconfiguredError
 
 Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")
 MOST_WAITING = 10_000  # lines, while a terminal stands still
 AT_ONCE = 500
 FRAMES = 12
-# What these say is about files, settings and packages.
-ABOUT_SETUP = (SettingError, StoreError, MissingDependencyError, ModelLoadError)
+# What these say is about files, settings, packages and hosts.
+ABOUT_SETUP = (
+    SettingError,
+    StoreError,
+    MissingDependencyError,
+    ModelLoadError,
+    UnreachableError,
+    EndpointTimeoutError,
+    MisconfiguredError,
+)
 
 requests = logging.getLogger("bottega.requests")
 
@@ -69,11 +80,12 @@ class Logged(Protocol):
     def status(self) -> int: ...
 
 
-def log_request(entry: Logged, error: BaseException | None = None) -> None:
-    """The line of one request, written by another thread: this takes a few microseconds."""
+def log_request(entry: Logged, why: str = "") -> None:
+    """The line of one request, and in a word why it failed or passed straight through. It is
+    written by another thread: this takes a few microseconds."""
     if requests.isEnabledFor(logging.INFO):
         record = logging.LogRecord(requests.name, logging.INFO, "", 0, "request", None, None)
-        record.request, record.error = entry, error
+        record.request, record.why = entry, why
         requests.handle(record)
 
 
@@ -173,7 +185,7 @@ def _fields(level: str, event: str, at: float | None = None, **more: object) -> 
 
 def _request(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
     entry: Logged = record.request  # type: ignore[attr-defined]
-    error: BaseException | None = record.error  # type: ignore[attr-defined]
+    why: str = record.why  # type: ignore[attr-defined]
     return _fields(
         "info",
         "request",
@@ -191,7 +203,7 @@ def _request(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
         completion_tokens=entry.completion_tokens,
         cost_usd=entry.cost_usd,
         seconds=round(entry.seconds, 4),
-        error=None if error is None else scrub(told(error)),
+        why=scrub(why) or None,
     )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from prometheus_client import Histogram
 
 from bottega.errors import SettingError
+from bottega.gateway.breaker import Breaker
 from bottega.gateway.http_upstream import HttpUpstream
 from bottega.gateway.local_upstream import LocalUpstream
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.settings import Config, TierSettings
+from bottega.gateway.timing import TimedUpstream
 from bottega.generation import OpenAICompatible
 from bottega.naming import open_model
 from bottega.pipeline import Pipeline
@@ -30,6 +34,18 @@ class Staff:
     served: tuple[Served, ...]
     prices: Prices
     secrets: tuple[str, ...] = ()
+
+    def timed(self, seconds: Histogram) -> Staff:
+        served = (
+            replace(one, upstream=TimedUpstream(one.upstream, seconds)) for one in self.served
+        )
+        return replace(self, served=tuple(served))
+
+    @property
+    def breakers(self) -> dict[str, Breaker]:
+        """Of the tiers that have one."""
+        found = ((one.name, getattr(one.upstream, "breaker", None)) for one in self.served)
+        return {name: breaker for name, breaker in found if breaker is not None}
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
