@@ -38,11 +38,19 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
+from bottega.parsing import (
+    ChoiceParser,
+    FinalAnswerParser,
+    LabelParser,
+    agreement,
+    most_confident,
+    most_frequent,
+)
 from bottega.pipeline import Pipeline
 from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
 from bottega.protocols import (
     Embedder,
+    Escalation,
     Generator,
     MultiVectorEmbedder,
     Parser,
@@ -56,8 +64,9 @@ from bottega.protocols import (
 )
 from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
-from bottega.reranking import LabelCover, MaximalMarginalRelevance, TopK
+from bottega.reranking import Gated, LabelCover, MaximalMarginalRelevance, TopK
 from bottega.retrieval import (
+    Alike,
     BM25,
     Balanced,
     Crossed,
@@ -71,13 +80,24 @@ from bottega.retrieval import (
     LeaveOneOut,
     ReciprocalRankFusion,
     ResponseProbe,
+    Shared,
     Still,
     Uniform,
     UnlessEmpty,
     keyword_query,
     with_keywords,
 )
-from bottega.routing import always, coin, cold_start
+from bottega.routing import (
+    BenefitGate,
+    Budgeted,
+    Covered,
+    Shadow,
+    Unsure,
+    always,
+    coin,
+    cold_start,
+)
+from bottega.shadowing import Shadowing
 from bottega.types import (
     Answer,
     Candidate,
@@ -96,28 +116,34 @@ from bottega.types import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "BM25",
+    "Alike",
     "And",
     "Answer",
     "AppendixA",
+    "BM25",
     "Balanced",
+    "BenefitGate",
     "BottegaError",
+    "Budgeted",
     "Candidate",
     "Changed",
     "ChoiceParser",
     "Completion",
     "CountUses",
+    "Covered",
     "Crossed",
     "Dense",
     "DistinctiveTerms",
     "DualEmbedder",
     "Embedder",
     "Eq",
+    "Escalation",
     "Eviction",
     "Example",
     "Filter",
     "FinalAnswerParser",
     "FlmrEmbedder",
+    "Gated",
     "GeneratedKeywords",
     "Generator",
     "HashtagTree",
@@ -166,6 +192,9 @@ __all__ = [
     "Scripted",
     "SentenceEmbedder",
     "Several",
+    "Shadow",
+    "Shadowing",
+    "Shared",
     "Still",
     "Tier",
     "TokenEmbedder",
@@ -177,9 +206,11 @@ __all__ = [
     "Transformers",
     "Uniform",
     "UnlessEmpty",
+    "Unsure",
     "Usage",
     "View",
     "__version__",
+    "agreement",
     "always",
     "bundled",
     "bundled_folder",
@@ -192,6 +223,8 @@ __all__ = [
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",
+    "most_confident",
+    "most_frequent",
     "visual_rag",
     "with_keywords",
 ]

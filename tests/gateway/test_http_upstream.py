@@ -3,70 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import orjson
-from aiohttp import web
+import pytest
 
+from bottega.errors import (
+    EndpointError,
+    ServerFailedError,
+    UnreachableError,
+)
+from bottega.gateway.breaker import Breaker, PausedError, Tolerance
 from bottega.gateway.http_upstream import HttpUpstream
+from bottega.gateway.upstream_errors import MisconfiguredError, RefusedError
 from bottega.generation import Retrying
 from bottega.types import Completion, Usage
-from tests.server import Answer, Server
-
-BODY = {"model": "bottega", "messages": [{"role": "user", "content": "hi"}], "x": {"y": [1]}}
-QUICK = Retrying(3, first_wait=0.001)
-
-
-def upstream(server: Server, **settings: Any) -> HttpUpstream:
-    given: dict[str, Any] = {"base_url": server.url, "retries": QUICK} | settings
-    return HttpUpstream("m", **given)
-
-
-def chunk(text: str | None = None, finish: str | None = None, index: int = 0) -> dict[str, Any]:
-    delta = {} if text is None else {"content": text}
-    return {"id": "x", "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
-
-
-USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-WHOLE = [chunk("a"), chunk("b"), chunk(finish="stop"), USAGE]
-
-
-def lines(*chunks: object, done: bool = True) -> bytes:
-    events = b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks)
-    return events + (b"data: [DONE]\n\n" if done else b"")
-
-
-def events(*pieces: bytes | float, kind: str = "text/event-stream", end: str = "") -> Answer:
-    """Writes the pieces, waits where a piece is a number of seconds, then ends or aborts."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": kind})
-        await response.prepare(request)
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                await response.write(piece)
-            await asyncio.sleep(piece if isinstance(piece, float) else 0)
-        if end == "abort":
-            assert request.transport is not None
-            await asyncio.sleep(0.01)
-            request.transport.abort()
-        return response
-
-    return answer
-
-
-async def streamed(one: HttpUpstream, body: dict[str, Any] = BODY) -> list[Any]:
-    try:
-        return [orjson.loads(payload) async for payload in one.stream(body)]
-    finally:
-        await one.aclose()
-
-
-async def completed(one: HttpUpstream, body: dict[str, Any] = BODY) -> Any:
-    try:
-        return await one.complete(body)
-    finally:
-        await one.aclose()
+from tests.gateway.upstreams import (
+    BODY,
+    WHOLE,
+    completed,
+    events,
+    lines,
+    seen,
+    streamed,
+    upstream,
+    watched,
+)
+from tests.server import Answer, Server, ok, raw, refuse, reply, slowly
 
 
 async def test_a_body_goes_on_untouched_but_for_the_model(endpoint: Server) -> None:
@@ -76,8 +40,198 @@ async def test_a_body_goes_on_untouched_but_for_the_model(endpoint: Server) -> N
     assert (found.model, found.usage) == ("m", Usage(10, 2))
 
 
-async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
-    endpoint.answers = [events(lines(*WHOLE))]
-    assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
-    asked = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
-    assert endpoint.bodies == [BODY | {"model": "m"} | asked]
+async def test_the_operators_fields_win_and_none_leaves_one_out(endpoint: Server) -> None:
+    one = upstream(endpoint, extra_body={"x": 1, "temperature": None})
+    await completed(one, BODY | {"temperature": 1, "seed": None})
+    assert endpoint.bodies == [BODY | {"model": "m", "x": 1, "seed": None}]
+
+
+async def test_a_reply_is_handed_on_byte_by_byte(endpoint: Server) -> None:
+    sent = b'{ "choices" : [{"message":{"content":"\\u00e4"},"odd":1}], "usage":{}, "model":"n" }'
+    endpoint.answers = [raw(sent, kind="application/json")]
+    found = await completed(upstream(endpoint))
+    assert (found.payload, found.model, found.usage) == (sent, "n", Usage())
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
+        ({"content": None, "refusal": "no"}, ""),
+        ({"content": None, "tool_calls": [{"id": "1"}]}, None),
+    ],
+)
+async def test_a_content_that_is_no_string_is_mended(
+    endpoint: Server, message: dict[str, object], content: str | None
+) -> None:
+    usage = {"prompt_tokens": 3}
+    endpoint.answers = [reply({"choices": [{"message": message}], "usage": usage, "odd": 1})]
+    found = orjson.loads((await completed(upstream(endpoint))).payload)
+    assert found["choices"][0]["message"] == message | {"content": content}
+    assert (found["usage"], found["odd"]) == (usage, 1)
+
+
+async def test_a_usage_that_is_missing_is_unknown_and_shown_as_none(endpoint: Server) -> None:
+    endpoint.answers = [ok("a", usage=None)]
+    found = await completed(upstream(endpoint))
+    assert found.usage is None
+    assert orjson.loads(found.payload)["usage"]["total_tokens"] == 0
+
+
+async def test_the_client_learns_what_the_upstream_has_against_its_request(
+    endpoint: Server,
+) -> None:
+    said = "This model's maximum context length is 4096 tokens, key SECRETKEY"
+    error = {"message": said, "type": "bad", "code": "context_length_exceeded", "param": None}
+    endpoint.answers = [reply({"error": error}, 400)]
+    for call in (completed, streamed):
+        with pytest.raises(RefusedError) as caught:
+            await call(upstream(endpoint, api_key="SECRETKEY"))
+        refused = caught.value
+        assert refused.said == said.replace("SECRETKEY", "[redacted]")
+        assert (refused.status, refused.kind, refused.code, refused.param) == (
+            400,
+            "bad",
+            "context_length_exceeded",
+            None,
+        )
+    assert len(endpoint.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "key"), (403, "no"), (404, "no model m"), (429, "quota"), (302, "")]
+)
+async def test_what_only_the_operator_can_mend_is_a_502(
+    endpoint: Server, status: int, said: str
+) -> None:
+    endpoint.answers = [refuse(status, said)]
+    for call in (completed, streamed):
+        with pytest.raises(MisconfiguredError) as caught:
+            await call(upstream(endpoint))
+        assert (caught.value.status, caught.value.retryable) == (502, False)
+    assert len(endpoint.bodies) == 2
+
+
+@pytest.mark.parametrize("call", [completed, streamed])
+async def test_failures_are_tried_again_after_the_wait_that_was_asked_for(
+    endpoint: Server, call: Any
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    last = ok("a") if call is completed else events(lines(*WHOLE))
+    endpoint.answers = [refuse(429, "later", retry_after="3"), refuse(503), last]
+    await call(upstream(endpoint, retries=Retrying(3, sleep=sleep, random=lambda: 0.5)))
+    assert waits == [pytest.approx(3 * 1.05), 0.5]
+    endpoint.answers = [refuse(503, x_should_retry="false")]
+    with pytest.raises(ServerFailedError):
+        await call(upstream(endpoint))
+    assert len(endpoint.bodies) == 4
+
+
+UNKNOWN = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens'."
+
+
+@pytest.mark.parametrize(
+    ("sent", "said", "spoken"),
+    [
+        ("max_tokens", UNKNOWN, "max_completion_tokens"),
+        ("max_completion_tokens", "unknown field max_completion_tokens", "max_tokens"),
+    ],
+)
+async def test_the_limits_other_name_is_used_once_one_is_refused(
+    endpoint: Server, sent: str, said: str, spoken: str
+) -> None:
+    endpoint.answers = [refuse(400, said), ok("a")]
+    one = upstream(endpoint)
+    await one.complete(BODY | {sent: 5})
+    await completed(one, BODY | {sent: 6})
+    limits = [[body.get(sent), body.get(spoken)] for body in endpoint.bodies]
+    assert limits == [[5, None], [None, 5], [None, 6]]
+
+
+async def test_a_limit_that_is_too_high_is_the_clients_affair(endpoint: Server) -> None:
+    endpoint.answers = [refuse(400, "max_tokens or max_completion_tokens is too large: 9")]
+    with pytest.raises(RefusedError):
+        await completed(upstream(endpoint), BODY | {"max_tokens": 9})
+    assert len(endpoint.bodies) == 1
+
+
+async def test_a_server_without_stream_options_is_asked_without(endpoint: Server) -> None:
+    endpoint.answers = [
+        refuse(422, "extra field not permitted: stream_options"),
+        events(lines(*WHOLE)),
+    ]
+    assert await streamed(upstream(endpoint)) == WHOLE
+    assert "stream_options" not in endpoint.bodies[1]
+
+
+@pytest.mark.parametrize("call", [completed, streamed])
+async def test_a_call_that_is_cancelled_ends_the_request_behind_it(
+    endpoint: Server, call: Any
+) -> None:
+    gone = threading.Event()
+    endpoint.answers = [watched(slowly(ok("late"), 30.0), gone)]
+    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=1)))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await call(one)
+    assert await seen(gone)
+    assert one.breaker.state == "closed"
+
+
+@pytest.mark.parametrize("call", [completed, streamed])
+async def test_an_upstream_that_keeps_failing_is_left_alone(endpoint: Server, call: Any) -> None:
+    endpoint.answers = [refuse(500)]
+    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
+    with pytest.raises(PausedError, match="answered 500: no"):  # the first call's third attempt
+        await call(one)
+    with pytest.raises(PausedError) as caught:
+        await call(one)
+    assert len(endpoint.bodies) == 2
+    assert 0 < caught.value.retry_after <= 1
+    with pytest.raises(PausedError):
+        await one.check()
+
+
+async def test_refusals_open_no_breaker(endpoint: Server) -> None:
+    endpoint.answers = [refuse(400), refuse(401), refuse(429, "slower"), refuse(422)]
+    one = upstream(endpoint, retries=0, breaker=Breaker(Tolerance(failures=1)))
+    for _ in endpoint.answers:
+        with pytest.raises(EndpointError):
+            await completed(one)
+    assert one.breaker.state == "closed"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (reply({"data": []}), None),
+        (refuse(404), None),
+        (refuse(401), MisconfiguredError),
+        (refuse(500), ServerFailedError),
+    ],
+)
+async def test_a_check_asks_no_model(
+    endpoint: Server, answer: Answer, kind: type[Exception] | None
+) -> None:
+    endpoint.answers = [answer]
+    one = upstream(endpoint)
+    if kind is None:
+        await one.check()
+    else:
+        with pytest.raises(kind):
+            await one.check()
+    await one.aclose()
+    assert endpoint.paths == ["/v1/models"]
+
+
+async def test_nobody_there_is_unreachable(endpoint: Server) -> None:
+    one = HttpUpstream("m", base_url="http://127.0.0.1:9/v1", retries=0)
+    for call in (one.check(), completed(one), streamed(one)):
+        with pytest.raises(UnreachableError):
+            await call

@@ -23,9 +23,10 @@ class PausedError(GenerationError):
 
     retryable = True
 
-    def __init__(self, retry_after: float) -> None:
+    def __init__(self, retry_after: float, last: str = "") -> None:
+        told = f"; its last failure: {last}" if last else ""
         super().__init__(
-            f"the upstream has failed repeatedly and is left alone for {retry_after:.1f} s",
+            f"the upstream keeps failing and is left alone for {retry_after:.1f} s{told}",
             hint="look at the upstream's log; another tier answers meanwhile, if there is one",
         )
         self.retry_after = retry_after
@@ -46,11 +47,12 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         counts = min(self.failures, self.at_least) >= 1 and self.at_least <= MOST_REMEMBERED
-        if not (counts and 0 < self.rate <= 1 and 0 < self.pause <= self.longest_pause):
+        times = self.window > 0 and 0 < self.pause <= self.longest_pause
+        if not (counts and times and 0 < self.rate <= 1):
             raise SettingError(
                 f"{self} cannot work",
-                hint="failures and at_least are 1 or more, rate lies in (0, 1], pauses are "
-                "positive, the longest not below the first",
+                hint="failures and at_least are 1 or more, rate lies in (0, 1], window and "
+                "pauses are positive, the longest pause not below the first",
             )
 
 
@@ -73,6 +75,7 @@ class Breaker:
         self._probe: Attempt | None = None
         # Calls that began before the last change of state say nothing about the new one.
         self._epoch = 0
+        self._last = ""
 
     @property
     def state(self) -> State:
@@ -85,17 +88,16 @@ class Breaker:
         self.check()
         attempt = Attempt(self, self._epoch)
         if self._until is not None:
+            # Another one may try if nothing is heard of this one for as long.
+            self._until = self._clock() + self._tolerance.longest_pause
             self._probe = attempt
         return attempt
 
     def check(self) -> None:
         """Raises what `attempt` would raise."""
-        if self._until is None:
+        if self._until is None or (left := self._until - self._clock()) <= 0:
             return
-        if self._probe is not None:
-            raise PausedError(self._tolerance.pause)
-        if (left := self._until - self._clock()) > 0:
-            raise PausedError(left)
+        raise PausedError(min(left, self._tolerance.pause) if self._probe else left, self._last)
 
     def _succeeded(self, attempt: Attempt) -> None:
         if attempt is self._probe:
@@ -104,7 +106,8 @@ class Breaker:
             self._in_a_row = 0
             self._recent.append((self._clock(), False))
 
-    def _failed(self, attempt: Attempt) -> None:
+    def _failed(self, attempt: Attempt, error: EndpointError) -> None:
+        self._last = str(error)
         if attempt is self._probe:
             self._open()
         elif attempt.epoch == self._epoch and self._until is None:
@@ -115,7 +118,7 @@ class Breaker:
 
     def _ended(self, attempt: Attempt) -> None:
         if attempt is self._probe:
-            self._probe = None
+            self._until, self._probe = self._clock(), None
 
     def _too_many(self) -> bool:
         since = self._clock() - self._tolerance.window
@@ -166,7 +169,7 @@ class Attempt:
             if _shows_life(error):
                 self._breaker._succeeded(self)
             else:
-                self._breaker._failed(self)
+                self._breaker._failed(self, error)
         self._breaker._ended(self)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,8 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies in between must not hold a stream back.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
+# A task a request would cost as much as all else that a repeat needs: quick replies have none.
+WATCH_AFTER = 0.05
 
 
 @dataclass
@@ -77,19 +79,24 @@ class Door:
     most_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        progress = Progress(f"req_{uuid.uuid4().hex}")
+        progress = Progress(f"req_{random.getrandbits(128):032x}")
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         watcher: asyncio.Task[None] | None = None
+        timer: asyncio.TimerHandle | None = None
         started = False
         work = asyncio.current_task()
         assert work is not None
 
-        async def body() -> bytes:
+        def watch() -> None:
             nonlocal watcher
-            raw = await _body(headers, receive, self.most_bytes)
             watcher = asyncio.create_task(_cancel_when_gone(receive, work))
+
+        async def body() -> bytes:
+            nonlocal timer
+            raw = await _body(headers, receive, self.most_bytes)
+            timer = asyncio.get_running_loop().call_later(WATCH_AFTER, watch)
             return raw
 
         try:
@@ -109,6 +116,8 @@ class Door:
             progress.status = refusal.status
             await _send(send, progress, Reply(refusal.headers, refusal.body))
         finally:
+            if timer is not None:
+                timer.cancel()
             if watcher is not None:
                 watcher.cancel()
             self.over(progress)

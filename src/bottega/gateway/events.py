@@ -8,6 +8,7 @@ DONE = b"[DONE]"
 LAST = b"data: [DONE]\n\n"
 # No chunk of an answer comes near; a line without an end would fill the memory.
 LONGEST_EVENT = 8 << 20
+OF_A_LINE = 64
 BOM = b"\xef\xbb\xbf"
 
 
@@ -27,8 +28,9 @@ class EventReader:
     def __init__(self, where: str) -> None:
         self._where = where
         self._parts: list[bytes] = []  # of a line whose end has not come
-        self._held = 0
         self._data: list[bytes] = []
+        self._held = 0  # bytes of the parts
+        self._kept = 0  # bytes of the data, and what an empty line of it costs
         self._after_return = False
         self._begun = False
 
@@ -38,7 +40,7 @@ class EventReader:
         if not chunk:
             return []
         self._held += len(chunk)
-        if self._held > LONGEST_EVENT:
+        if self._held + self._kept > LONGEST_EVENT:
             raise self._too_long()
         self._parts.append(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:
@@ -57,16 +59,17 @@ class EventReader:
         rest = b"" if text.endswith((b"\n", b"\r")) else lines.pop()
         self._parts = [rest] if rest else []
         events = [data for line in lines if (data := self._line(line)) is not None]
-        self._held = len(rest) + sum(map(len, self._data))
+        self._held = len(rest)
         return events
 
     def _line(self, line: bytes) -> bytes | None:
         if not line:
-            data, self._data = self._data, []
+            data, self._data, self._kept = self._data, [], 0
             return b" ".join(data) if any(data) else None
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+            self._kept += len(value) + OF_A_LINE
         return None
 
     def _too_long(self) -> GarbledError:

@@ -11,13 +11,13 @@ from typing import Protocol, cast, runtime_checkable
 import orjson
 
 from bottega.errors import SettingError
-from bottega.gateway.chunks import chunks
 from bottega.gateway.ports import Body, Completed
+from bottega.gateway.replaying import events
 from bottega.image import Image
 from bottega.protocols import Generator
 from bottega.types import Completion, Message, Prompt, Reply, Role, Sampling, Usage
 
-ROLES: Mapping[object, Role] = {
+ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -59,7 +59,8 @@ class LocalUpstream:
         return Completed(payload, reply.model, reply.completions, reply.usage)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
-        for payload in chunks(completion_json(await self._reply(body))):
+        completed = await self.complete(body)
+        for payload in events(completed.payload, include_usage=True):
             yield payload
 
     async def check(self) -> None:
@@ -124,20 +125,21 @@ def _prompt(turns: list[object]) -> Prompt:
 
 
 def _message(turn: object, place: str) -> Message:
-    if not isinstance(turn, dict) or turn.get("role") not in ROLES:
+    role = ROLES.get(str(turn.get("role"))) if isinstance(turn, dict) else None
+    if not isinstance(turn, dict) or role is None:
         raise SettingError(
             f"{place} has no role that this model takes",
-            hint=f"use one of {', '.join(map(str, ROLES))}",
+            hint=f"use one of {', '.join(ROLES)}",
         )
     if turn.get("tool_calls") or turn.get("function_call"):
         raise _cannot(f"{place}.tool_calls")
     content = turn.get("content")
-    if not isinstance(content, str | list):
+    if not isinstance(content, str | list) or content == []:
         raise SettingError(f"{place}.content must be a text or a list of parts", hint=PARTS)
     if isinstance(content, str):
-        return Message(ROLES[turn["role"]], (content,))
+        return Message(role, (content,))
     parts = [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
-    return Message(ROLES[turn["role"]], tuple(parts))
+    return Message(role, tuple(parts))
 
 
 PARTS = 'a part is {"type": "text", "text": ...} or {"type": "image_url", "image_url": ...}'
@@ -171,7 +173,9 @@ def body_to_sampling(body: Body, base: Sampling) -> Sampling:
     kind = body.get("response_format")
     if isinstance(kind, dict) and kind.get("type") != "text":
         raise _cannot("response_format")
-    limit = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
+    if body.get("modalities") not in (None, ["text"]):
+        raise _cannot("modalities")
+    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     n = _whole(body, "n", base.n)
     if n > MOST_CHOICES:
         raise SettingError(f"n is {n}", hint=f"ask for {MOST_CHOICES} choices at most")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from bottega.gateway.refusals import Refusal
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"
 MOST_SHOTS = 64
-WORDS = {"no-store": "store", "no-retrieve": "retrieve", "no-replay": "replay"}
 HINT = "bottega:shots=2,master-rate=0.5,namespace=team,no-store,no-retrieve,no-replay"
 
 
@@ -42,40 +42,33 @@ def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, s
             param="model",
             hint=f"use one of {', '.join(tiers)}",
         )
-    found = replace(NONE, tier=tiers[name]) if tiers[name] else NONE
-    for setting in filter(None, suffix.split(",")):
-        word, _, value = setting.partition("=")
-        found = _with(found, word.strip(), value.strip(), "model", tiers)
+    settings = [(word, "model") for word in filter(None, suffix.split(","))]
     for header, value in headers.items():
         word = header.removeprefix(PREFIX)
-        if word == "cache":
-            for part in filter(None, value.split(",")):
-                found = _with(found, part.strip(), "", header, tiers)
-        else:
-            found = _with(found, word, value, header, tiers)
-    return found
+        words = value.split(",") if word == "cache" else [f"{word}={value}"]
+        settings += [(word, header) for word in filter(None, words)]
+    found: dict[str, Any] = {"tier": tiers[name] or None}
+    for setting, param in settings:
+        found |= _read(setting.strip(), param, tiers)
+    return Overrides(**found)
 
 
-def _with(
-    found: Overrides, word: str, value: str, param: str, tiers: Mapping[str, str]
-) -> Overrides:
+def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, object]:
+    word, _, value = setting.partition("=")
     try:
         match word:
             case "shots" if 0 <= (shots := int(value)) <= MOST_SHOTS:
-                return replace(found, shots=shots)
+                return {"shots": shots}
             case "master-rate" if 0 <= (rate := float(value)) <= 1:
-                return replace(found, master_rate=rate)
+                return {"master_rate": rate}
             case "namespace" if value:
-                return replace(found, namespace=value)
+                return {"namespace": value}
             case "route" if tiers.get(f"{MODEL}/{value}"):
-                return replace(found, tier=value)
-            case "no-store":
-                return replace(found, store=False)
-            case "no-retrieve":
-                return replace(found, retrieve=False)
-            case "no-replay":
-                return replace(found, replay=False)
+                return {"tier": value}
+            case "no-store" | "no-retrieve" | "no-replay" if not value:
+                return {word.removeprefix("no-"): False}
     except ValueError:
         pass
-    said = f"{word}={value}" if value else word
-    raise Refusal(f"{said[:200]!r} is no override", code="invalid_override", param=param, hint=HINT)
+    raise Refusal(
+        f"{setting[:200]!r} is no override", code="invalid_override", param=param, hint=HINT
+    )

@@ -62,7 +62,7 @@ def _decode(url: str) -> Image:
 def with_fetched(body: Body, found: Mapping[str, Image]) -> Body:
     """The body with what was fetched in the place of its web URLs: a tier never fetches."""
     fetched = {url: image.data_url for url, image in found.items() if is_web(url)}
-    return {**body, "messages": _replaced(body["messages"], fetched)} if fetched else body
+    return {**body, "messages": _replaced(body["messages"], fetched)}
 
 
 def _replaced(value: Any, urls: Mapping[str, str]) -> Any:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
 
 import orjson
 
@@ -21,6 +23,7 @@ CHARACTERS_A_TOKEN = 3.5
 IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
+TOOL_ROLES = ("tool", "function")
 PLAIN_ROLES = (*INSTRUCTING, "user", "assistant")
 
 
@@ -61,11 +64,19 @@ class Chat:
     include_usage: bool
     images: tuple[Part, ...]
     asked: str
-    context: str
     needs: Needs
     passes: str | None = None
     single_turn: bool = True
-    before: int = field(default=0)  # how many messages stand before the conversation
+    before: int = 0  # how many messages stand before the conversation
+
+    @cached_property
+    def context(self) -> str:
+        """What the answer depends on beside the conversation; empty if there is nothing."""
+        instructions, shape = _messages(self.body)[: self.before], self.body.get("response_format")
+        if not instructions and shape is None:
+            return ""
+        told = [[_text(message) for message in instructions], shape]
+        return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
     def query(self, pictures: Sequence[Image]) -> Query:
         return Query(self.asked, tuple(pictures), context=self.context)
@@ -73,78 +84,110 @@ class Chat:
 
 def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     """Of a body whose shape was checked before."""
-    messages = _objects(body.get("messages"))
+    messages = _messages(body)
+    seen = _Seen()
+    for message in messages:
+        seen.look_at(message)
     before = _instructions(messages)
     turns = messages[before:]
-    images = tuple(image for message in messages for image in _images(message))
     asked = _text(turns[-1]) if turns and turns[-1].get("role") == "user" else ""
     options = body.get("stream_options")
-    tools = any(body.get(name) for name in TOOLS) or any(map(_is_of_tools, messages))
-    audio = "audio" in str(body.get("modalities")) or bool(body.get("audio")) or _hear(messages)
+    tools = seen.tools or any(body.get(name) for name in TOOLS)
+    audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
+    tokens = int(seen.characters / CHARACTERS_A_TOKEN) + sum(map(_image_tokens, seen.images))
     return Chat(
         body=body,
         model=str(body.get("model")),
         stream=body.get("stream") is True,
-        include_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
-        images=images,
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        images=tuple(seen.images),
         asked=asked,
-        context=_context(body, messages[:before]),
-        needs=Needs(len(images), tools, audio, _tokens(messages, images)),
-        passes=_reason(body, turns, asked, tools, audio, background),
+        needs=Needs(len(seen.images), tools, audio, tokens),
+        passes=_reason(turns, asked, tools, audio, seen, background),
         single_turn=len(turns) == 1,
         before=before,
     )
 
 
+class _Seen:
+    """What stands in the messages, looked at once."""
+
+    def __init__(self) -> None:
+        self.images: list[Part] = []
+        self.characters = 0
+        self.tools = False
+        self.audio = False
+        self.other_parts = False
+        self.other_roles = False
+
+    def look_at(self, message: Body) -> None:
+        role, content = message.get("role"), message.get("content")
+        if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
+            self.tools = True
+        elif role not in PLAIN_ROLES:
+            self.other_roles = True
+        if isinstance(content, str):
+            self.characters += len(content)
+        elif isinstance(content, list):
+            for part in content:
+                self._look_at_part(part)
+
+    def _look_at_part(self, part: Body) -> None:
+        kind = part.get("type")
+        if kind == "text":
+            self.characters += len(str(part.get("text")))
+        elif kind == "image_url":
+            self.images.extend(_image(part))
+        elif kind == "input_audio":
+            self.audio = True
+        else:
+            self.other_parts = True
+
+
 def _reason(
-    body: Body,
     turns: Sequence[Body],
     asked: str,
     tools: bool,
     audio: bool,
+    seen: _Seen,
     background: re.Pattern[str],
 ) -> str | None:
-    checks: tuple[tuple[str, Callable[[], bool]], ...] = (
-        ("tools", lambda: tools),
-        ("audio", lambda: audio),
-        ("no question", lambda: not turns or turns[-1].get("role") != "user"),
-        ("roles", lambda: any(turn.get("role") not in PLAIN_ROLES for turn in turns)),
-        ("parts", lambda: any(map(_has_other_parts, turns))),
-        ("background", lambda: background.search(asked) is not None),
-        ("nothing asked", lambda: not asked.strip() and not any(_images(turns[-1]))),
-    )
-    return next((name for name, holds in checks if holds()), None)
+    if tools:
+        return "tools"
+    if audio:
+        return "audio"
+    if not turns or turns[-1].get("role") != "user":
+        return "no question"
+    if seen.other_roles:
+        return "roles"
+    if seen.other_parts:
+        return "parts"
+    if background.search(asked):
+        return "background"
+    return None if asked.strip() or any(_images(turns[-1])) else "nothing asked"
 
 
-def _context(body: Body, instructions: Sequence[Body]) -> str:
-    """What the answer depends on beside the conversation; empty if there is nothing."""
-    shape = body.get("response_format")
-    if not instructions and shape is None:
-        return ""
-    told = [[_text(message) for message in instructions], shape]
-    return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+def _messages(body: Body) -> list[Body]:
+    return cast(list[Body], body["messages"])
 
 
 def _instructions(messages: Sequence[Body]) -> int:
-    return next(
-        (i for i, one in enumerate(messages) if one.get("role") not in INSTRUCTING), len(messages)
-    )
-
-
-def _objects(value: object) -> list[Body]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+    count = 0
+    while count < len(messages) and messages[count].get("role") in INSTRUCTING:
+        count += 1
+    return count
 
 
 def _parts(message: Body) -> list[Body]:
-    return _objects(message.get("content"))
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _text(message: Body) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in _parts(message) if part.get("type") == "text"]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return "\n".join([str(part["text"]) for part in _parts(message) if part["type"] == "text"])
 
 
 def parts_of(message: Body) -> Iterator[str | Part]:
@@ -167,25 +210,10 @@ def _image(part: Body) -> Iterator[Part]:
     image = part.get("image_url")
     if isinstance(image, str):
         yield Part(image)
-    elif isinstance(image, Mapping):
+    elif isinstance(image, dict):
         detail = image.get("detail")
         yield Part(str(image.get("url")), detail if isinstance(detail, str) else None)
 
 
-def _is_of_tools(message: Body) -> bool:
-    calls = message.get("tool_calls") or message.get("function_call")
-    return bool(calls) or message.get("role") in ("tool", "function")
-
-
-def _hear(messages: Sequence[Body]) -> bool:
-    parts = (part for message in messages for part in _parts(message))
-    return any(part.get("type") == "input_audio" for part in parts)
-
-
-def _has_other_parts(message: Body) -> bool:
-    return any(part.get("type") not in ("text", "image_url") for part in _parts(message))
-
-
-def _tokens(messages: Sequence[Body], images: Sequence[Part]) -> int:
-    seen = sum(IMAGE_TOKENS.get(image.detail or "", MOST_IMAGE_TOKENS) for image in images)
-    return int(sum(len(_text(one)) for one in messages) / CHARACTERS_A_TOKEN) + seen
+def _image_tokens(image: Part) -> int:
+    return IMAGE_TOKENS.get(image.detail or "", MOST_IMAGE_TOKENS)

@@ -8,14 +8,13 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import orjson
 
 from bottega.errors import BottegaError
 from bottega.gateway.accounts import Account
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
-from bottega.gateway.chunks import chunks
-from bottega.gateway.collecting import Collected
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.events import LAST, event
 from bottega.gateway.limiter import Limiter
@@ -35,6 +34,7 @@ from bottega.gateway.repeats import (
     Repeats,
     may_be_repeated,
 )
+from bottega.gateway.replaying import assembled, events
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
@@ -72,6 +72,12 @@ class Gateway:
     fetch: Fetch | None = None
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
+    def __post_init__(self) -> None:
+        # Most clients ask in one manner only; what they may write is bounded here.
+        self._overrides = lru_cache(1024)(
+            lambda model, given: read_overrides(model, dict(given), self.models)
+        )
+
     async def answer(
         self,
         progress: Progress,
@@ -86,10 +92,11 @@ class Gateway:
         if known := self._known(raw, scope):
             return _replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)
-        overrides = read_overrides(chat.model, given, self.models)
+        overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
         found = await self._pictures(chat, overrides)
-        chat = replace(chat, body=with_fetched(chat.body, found))
+        if any(map(is_web, found)):
+            chat = replace(chat, body=with_fetched(chat.body, found))
         asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
@@ -149,9 +156,9 @@ class Gateway:
     async def _pictures(self, chat: Chat, overrides: Overrides) -> dict[str, Image]:
         """What must be looked at: nobody decodes the images of what passes straight through."""
         replays = self.replaying is not None and overrides.replay
-        if chat.passes is None and (replays or self._may_ask(chat, overrides)):
-            return await pictures(chat.images, self.fetch)
-        return await pictures([one for one in chat.images if is_web(one.url)], self.fetch)
+        wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
+        parts = [one for one in chat.images if wanted or is_web(one.url)]
+        return await pictures(parts, self.fetch) if parts else {}
 
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
         """Whether anything is looked up or kept for this request."""
@@ -231,12 +238,14 @@ class Gateway:
         leading: ExitStack,
         remember: Land,
     ) -> AsyncGenerator[bytes]:
-        collected = Collected()
+        steps: list[bytes] = []
         with leading:
             try:
                 async for payload in streaming.events:
-                    if collected.take(payload) or asked.chat.include_usage:
+                    steps.append(payload)
+                    if asked.chat.include_usage or not _tells_only_usage(payload):
                         yield event(payload)
+                completed = assembled(steps)
             except BottegaError as error:
                 refusal = refusal_of(error)
                 progress.state, progress.status = "failed", refusal.status
@@ -245,12 +254,15 @@ class Gateway:
                 return
             finally:
                 await streaming.events.aclose()
-            completed = collected.completed()
             await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)
         if progress.stored is not None:  # a comment: clients do not see it
             yield f": stored {progress.stored}\n\n".encode()
         yield LAST
+
+
+def _tells_only_usage(payload: bytes) -> bool:
+    return b'"usage"' in payload and not orjson.loads(payload).get("choices")
 
 
 def _ignore(reply: Remembered) -> None:
@@ -274,11 +286,8 @@ def _replayed(progress: Progress, before: AskedBefore, reply: Remembered) -> Rep
 
 
 async def _again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
-    reply = orjson.loads(payload)
-    if not include_usage:
-        reply.pop("usage", None)
-    for chunk in chunks(reply):
-        yield event(chunk)
+    for step in events(payload, include_usage=include_usage):
+        yield event(step)
     yield LAST
 
 

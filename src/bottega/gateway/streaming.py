@@ -17,9 +17,9 @@ from bottega.errors import (
     ServerFailedError,
     SettingError,
 )
-from bottega.gateway.chunks import chunks
 from bottega.gateway.events import DONE, EventReader
 from bottega.gateway.mending import no_usage
+from bottega.gateway.replaying import events
 from bottega.gateway.upstream_errors import error_body, reported_body
 from bottega.generation import exchange
 from bottega.generation.wire import (
@@ -66,8 +66,9 @@ class Opened:
 
     async def request(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> None:
         """Raises what the status says if it is not 2xx."""
+        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with limit:
                 self._response = await session.post(
                     url,
                     data=exchange.sendable(body),
@@ -79,7 +80,7 @@ class Opened:
                     ),
                 )
         except (aiohttp.ClientError, OSError) as error:
-            raise self._translated(error, self._timeouts.first) from None
+            raise self._translated(error, limit, self._timeouts.first) from None
         if self._response.status >= 300:
             said = error_body(await self._whole())
             raise self._fail(self._response.status, said, self._response.headers)
@@ -126,15 +127,15 @@ class Opened:
         assert self._response is not None
         within = self._timeouts.between
         now = asyncio.get_running_loop().time()
-        deadline = now + within if answer.begun else self._deadline
+        limit = asyncio.timeout_at(now + within if answer.begun else self._deadline)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with limit:
                 return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             if answer.whole:
                 return b""
             waited = within if answer.begun else self._timeouts.first
-            raise self._translated(error, waited) from None
+            raise self._translated(error, limit, waited) from None
 
     async def _rest(self) -> None:
         assert self._response is not None
@@ -148,11 +149,12 @@ class Opened:
 
     async def _whole(self) -> bytes:
         assert self._response is not None
+        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with limit:
                 return await exchange.read_whole(self._response, self._where)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._translated(error, self._timeouts.first) from None
+            raise self._translated(error, limit, self._timeouts.first) from None
 
     def _unstreamed(self, payload: bytes) -> list[bytes]:
         """Some servers answer at once though a stream was asked for."""
@@ -160,15 +162,17 @@ class Opened:
         if failure := reported_failure(reply):
             raise self._fail(failure[0], reported_body(reply, failure[1]), {})
         parse_completions(reply, self._where)
-        return list(chunks({"usage": no_usage(), **reply}))
+        return list(events(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True))
 
-    def _translated(self, error: aiohttp.ClientError | OSError, waited: float) -> EndpointError:
-        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-            return EndpointTimeoutError(
-                f"{self._where} was silent for {waited:g} s or sent no end in time",
-                hint="raise `timeout`, or look at the server's load",
-            )
-        return exchange.translated(error, self._where, self._timeouts.total)
+    def _translated(
+        self, error: aiohttp.ClientError | OSError, limit: asyncio.Timeout, waited: float
+    ) -> EndpointError:
+        if not limit.expired():
+            return exchange.translated(error, self._where, self._timeouts.total)
+        return EndpointTimeoutError(
+            f"{self._where} sent nothing for {waited:g} s",
+            hint="raise `timeout`, or look at the server's load",
+        )
 
 
 class Answer:
@@ -176,7 +180,7 @@ class Answer:
 
     def __init__(self, where: str, fail: Fail, choices: int) -> None:
         self._where, self._fail, self._choices = where, fail, choices
-        self._ended: set[object] = set()
+        self._ended: set[str] = set()
         self.begun = False
 
     @property
@@ -186,15 +190,22 @@ class Answer:
     def take(self, payload: bytes) -> None:
         """Raises what the event reports, and `GarbledError` for one that is no chunk."""
         chunk = parse_json(payload, self._where)
-        if failure := reported_failure(chunk):
-            raise self._fail(failure[0], reported_body(chunk, failure[1]), {})
         choices = chunk.get("choices")
-        if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-            raise GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
+        if chunk.get("error") or not isinstance(choices, list):
+            raise self._trouble(chunk)
         self.begun = True
         for choice in choices:
-            if isinstance(choice.get("finish_reason"), str):
-                self._ended.add(choice.get("index"))
+            if not isinstance(choice, dict) or choice.get("error"):
+                raise self._trouble(chunk)
+            if (finish := choice.get("finish_reason")) is not None:
+                if finish == "error":
+                    raise self._trouble(chunk)
+                self._ended.add(str(choice.get("index")))
+
+    def _trouble(self, chunk: JSONObject) -> EndpointError:
+        if failure := reported_failure(chunk):
+            return self._fail(failure[0], reported_body(chunk, failure[1]), {})
+        return GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
 
     def cut_short(self, payload: bytes) -> bool:
         """Whether the last event, that no empty line ended, is only a part of one."""

@@ -162,7 +162,9 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 
 def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) is int:
+        return min(max(value, 0), MOST_TOKENS)
+    if not isinstance(value, float):
         return 0
     return int(min(max(value, 0), MOST_TOKENS))
 

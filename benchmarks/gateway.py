@@ -1,0 +1,181 @@
+"""The gateway against its bars: python benchmarks/gateway.py [--quick] [--json FILE]
+    [--litellm-python PATH/TO/python]
+
+CPU time a request of the server's processes, and how long a client waits, beside a bare Starlette
+server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in an environment of
+its own. All run at the same time on loopback, one worker each, before an upstream that answers at
+once; they are asked in turn, round after round, and each ratio is of one round. --quick ends
+within 90 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
+from benchmarks.gateway_bodies import Body, image_body, text_body
+from benchmarks.gateway_cases import BARE, FLOOR, LITELLM, Case, peers
+from benchmarks.gateway_figures import Bar, Figures, Run
+from benchmarks.gateway_load import Seen, Work
+from benchmarks.gateway_ours import AUGMENTED, PASSED, REPEATED, ours
+from benchmarks.peers.mock_upstream import SAID
+from benchmarks.processes import ROOT
+
+WARM, IDLE = 30, 2.0
+MOST = 200_000
+
+
+@dataclass(frozen=True)
+class Size:
+    rounds: int
+    concurrencies: tuple[int, ...]
+    seconds: float
+
+
+QUICK = Size(rounds=2, concurrencies=(1, 16), seconds=0.6)
+FULL = Size(rounds=5, concurrencies=(1, 16, 64), seconds=3.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--litellm-python", type=Path)
+    parser.add_argument("--rounds", type=int)
+    asked = parser.parse_args()
+    size = QUICK if asked.quick else FULL
+    rounds = asked.rounds or size.rounds
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        mock, cases, skipped = stack.enter_context(peers(folder, asked.litellm_python))
+        cases += stack.enter_context(ours(folder, mock))
+        for one in skipped:
+            print(f"{one.name} is left out: {one.reason}")
+        bench = stack.enter_context(Bench.ready(folder, cases))
+        runs = list(bench.rounds(size, rounds))
+    figures = Figures(runs)
+    print(*figures.rows(), sep="\n")
+    bars = list(judged(figures))
+    print(*bars, sep="\n")
+    if asked.json:
+        document = {
+            "size": asdict(size) | {"rounds": rounds},
+            "cores": os.cpu_count(),
+            "skipped": [asdict(one) for one in skipped],
+            "runs": [asdict(run) for run in runs],
+            "bars": [bar.document() for bar in bars],
+        }
+        asked.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def judged(figures: Figures) -> Iterator[Bar]:
+    yield from figures.ratio(f"{PASSED} / bare proxy", PASSED, BARE, 1.5)
+    yield from figures.ratio(f"{REPEATED} / floor", REPEATED, FLOOR, 1.5)
+    yield from figures.ratio(f"LiteLLM / {PASSED}", LITELLM, PASSED, 25, at_least=True)
+    yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
+    yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
+    for case in (PASSED, REPEATED, AUGMENTED):
+        yield from figures.outliers(case)
+
+
+class Bench:
+    """The load in its process, and the servers' CPU before and after it."""
+
+    def __init__(self, load: subprocess.Popen[str], folder: Path, cases: Sequence[Case]) -> None:
+        self._load, self._folder, self._cases = load, folder, cases
+        self._bodies = [text_body(), image_body()]
+        self._numbers = itertools.count(step=MOST)
+        self._idle: dict[str, float] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def ready(cls, folder: Path, cases: Sequence[Case]) -> Iterator[Bench]:
+        """Warm, and knowing what each server does while nobody asks."""
+        with subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gateway_load"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+        ) as load:
+            assert load.stdin is not None
+            bench = cls(load, folder, cases)
+            bench._warm()
+            yield bench
+            load.stdin.close()
+
+    def rounds(self, size: Size, rounds: int) -> Iterator[Run]:
+        for number in range(rounds):
+            for body, concurrency in itertools.product(self._bodies, size.concurrencies):
+                for case in self._cases:
+                    if body.name in case.bodies:
+                        yield self._run(number, case, body, concurrency, size.seconds)
+
+    def _warm(self) -> None:
+        for case, body in itertools.product(self._cases, self._bodies):
+            if body.name not in case.bodies:
+                continue
+            seen = self._drive(case, body, 1, 30.0, WARM)
+            if seen.errors:
+                raise SystemExit(f"{case.name} does not answer {body.name}: {seen.example}")
+        before = [case.server.cpu() for case in self._cases]
+        time.sleep(IDLE)
+        for case, cpu in zip(self._cases, before, strict=True):
+            self._idle[case.name] = (case.server.cpu() - cpu) / IDLE
+
+    def _run(self, number: int, case: Case, body: Body, concurrency: int, seconds: float) -> Run:
+        start, cpu = time.perf_counter(), case.server.cpu()
+        seen = self._drive(case, body, concurrency, seconds, MOST)
+        time.sleep(case.settles)
+        idle = self._idle[case.name] * (time.perf_counter() - start)
+        cpu = case.server.cpu() - cpu - idle
+        if seen.errors:
+            print(f"{case.name}, {body.name}: {seen.example}", file=sys.stderr)
+        return Run(
+            round=number,
+            case=case.name,
+            body=body.name,
+            concurrency=concurrency,
+            requests=seen.done,
+            errors=seen.errors,
+            cpu=cpu * 1000 / max(seen.done, 1),
+            rate=seen.done / seen.seconds,
+            p50=seen.p50 * 1000,
+            p99=seen.p99 * 1000,
+            longest=seen.longest * 1000,
+        )
+
+    def _drive(self, case: Case, body: Body, concurrency: int, seconds: float, most: int) -> Seen:
+        path, slots = body.written(self._folder, case.model, {})
+        work = Work(
+            port=case.server.port,
+            headers=case.sent,
+            body=path,
+            slots=tuple(slots),
+            variants=case.variants,
+            first=next(self._numbers),
+            concurrency=concurrency,
+            seconds=seconds,
+            most=most,
+            expected=SAID.strip(),
+        )
+        assert self._load.stdin is not None and self._load.stdout is not None
+        self._load.stdin.write(json.dumps(asdict(work)) + "\n")
+        return Seen(**json.loads(self._load.stdout.readline()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Who is asked what in benchmarks/gateway.py: the servers, each a process with one worker, and the
+requests that are sent to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.processes import Server, await_port, free_port, start, stopping, uvicorn
+
+KEY = "sk-4f9c2d7e8b1a6c3f0e5d9a7b2c4e6f81"
+FLOOR, BARE, LITELLM = "floor", "bare proxy", "LiteLLM"
+PEERS_START, LITELLM_STARTS = 20, 120
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    server: Server
+    model: str = "mock"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    variants: int | None = None
+    """How many different requests there are; None: no two are alike."""
+    settles: float = 0.0
+    """Seconds for what it does after its replies, which count as well."""
+    key: str = KEY
+    bodies: tuple[str, ...] = ("text", "image")
+
+    @property
+    def sent(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}", **self.headers}
+
+
+@dataclass(frozen=True)
+class Skipped:
+    name: str
+    reason: str
+
+
+@contextlib.contextmanager
+def peers(
+    folder: Path, litellm_python: Path | None
+) -> Iterator[tuple[Server, list[Case], list[Skipped]]]:
+    """The mock upstream, and who stands before it but for us."""
+    with contextlib.ExitStack() as stack:
+        mock = stack.enter_context(running("mock_upstream", folder))
+        upstream = {"UPSTREAM": f"{mock.url}/v1"}
+        floor = stack.enter_context(running("floor", folder))
+        bare = stack.enter_context(running("bare_proxy", folder, upstream))
+        cases, skipped = [Case(FLOOR, floor), Case(BARE, bare)], list[Skipped]()
+        missing = unusable(litellm_python)
+        if litellm_python is not None and not missing:
+            server = stack.enter_context(litellm(litellm_python, folder, mock))
+            cases.append(Case(LITELLM, server, settles=0.6))
+        else:
+            skipped.append(Skipped(LITELLM, missing))
+        yield mock, cases, skipped
+
+
+@contextlib.contextmanager
+def running(
+    module: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    port = free_port()
+    command = uvicorn(f"benchmarks.peers.{module}:app", port)
+    with stopping(start(command, port, folder / f"{module}.log", environment)) as server:
+        yield await_port(server, PEERS_START)
+
+
+def unusable(python: Path | None) -> str:
+    """Why; empty if it is not."""
+    if python is None:
+        return "no --litellm-python PATH was given"
+    if not (program := python.parent / "litellm").exists():
+        return f"there is no {program}: PATH/TO/python -m pip install 'litellm[proxy]' httptools"
+    return ""
+
+
+@contextlib.contextmanager
+def litellm(python: Path, folder: Path, mock: Server) -> Iterator[Server]:
+    port, config = free_port(), folder / "litellm.json"  # JSON is YAML
+    parameters = {"model": "openai/mock", "api_base": f"{mock.url}/v1", "api_key": "none"}
+    held = {
+        "model_list": [{"model_name": "mock", "litellm_params": parameters}],
+        "litellm_settings": {"telemetry": False},
+        "general_settings": {"master_key": KEY},
+    }
+    config.write_text(json.dumps(held))
+    command = f"--config {config} --host 127.0.0.1 --port {port} --num_workers 1".split()
+    alone = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
+    program = str(python.parent / "litellm")
+    with stopping(start([program, *command], port, folder / "litellm.log", alone)) as server:
+        yield await_port(server, LITELLM_STARTS)

@@ -1,0 +1,167 @@
+"""Servers on loopback in processes of their own, and what Linux says about them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TICK = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu(self) -> float:
+        """Seconds that it and its children, those that have ended included, were on a core."""
+        return sum(_cpu(pid) for pid in tree(self.process.pid))
+
+    def resident(self) -> int:
+        """Bytes."""
+        return sum(_resident(pid) for pid in tree(self.process.pid))
+
+    def threads(self) -> int:
+        return sum(len(_listed(f"/proc/{pid}/task")) for pid in tree(self.process.pid))
+
+    def sockets(self) -> int:
+        pids = tree(self.process.pid)
+        return sum(
+            _target(link).startswith("socket:")
+            for pid in pids
+            for link in _listed(f"/proc/{pid}/fd")
+        )
+
+    def stop(self, seconds: float = 10) -> int:
+        """Its exit status; one that does not end in time is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL
+
+    def kill(self) -> None:
+        for pid in reversed(tree(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class DidNotStartError(Exception):
+    pass
+
+
+def start(
+    command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Server:
+    """Not yet ready: see `await_port`."""
+    surroundings = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+        "OMP_NUM_THREADS": "1",
+        **(environment or {}),
+    }
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=surroundings, stdout=output, stderr=output
+        )
+    return Server(process, port, log)
+
+
+def uvicorn(app: str, port: int) -> list[str]:
+    """As uvicorn is fastest: one worker, uvloop, httptools, no log of accesses."""
+    fast = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--workers", "1"]
+    return [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        app,
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+        *fast,
+    ]
+
+
+@contextlib.contextmanager
+def stopping(server: Server) -> Iterator[Server]:
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def await_port(server: Server, seconds: float) -> Server:
+    """Raises `DidNotStartError` with the end of what it printed."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and server.process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), 1):
+            return server
+        time.sleep(0.05)
+    server.stop()
+    raise DidNotStartError(server.log.read_text(errors="replace")[-2000:])
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all below it."""
+    below = [
+        child
+        for task in _listed(f"/proc/{pid}/task")
+        for number in _read(task / "children").split()
+        for child in tree(int(number))
+    ]
+    return [pid, *below]
+
+
+def _cpu(pid: int) -> float:
+    behind_the_name = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in behind_the_name[11:15]) / TICK
+
+
+def _resident(pid: int) -> int:
+    return int((_read(Path(f"/proc/{pid}/statm")).split() or ["0", "0"])[1]) * PAGE
+
+
+def _read(path: Path) -> str:
+    """Nothing of a process that has ended."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _listed(folder: str) -> list[Path]:
+    try:
+        return list(Path(folder).iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,345 @@
+"""The gateway under misuse for half an hour: python benchmarks/soak.py [--minutes 30]
+    [--concurrency 32] [--json FILE]
+
+`bottega serve` in a process of its own, before an upstream that is slow, fails, cuts its streams
+and talks garbage; clients that repeat themselves, stream, leave, and send nonsense. Every reply is
+checked word by word. For three quarters of the time the process lives undisturbed and its memory is
+watched; then it is killed (SIGKILL) at random moments and started again, and every entry whose
+storing was acknowledged must be in the cache's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
+from benchmarks.processes import Server, await_port, free_port, start, stopping
+from benchmarks.served import STARTS, new_key, serve
+from benchmarks.soak_clients import Asker, Client, Told
+from bottega.knowledge import KnowledgeBase
+from bottega.types import Example
+from tests.gateway.right import digest, heard
+
+NAMESPACES = ("red", "blue")
+STEADY = 0.75
+"""Of the time, in one life of the process."""
+LEAK = 0.10
+DRAINS = 40.0
+CONFIG = """
+[gateway]
+port = {port}
+data = "{folder}/data"
+max_concurrent = 24
+
+[tiers.apprentice]
+model = "openai:small"
+base_url = "{upstream}"
+api_key_env = "SOAK_KEY"
+shots = 2
+timeout = 3
+retries = 1
+
+[tiers.master]
+model = "openai:large"
+base_url = "{upstream}"
+api_key_env = "SOAK_KEY"
+timeout = 3
+retries = 1
+
+[route]
+{route}
+
+[cache]
+file = "{folder}/cache.db"
+embed = "pixels"
+
+[replay]
+seconds = 20
+memory_mb = 8
+
+[keys]
+required = true
+"""
+ROUTES = {
+    "coin": 'by = "coin"\nmaster_rate = 0.4',
+    "coverage": 'by = "coverage"\nat_least = 0.8',
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    resident: int
+    sockets: int
+    threads: int
+
+
+@dataclass
+class Report:
+    seconds: float = 0.0
+    told: Told = field(default_factory=Told)
+    samples: list[Sample] = field(default_factory=list)
+    kills: int = 0
+    lost: list[str] = field(default_factory=list)
+    twice: list[list[str]] = field(default_factory=list)
+    """Entries to one question."""
+    entries: int = 0
+    """In the cache's file at the end, each checked."""
+    left_running: int = 0
+    """Requests at the upstream after the last client had gone."""
+    exit_status: int = 0
+    tracebacks: int = 0
+
+    def memory(self) -> float | None:
+        """The last fifth of the undisturbed life over its second fifth; None if it was too short to
+        be said."""
+        fifth = len(self.samples) // 5
+        if fifth < 5:
+            return None
+        early = [one.resident for one in self.samples[fifth : 2 * fifth]]
+        late = [one.resident for one in self.samples[-fifth:]]
+        return statistics.mean(late) / statistics.mean(early)
+
+    def faults(self) -> list[str]:
+        """What must not be."""
+        told, memory = self.told, self.memory()
+        found = [f"wrong: {one}" for one in told.wrong]
+        found += [f"lost: {one}" for one in self.lost]
+        found += [f"kept twice: {ids}" for ids in self.twice]
+        if memory is not None and abs(memory - 1) > LEAK:
+            found.append(f"memory: the last fifth is {memory:.3f} of the second")
+        if self.left_running:
+            found.append(f"{self.left_running} requests went on at the upstream without a client")
+        if self.exit_status:
+            found.append(f"it ended with the status {self.exit_status}")
+        if self.tracebacks:
+            found.append(f"{self.tracebacks} tracebacks in its log")
+        for needed in ("right", "streamed", "replayed", "stored", "shown examples"):
+            if not told.counts[needed]:
+                found.append(f"nothing was {needed}: the soak says nothing about it")
+        return found
+
+    def document(self) -> dict[str, object]:
+        return {
+            "seconds": self.seconds,
+            "counts": dict(self.told.counts),
+            "refused": dict(self.told.refused),
+            "kills": self.kills,
+            "acknowledged": sum(map(len, self.told.kept.values())),
+            "lost": len(self.lost),
+            "entries": self.entries,
+            "memory": self.memory(),
+            "samples": [asdict(sample) for sample in self.samples],
+            "faults": self.faults(),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--route", choices=sorted(ROUTES), default="coin")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        soak = Soak(Path(folder), chosen.concurrency, chosen.route, chosen.seed)
+        report = asyncio.run(soak.run(chosen.minutes * 60, chosen.kills))
+    print(text(report))
+    if chosen.json:
+        chosen.json.write_text(json.dumps(report.document(), indent=2) + "\n")
+    sys.exit(1 if report.faults() else 0)
+
+
+class Soak:
+    def __init__(self, folder: Path, concurrency: int, route: str = "coin", seed: int = 0) -> None:
+        self._folder, self._concurrency, self._route = folder, concurrency, route
+        self._seed, self._lots = seed, random.Random(seed)
+        self._port, self._log = free_port(), folder / "gateway.log"
+        self._report, self._down = Report(), asyncio.Event()
+
+    async def run(self, seconds: float, kills: int) -> Report:
+        started, report = time.monotonic(), self._report
+        with stopping(self._upstream()) as upstream:
+            await asyncio.to_thread(await_port, upstream, STARTS)
+            askers = self._configured(upstream)
+            gateway = await self._started()
+            try:
+                stop = asyncio.Event()
+                async with asyncio.TaskGroup() as group, self._session() as session:
+                    for client in self._clients(askers):
+                        group.create_task(client.run(session, stop))
+                    try:
+                        await self._watch(gateway, seconds * STEADY)
+                        gateway = await self._killing(gateway, seconds * (1 - STEADY), kills)
+                    finally:
+                        stop.set()
+                report.left_running = await self._left_running(upstream)
+            finally:
+                report.exit_status = await asyncio.to_thread(gateway.stop, DRAINS)
+        self._check_kept()
+        self._check_all()
+        report.tracebacks = self._log.read_text(errors="replace").count("Traceback (most recent")
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _upstream(self) -> Server:
+        port = free_port()
+        command = [sys.executable, "-m", "tests.gateway.misbehaving", "--port", str(port)]
+        more = ["--seed", str(self._seed), "--well", "0.75"]
+        return start([*command, *more], port, self._folder / "upstream.log")
+
+    def _configured(self, upstream: Server) -> list[Asker]:
+        filled = CONFIG.format(
+            port=self._port,
+            folder=self._folder,
+            upstream=f"{upstream.url}/v1",
+            route=ROUTES[self._route],
+        )
+        (self._folder / "bottega.toml").write_text(filled)
+        data = self._folder / "data"
+        return [Asker(new_key(data, name, name), name) for name in NAMESPACES]
+
+    async def _started(self) -> Server:
+        config = self._folder / "bottega.toml"
+        return await asyncio.to_thread(serve, config, self._port, self._log, {"SOAK_KEY": "none"})
+
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+        )
+
+    def _clients(self, askers: Sequence[Asker]) -> list[Client]:
+        return [
+            Client(
+                f"http://127.0.0.1:{self._port}",
+                askers[number % len(askers)],
+                self._report.told,
+                random.Random(f"{self._seed}/{number}"),
+                questions=2000,
+                down=self._down,
+            )
+            for number in range(self._concurrency)
+        ]
+
+    async def _watch(self, gateway: Server, seconds: float) -> None:
+        """One life, undisturbed."""
+        begun, pause = time.monotonic(), min(3.0, seconds / 60)
+        while (passed := time.monotonic() - begun) < seconds:
+            await asyncio.sleep(pause)
+            if gateway.process.poll() is not None:
+                raise SystemExit(f"the gateway died: {self._log.read_text()[-2000:]}")
+            sizes = gateway.resident(), gateway.sockets(), gateway.threads()
+            self._report.samples.append(Sample(passed, *sizes))
+
+    async def _killing(self, gateway: Server, seconds: float, kills: int) -> Server:
+        """At random moments; what was acknowledged until then is looked for before the restart."""
+        for _ in range(kills):
+            await asyncio.sleep(seconds / kills * self._lots.uniform(0.3, 1.0))
+            self._down.set()
+            gateway.kill()
+            await asyncio.sleep(0.2)  # what was still on its way to a client arrives
+            await asyncio.to_thread(self._check_kept)
+            gateway = await self._started()
+            self._down.clear()
+            self._report.kills += 1
+        await asyncio.sleep(1)
+        return gateway
+
+    def _check_kept(self) -> None:
+        for namespace in NAMESPACES:
+            there: dict[str, list[str]] = {}
+            with self._cache(namespace) as cache:
+                for example in cache:
+                    there.setdefault(question(example), []).append(str(example.id))
+            self._report.lost += self._report.told.lost(namespace, there)
+            self._report.twice += [ids for ids in there.values() if len(ids) > 1]
+
+    def _check_all(self) -> None:
+        """What is in the file is the master's, whole, and an answer to its question."""
+        for namespace in NAMESPACES:
+            with self._cache(namespace) as cache:
+                for problem in cache.verify().problems:
+                    self._report.told.is_wrong("the file is damaged", problem)
+                for example in cache:
+                    self._report.entries += 1
+                    spoken = heard(example.answer)
+                    if spoken is None or spoken.model != "large":
+                        self._report.told.is_wrong("kept, not the master's", example)
+                    elif spoken.question != question(example):
+                        self._report.told.is_wrong("kept for another question", example)
+                    elif self._report.told.heard_by.get(spoken.number, namespace) != namespace:
+                        self._report.told.is_wrong("kept for another namespace", example)
+
+    def _cache(self, namespace: str) -> KnowledgeBase:
+        return KnowledgeBase.open(
+            self._folder / "cache.db", None, create=False, namespace=namespace
+        )
+
+    async def _left_running(self, upstream: Server) -> int:
+        """Once the last client's requests had a moment to end."""
+        for _ in range(50):
+            now = json.loads(await asyncio.to_thread(read, f"{upstream.url}/told"))["now"]
+            if not now:
+                break
+            await asyncio.sleep(0.1)
+        return int(now)
+
+
+def question(example: Example) -> str:
+    return digest(example.query.text, [image.data for image in example.query.images])
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return bytes(reply.read())
+
+
+def text(report: Report) -> str:
+    told, memory = report.told, report.memory()
+    counts = ", ".join(f"{count:,} {name}" for name, count in told.counts.most_common())
+    refused = ", ".join(f"{count:,} x {status}" for status, count in sorted(told.refused.items()))
+    acknowledged = sum(map(len, told.kept.values()))
+    said = [
+        f"{report.seconds:.0f} s: {counts}",
+        f"refused while the upstream failed: {refused or 'none'}",
+        f"killed {report.kills} times: {acknowledged:,} entries acknowledged, {len(report.lost)}"
+        f" lost; {report.entries:,} entries in the file",
+        "memory: the life was too short to say" if memory is None else f"memory: {sizes(report)}",
+    ]
+    faults = report.faults()
+    said += [f"FAULT {one}" for one in faults[:20]] or ["no fault"]
+    return "\n".join(said)
+
+
+def sizes(report: Report) -> str:
+    fifth = len(report.samples) // 5
+    early, late = report.samples[fifth : 2 * fifth], report.samples[-fifth:]
+
+    def between(read: Callable[[Sample], float]) -> str:
+        return f"{statistics.mean(map(read, early)):.0f} to {statistics.mean(map(read, late)):.0f}"
+
+    megabytes = between(lambda one: one.resident / 1e6)
+    return (
+        f"{megabytes} MB ({report.memory():.3f}), {between(lambda one: one.sockets)} sockets,"
+        f" {between(lambda one: one.threads)} threads, from the second fifth to the last"
+    )
+
+
+if __name__ == "__main__":
+    main()

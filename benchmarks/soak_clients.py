@@ -1,0 +1,330 @@
+"""Clients of benchmarks/soak.py: they ask in every manner, and check every word that they hear."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import aiohttp
+import numpy as np
+from PIL import Image as Pillow
+
+from bottega.image import Image
+from tests.gateway.right import digest, heard, is_beginning, opening
+
+MODELS = {"bottega/master": "large", "bottega/apprentice": "small"}
+"""What the tiers' endpoint calls them."""
+EXPECTED = {429, 502, 503, 504}
+"""Of a gateway whose upstream misbehaves."""
+PICTURES, SIDE = 400, 24
+STUCK = 90.0
+
+
+@dataclass(frozen=True)
+class Question:
+    number: int
+    image: int | None
+
+    @property
+    def text(self) -> str:
+        return f"What did the master paint in case {self.number}?"
+
+    @property
+    def digest(self) -> str:
+        return digest(self.text, [] if self.image is None else [picture(self.image).data])
+
+    @property
+    def turn(self) -> Mapping[str, object]:
+        if self.image is None:
+            return {"role": "user", "content": self.text}
+        url = {"url": picture(self.image).data_url}
+        text = {"type": "text", "text": self.text}
+        return {"role": "user", "content": [{"type": "image_url", "image_url": url}, text]}
+
+
+@cache
+def picture(number: int) -> Image:
+    pixels = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    buffer = io.BytesIO()
+    Pillow.fromarray(pixels).save(buffer, "PNG")
+    return Image.from_bytes(buffer.getvalue())
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Whose key it is, and where its answers are kept."""
+
+    key: str
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """When it was asked, and when the client knew that it was stored."""
+
+    asked: float
+    known: float
+
+
+@dataclass
+class Told:
+    """What the gateway said, all clients together."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    kept: dict[tuple[str, str], dict[str, Kept]] = field(default_factory=dict)
+    """What was acknowledged, by namespace and question, then by id."""
+    heard_by: dict[int, str] = field(default_factory=dict)
+    """The namespace in which each reply was heard."""
+
+    def keep(self, asker: Asker, question: Question, id: str, asked: float) -> None:
+        self.counts["stored"] += 1
+        kept = self.kept.setdefault((asker.namespace, question.digest), {})
+        kept[id] = Kept(asked, time.monotonic())
+
+    def lost(self, namespace: str, there: Mapping[str, Sequence[str]]) -> list[str]:
+        """Questions whose acknowledged answer is not in the file. `there` are its ids by question.
+        A newer answer takes the place of an older one; of two that overlapped either may."""
+        return [
+            f"{namespace}: {question}, of {sorted(kept)} there is {there.get(question)}"
+            for (where, question), kept in self.kept.items()
+            if where == namespace and not _holds(kept, there.get(question, ()))
+        ]
+
+    def is_wrong(self, why: str, *more: object) -> None:
+        self.counts["wrong"] += 1
+        self.wrong.append(f"{why}: {' | '.join(map(str, more))}"[:1000])
+
+
+def _holds(kept: Mapping[str, Kept], there: Sequence[str]) -> bool:
+    """What is there was stored without a word to anybody, or nothing was asked after it."""
+    newest = max(one.asked for one in kept.values())
+    return any(id not in kept or newest <= kept[id].known for id in there)
+
+
+@dataclass
+class Reply:
+    """What came of one request. `whole` says that it ended as it should, `failed` that it said
+    itself that it did not."""
+
+    headers: Mapping[str, str]
+    text: str = ""
+    finish: str | None = None
+    whole: bool = False
+    failed: bool = False
+    stored: str | None = None
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("x-bottega-cache") == "replayed"
+
+
+@dataclass
+class Client:
+    """Asks one thing after the other until it is told to stop."""
+
+    url: str
+    asker: Asker
+    told: Told
+    lots: random.Random
+    questions: int
+    down: asyncio.Event
+    """Set while the gateway may be dead."""
+
+    async def run(self, session: aiohttp.ClientSession, until: asyncio.Event) -> None:
+        manners = [self.asks, self.leaves, self.blunders]
+        while not until.is_set():
+            [manner] = self.lots.choices(manners, [90, 6, 4])
+            self.told.counts["requests"] += 1
+            try:
+                async with asyncio.timeout(STUCK):
+                    await manner(session)
+            except TimeoutError:
+                self.told.is_wrong("no reply in time", STUCK)
+            except (aiohttp.ClientError, ConnectionError) as problem:
+                if self.down.is_set():
+                    self.told.counts["while it was down"] += 1
+                    await asyncio.sleep(0.1)
+                else:
+                    self.told.is_wrong("the connection was lost", repr(problem))
+
+    async def asks(self, session: aiohttp.ClientSession) -> None:
+        question, body, headers = self.draw()
+        asked = time.monotonic()
+        async with self.post(session, body, headers) as response:
+            if response.status != 200:
+                self.refused(response.status, await response.text())
+                return
+            streamed = body.get("stream")
+            reply = await (streamed_reply if streamed else plain_reply)(response)
+        if streamed and not reply.whole and self.down.is_set():
+            self.told.counts["while it was down"] += 1
+        else:
+            self.judge(question, body, reply, asked)
+
+    async def leaves(self, session: aiohttp.ClientSession) -> None:
+        """Before the reply, or in the middle of it."""
+        _, body, headers = self.draw()
+        self.told.counts["left"] += 1
+        try:
+            async with asyncio.timeout(self.lots.uniform(0.001, 0.4)):
+                async with self.post(session, body | {"stream": True}, headers) as response:
+                    async for _ in response.content.iter_any():
+                        if self.lots.random() < 0.2:
+                            response.close()
+                            return
+        except TimeoutError:
+            return
+
+    async def blunders(self, session: aiohttp.ClientSession) -> None:
+        """A refusal that tells what was wrong is the right answer."""
+        _, body, _ = self.draw()
+        status, sent, key = self.lots.choice(
+            [
+                (400, b"{", self.asker.key),
+                (400, json.dumps(body | {"messages": "hello"}).encode(), self.asker.key),
+                (400, json.dumps(body | {"messages": [BROKEN_IMAGE]}).encode(), self.asker.key),
+                (401, json.dumps(body).encode(), "sk-nobody"),
+                (404, json.dumps(body | {"model": "nobody"}).encode(), self.asker.key),
+            ]
+        )
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        url = f"{self.url}/v1/chat/completions"
+        async with session.post(url, data=sent, headers=headers) as response:
+            said = await response.text()
+            if response.status == status and '"error"' in said:
+                self.told.counts["rightly refused"] += 1
+            else:
+                self.told.is_wrong(f"{status} was due", response.status, said)
+
+    def draw(self) -> tuple[Question, dict[str, Any], dict[str, str]]:
+        """A question, often one that was asked before, and a manner of asking it."""
+        lots = self.lots
+        number = lots.randrange(40 if lots.random() < 0.3 else self.questions)
+        question = Question(number, None if number % 10 == 9 else number * 7 % PICTURES)
+        body: dict[str, Any] = {"model": "bottega", "temperature": 0, "max_tokens": 100}
+        body["messages"] = [{"role": "system", "content": "Be brief."}, question.turn]
+        if lots.random() < 0.4:
+            body["stream"] = True
+            if lots.random() < 0.5:
+                body["stream_options"] = {"include_usage": True}
+        headers = {"authorization": f"Bearer {self.asker.key}"}
+        if lots.random() < 0.15:
+            body["model"] = lots.choice(list(MODELS))
+        if lots.random() < 0.15:
+            headers["x-bottega-cache"] = lots.choice(["no-store", "no-retrieve", "no-replay"])
+        if lots.random() < 0.03:
+            body["tools"] = [TOOL]
+        return question, body, headers
+
+    def post(
+        self, session: aiohttp.ClientSession, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Any:
+        return session.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
+
+    def refused(self, status: int, said: str) -> None:
+        if status in EXPECTED and '"error"' in said:
+            self.told.refused[status] += 1
+        else:
+            self.told.is_wrong("an unexpected refusal", status, said)
+
+    def judge(
+        self, question: Question, body: Mapping[str, Any], reply: Reply, asked: float
+    ) -> None:
+        why = self.complaint(question, body, reply)
+        if why is not None:
+            self.told.is_wrong(why, question, body["model"], reply)
+            return
+        if reply.stored is not None and not reply.replayed:
+            self.told.keep(self.asker, question, reply.stored, asked)
+        kind = "broke off" if reply.failed else reply.finish if reply.text else "empty"
+        self.told.counts["right" if kind == "stop" else f"{kind}, as it said"] += 1
+        self.told.counts["streamed"] += bool(body.get("stream"))
+        self.told.counts["replayed"] += reply.replayed
+        self.told.counts["shown examples"] += (
+            reply.headers.get("x-bottega-demonstrations", "0") != "0"
+        )
+
+    def complaint(self, question: Question, body: Mapping[str, Any], reply: Reply) -> str | None:
+        """What is wrong with a reply; None if nothing is."""
+        if not is_beginning(reply.text, question.digest):
+            return "not an answer to this question"
+        spoken = opening(reply.text)
+        if spoken is not None:
+            whose = self.told.heard_by.setdefault(spoken.number, self.asker.namespace)
+            if whose != self.asker.namespace:
+                return f"a reply that {whose} was given"
+            if MODELS.get(body["model"], spoken.model) != spoken.model:
+                return "not the tier that was asked for"
+        if reply.failed:
+            return "stored though it failed" if reply.stored else None
+        if not reply.whole:
+            return "a stream that ended without saying so"
+        if reply.finish == "stop" and reply.text and heard(reply.text) is None:
+            return "a part, given as the whole"
+        if reply.finish not in ("stop", "length", "content_filter"):
+            return "no finish_reason"
+        if reply.finish != "stop" or not reply.text:
+            return "kept though it is not whole" if reply.stored or reply.replayed else None
+        if reply.stored and (spoken is None or spoken.model != "large"):
+            return "not the master's, and kept"
+        return None
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+BROKEN_IMAGE = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+}
+
+
+async def plain_reply(response: aiohttp.ClientResponse) -> Reply:
+    [choice] = json.loads(await response.read())["choices"]
+    return Reply(
+        response.headers,
+        choice["message"]["content"] or "",
+        choice["finish_reason"],
+        whole=True,
+        stored=response.headers.get("x-bottega-stored"),
+    )
+
+
+async def streamed_reply(response: aiohttp.ClientResponse) -> Reply:
+    reply = Reply(response.headers, stored=response.headers.get("x-bottega-stored"))
+    try:
+        async for line in lines(response):
+            take(line, reply)
+    except aiohttp.ClientPayloadError:
+        reply.whole = False
+    return reply
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    held = b""
+    async for piece in response.content.iter_any():
+        *whole, held = (held + piece).split(b"\n")
+        for line in whole:
+            yield line.decode()
+
+
+def take(line: str, reply: Reply) -> None:
+    if line.startswith(": stored "):
+        reply.stored = line.removeprefix(": stored ").strip()
+    elif line.strip() == "data: [DONE]":
+        reply.whole = True
+    elif line.startswith("data: "):
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            reply.failed = True
+        for choice in event.get("choices", []):
+            reply.text += choice["delta"].get("content") or ""
+            reply.finish = choice.get("finish_reason") or reply.finish

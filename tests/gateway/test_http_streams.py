@@ -1,0 +1,239 @@
+"""Streams from a real server on loopback: whole, cut, late, flooding, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import orjson
+import pytest
+from aiohttp import web
+
+from bottega.errors import (
+    EndpointTimeoutError,
+    GarbledError,
+    ServerFailedError,
+)
+from bottega.gateway.breaker import Breaker, Tolerance
+from bottega.gateway.http_upstream import HttpUpstream
+from bottega.gateway.streaming import Timeouts
+from tests.gateway.upstreams import (
+    BODY,
+    WHOLE,
+    chunk,
+    completed,
+    events,
+    lines,
+    seen,
+    streamed,
+    upstream,
+    watched,
+)
+from tests.server import Answer, Server, cut, ok, refuse, slowly
+
+
+async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
+    endpoint.answers = [events(lines(*WHOLE))]
+    assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
+    asked = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
+    assert endpoint.bodies == [BODY | {"model": "m"} | asked]
+    headers = endpoint.headers[0]
+    # What is compressed is held back until there is enough of it.
+    assert (headers["Accept"], headers["Accept-Encoding"]) == ("text/event-stream", "identity")
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        refuse(500),
+        events(lines({"error": {"message": "overloaded", "code": 503}})),
+        events(b""),
+        events(b"data: [DONE]\n\n"),
+        events(b"data: {oops\n\n"),
+        events(b": wait\n\n", end="abort"),
+        cut(),
+    ],
+    ids=["500", "error", "nothing", "only done", "garbage", "cut", "cut json"],
+)
+async def test_a_stream_that_fails_before_its_first_event_is_tried_again(
+    endpoint: Server, failing: Answer
+) -> None:
+    endpoint.answers = [failing, events(lines(*WHOLE))]
+    assert await streamed(upstream(endpoint)) == WHOLE
+    assert len(endpoint.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("rest", "kind", "said"),
+    [
+        (events(lines(chunk("a"), {"error": {"message": "lost a GPU"}})), ServerFailedError, "GPU"),
+        (events(lines(chunk("a"), done=False), end="abort"), ServerFailedError, "cut"),
+        (events(lines(chunk("a"), done=False)), ServerFailedError, "cut"),
+        (events(lines(chunk("a"))), ServerFailedError, "cut"),
+        (events(lines(chunk("a"), done=False) + b'data: {"choi'), ServerFailedError, "cut"),
+        (events(lines(chunk("a"), done=False) + b"data: {oops\n\n"), GarbledError, "JSON"),
+        (events(lines(chunk("a"), [1])), GarbledError, "object"),
+        (events(lines(chunk("a"), {"type": "ping"})), GarbledError, "choices"),
+        (events(lines(chunk("a"), {"choices": [None]})), GarbledError, "choices"),
+        (events(lines(chunk("a"), chunk(finish="error"))), ServerFailedError, "502"),
+    ],
+)
+async def test_a_stream_that_breaks_off_says_so_after_what_came(
+    endpoint: Server, rest: Answer, kind: type[Exception], said: str
+) -> None:
+    endpoint.answers = [rest]
+    got, one = [], upstream(endpoint)
+    with pytest.raises(kind, match=said):
+        async for payload in one.stream(BODY):
+            got.append(orjson.loads(payload))
+    await one.aclose()
+    assert got == [chunk("a")]
+    assert len(endpoint.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        events(lines(*WHOLE, done=False)),
+        events(lines(*WHOLE, done=False).rstrip()),
+        events(lines(*WHOLE), end="abort"),
+        events(lines(*WHOLE, done=False), end="abort"),
+        events(lines(*WHOLE).replace(b"\n", b"\r\n")),
+        events(b"\xef\xbb\xbf: hello\n\nevent: x\nid: 3\n", lines(*WHOLE), b"data: after the end"),
+        events(lines(*WHOLE), kind="text/plain"),
+    ],
+)
+async def test_a_whole_answer_may_end_in_many_ways(endpoint: Server, sent: Answer) -> None:
+    endpoint.answers = [sent]
+    assert await streamed(upstream(endpoint, retries=0)) == WHOLE
+
+
+async def test_a_choice_that_has_not_ended_is_cut(endpoint: Server) -> None:
+    endpoint.answers = [events(lines(chunk("a"), chunk(finish="stop"), done=False))]
+    with pytest.raises(ServerFailedError, match="cut"):
+        await streamed(upstream(endpoint, retries=0), BODY | {"n": 2})
+
+
+async def test_bytes_may_come_one_by_one(endpoint: Server) -> None:
+    sent = [chunk("añ€😀"), chunk(finish="stop")]
+    endpoint.answers = [events(*(bytes([byte]) for byte in lines(*sent)))]
+    assert await streamed(upstream(endpoint)) == sent
+
+
+async def test_a_server_that_does_not_stream_is_streamed_for(endpoint: Server) -> None:
+    endpoint.answers = [ok("a b", id="c", model="n")]
+    found = await streamed(upstream(endpoint))
+    deltas = [choice["delta"] for one in found for choice in one["choices"]]
+    assert [delta.get("content") for delta in deltas] == ["", "a b", None]
+    assert found[-2]["choices"][0]["finish_reason"] == "stop"
+    assert found[-1]["usage"]["prompt_tokens"] == 10
+
+
+@pytest.mark.parametrize("size", ["event", "stream"])
+async def test_a_flood_is_not_read(
+    endpoint: Server, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if size == "event":
+        monkeypatch.setattr("bottega.gateway.events.LONGEST_EVENT", 1 << 16)
+        flood = [b"data: "] + [b"x" * 50_000] * 40
+    else:
+        monkeypatch.setattr("bottega.generation.exchange.LONGEST_MB", 1)
+        flood = [lines(chunk("x" * 50_000), done=False)] * 40
+    endpoint.answers = [events(*flood)]
+    with pytest.raises(GarbledError, match="MB"):
+        await streamed(upstream(endpoint, retries=3))
+    assert len(endpoint.bodies) == 1
+
+
+BEAT: list[bytes | float] = [b": alive\n\n", 0.04] * 8
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits", "received"),
+    [
+        (slowly(events(lines(*WHOLE)), 0.3), {"first": 0.1}, 0),
+        (events(0.3), {"first": 0.1}, 0),
+        (events(*BEAT, lines(*WHOLE)), {"first": 0.1}, 0),
+        (events(lines(chunk("a"), done=False), 0.4), {"between": 0.1}, 1),
+        (events(lines(chunk("a"), done=False), *BEAT), {"total": 0.15}, 1),
+    ],
+)
+async def test_silence_has_its_limits(
+    endpoint: Server, sent: Answer, limits: dict[str, float], received: int
+) -> None:
+    endpoint.answers = [sent]
+    got, one = [], upstream(endpoint, timeout=Timeouts(**limits), retries=0)
+    with pytest.raises(EndpointTimeoutError):
+        async for payload in one.stream(BODY):
+            got.append(payload)
+    await one.aclose()
+    assert len(got) == received
+
+
+async def test_a_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
+    endpoint.answers = [events(lines(chunk("a"), done=False), *BEAT, lines(*WHOLE[1:]))]
+    assert await streamed(upstream(endpoint, timeout=Timeouts(between=0.15))) == WHOLE
+
+
+async def test_closing_a_stream_ends_the_request_behind_it(endpoint: Server) -> None:
+    gone = threading.Event()
+    endpoint.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
+    one = upstream(endpoint, concurrency=1)
+    async with aclosing(one.stream(BODY)) as stream:
+        assert orjson.loads(await anext(stream)) == chunk("a")
+    assert await seen(gone)
+    endpoint.answers = [ok("the slot is free")]
+    await completed(one)
+
+
+async def test_a_stream_read_to_its_end_leaves_its_connection_for_the_next(
+    endpoint: Server,
+) -> None:
+    ports = set()
+
+    async def noting(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername")[1])
+        return await events(lines(*WHOLE))(request)
+
+    endpoint.answers = [noting]
+    one = upstream(endpoint)
+    for _ in range(3):
+        assert [payload async for payload in one.stream(BODY)]
+    await one.aclose()
+    assert len(ports) == 1
+
+
+async def test_streams_count_among_the_requests_under_way(endpoint: Server) -> None:
+    endpoint.answers = [events(lines(*WHOLE[:1], done=False), 0.05, lines(*WHOLE[1:]))]
+    one = upstream(endpoint, concurrency=2)
+    await asyncio.gather(*(_drained(one) for _ in range(5)))
+    await one.aclose()
+    assert endpoint.most_at_once == 2
+
+
+async def _drained(one: HttpUpstream) -> None:
+    assert len([payload async for payload in one.stream(BODY)]) == len(WHOLE)
+
+
+async def test_a_stream_that_is_always_cut_opens_the_breaker(endpoint: Server) -> None:
+    endpoint.answers = [events(lines(chunk("a"), done=False))]
+    one = upstream(endpoint, breaker=Breaker(Tolerance(failures=2)))
+    for _ in range(2):
+        with pytest.raises(ServerFailedError):
+            await streamed(one)
+    assert one.breaker.state == "open"
+
+
+async def test_a_stream_that_begins_closes_the_breaker_at_once(endpoint: Server) -> None:
+    endpoint.answers = [refuse(500), events(lines(chunk("a"), done=False), 30.0), ok("b")]
+    tolerance = Tolerance(failures=1, pause=0.01, longest_pause=60)
+    one = upstream(endpoint, breaker=Breaker(tolerance), retries=0)
+    with pytest.raises(ServerFailedError):
+        await one.complete(BODY)
+    await asyncio.sleep(0.02)
+    async with aclosing(one.stream(BODY)) as stream:
+        await anext(stream)
+        await one.complete(BODY)
+    await one.aclose()

@@ -1,0 +1,227 @@
+"""Bodies to prompts and replies to JSON, around a generator in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from bottega.errors import GenerationError, ImageError, SettingError
+from bottega.gateway.local_upstream import LocalUpstream
+from bottega.gateway.ports import Upstream
+from bottega.generation import Scripted
+from bottega.image import Image
+from bottega.types import Completion, Message, Prompt, Reply, Sampling, Usage
+from tests.builders import picture
+
+USER = {"role": "user", "content": "hi"}
+BODY: dict[str, Any] = {"model": "bottega", "messages": [USER]}
+
+
+async def asked(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
+    generator = Scripted(lambda prompt: "fine")
+    await LocalUpstream(generator).complete(body)
+    return generator.calls[0].prompt, generator.calls[0].sampling
+
+
+class Told:
+    """Replies with what a test says."""
+
+    name = "told"
+
+    def __init__(self, *completions: Completion) -> None:
+        self.reply = Reply("told:v2", completions, Usage(7, 5, 3))
+        self.loaded = self.closed = False
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        return self.reply
+
+    async def load(self) -> None:
+        self.loaded = True
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_messages_become_turns_and_parts() -> None:
+    cat, dog = picture(1), picture(2)
+    prompt, _ = await asked(
+        {
+            "messages": [
+                {"role": "developer", "content": "be short"},
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "which?"},
+                        {"type": "image_url", "image_url": {"url": cat.data_url, "detail": "low"}},
+                        {"type": "image_url", "image_url": dog.data_url},
+                    ],
+                },
+                {"role": "assistant", "content": "a cat"},
+                USER,
+            ]
+        }
+    )
+    assert prompt == Prompt(
+        (
+            Message("system", ("be short",)),
+            Message("user", ("which?", cat, dog)),
+            Message("assistant", ("a cat",)),
+            Message("user", ("hi",)),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampling"),
+    [
+        ({}, Sampling(temperature=0.0)),
+        ({"temperature": None, "seed": None, "n": None, "stop": None}, Sampling()),
+        ({"temperature": 1, "max_tokens": 9, "n": 2, "seed": -3}, Sampling(1.0, 9, 2, -3)),
+        ({"max_completion_tokens": 8, "max_tokens": 9}, Sampling(max_tokens=8)),
+        ({"stop": "."}, Sampling(stop=(".",))),
+        ({"stop": [".", "!"], "seed": 2**62 + 1}, Sampling(stop=(".", "!"), seed=2**62 + 1)),
+        ({"top_p": 0.5, "tools": [], "logprobs": False, "unheard_of": {}}, Sampling()),
+        ({"response_format": {"type": "text"}, "tool_choice": "none"}, Sampling()),
+    ],
+)
+async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampling) -> None:
+    assert (await asked(BODY | fields))[1] == sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, r"messages\[0\]"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, r"messages\[1\]"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, r"messages\[0\]"),
+        ({"messages": [{"role": "user", "content": None}]}, "content"),
+        ({"messages": [{"role": "user", "content": []}]}, "content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, r"content\[0\]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"n": 0}, "n is 0"),
+        ({"n": 129}, "n is 129"),
+        ({"n": 1.5}, "n is 1.5"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_tokens"),
+        ({"max_tokens": "9"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": {}}, "stop"),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_by_name(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SettingError, match=named) as caught:
+        await asked(BODY | fields)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("https://example.com/cat.png", SettingError),
+        ("file:///etc/passwd", SettingError),
+        (None, SettingError),
+        ("data:image/png;base64,!!!", ImageError),
+        ("data:image/png;base64,AAAA", ImageError),
+    ],
+)
+async def test_a_picture_that_is_none_is_refused(url: object, kind: type[Exception]) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with pytest.raises(kind, match=r"messages\[0\].content\[0\]"):
+        await asked({"messages": [{"role": "user", "content": [part]}]})
+
+
+async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    honest = Image.from_data_url
+
+    def noting(url: str, *, source: str | None = None) -> Image:
+        threads.append(threading.get_ident())
+        return honest(url, source=source)
+
+    monkeypatch.setattr(Image, "from_data_url", noting)
+    part = {"type": "image_url", "image_url": picture(1).data_url}
+    await asked({"messages": [{"role": "user", "content": [part]}]})
+    assert threads and threading.get_ident() not in threads
+
+
+async def test_a_reply_is_what_the_openai_client_reads() -> None:
+    told = Told(Completion("a b", "length"), Completion("no", "refusal"))
+    found = await LocalUpstream(told).complete(BODY)
+    parsed = ChatCompletion.model_validate_json(found.payload, strict=True)
+    assert (found.model, found.usage) == ("told:v2", Usage(7, 5, 3))
+    assert found.completions == told.reply.completions
+    assert parsed.id.startswith("chatcmpl-") and parsed.model == "told:v2"
+    assert [one.index for one in parsed.choices] == [0, 1]
+    assert [one.finish_reason for one in parsed.choices] == ["length", "stop"]
+    assert [one.message.content for one in parsed.choices] == ["a b", ""]
+    assert [one.message.refusal for one in parsed.choices] == [None, "no"]
+    assert parsed.usage and parsed.usage.prompt_tokens_details
+    assert (parsed.usage.total_tokens, parsed.usage.prompt_tokens_details.cached_tokens) == (12, 3)
+
+
+async def test_a_stream_has_the_protocols_order() -> None:
+    told = Told(Completion("a b"), Completion("", "length"))
+    payloads = [payload async for payload in LocalUpstream(told).stream(BODY)]
+    found = [ChatCompletionChunk.model_validate_json(payload, strict=True) for payload in payloads]
+    parts = [
+        (choice.index, choice.delta.role, choice.delta.content, choice.finish_reason)
+        for one in found
+        for choice in one.choices
+    ]
+    assert parts == [
+        (0, "assistant", "", None),
+        (0, None, "a b", None),
+        (0, None, None, "stop"),
+        (1, "assistant", "", None),
+        (1, None, None, "length"),
+    ]
+    assert [one.usage is None for one in found] == [True] * 5 + [False]
+    assert found[-1].choices == [] and found[-1].usage and found[-1].usage.prompt_tokens == 7
+    assert len({one.id for one in found}) == 1
+    assert all(b'"usage":null' in payload for payload in payloads[:-1])
+
+
+async def test_a_generator_that_fails_fails_before_the_first_event() -> None:
+    upstream = LocalUpstream(Scripted([GenerationError("out of memory")]))
+    with pytest.raises(GenerationError, match="memory"):
+        await anext(upstream.stream(BODY))
+
+
+async def test_a_check_loads_a_model_that_can_be_loaded() -> None:
+    told = Told(Completion("a"))
+    upstream: Upstream = LocalUpstream(told)
+    await upstream.check()
+    await upstream.aclose()
+    assert (told.loaded, told.closed, upstream.model) == (True, True, "told")
+    await LocalUpstream(Scripted([])).check()
+
+
+async def test_a_call_that_is_cancelled_cancels_the_generator() -> None:
+    generator = Scripted(lambda prompt: "late", latency=30)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await LocalUpstream(generator).complete(BODY)
+
+
+async def test_defaults_come_from_the_operator() -> None:
+    generator = Scripted(lambda prompt: "fine")
+    await LocalUpstream(generator, sampling=Sampling(0.5, 700)).complete(BODY | {"seed": 4})
+    assert generator.calls[0].sampling == Sampling(0.5, 700, seed=4)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import GarbledError, ServerFailedError
+from bottega.gateway.repeats import may_be_repeated
+from bottega.gateway.replaying import assembled, events, sse
+from bottega.types import Completion, Usage
+from tests import server
+
+USAGE = {
+    "prompt_tokens": 12,
+    "completion_tokens": 3,
+    "total_tokens": 15,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+
+
+def reply(content: str = "A cat.", **more: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": content, **more}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1_790_000_000,
+        "model": "bottega",
+        "system_fingerprint": "fp",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": USAGE,
+    }
+
+
+def parsed(payload: dict[str, Any], *, include_usage: bool) -> list[dict[str, Any]]:
+    steps = events(orjson.dumps(payload), include_usage=include_usage)
+    return [orjson.loads(step) for step in steps]
+
+
+def test_a_plain_reply_as_a_stream() -> None:
+    steps = parsed(reply(), include_usage=False)
+    assert [step["choices"][0]["delta"] for step in steps] == [
+        {"role": "assistant", "content": ""},
+        {"content": "A cat."},
+        {},
+    ]
+    assert [step["choices"][0]["finish_reason"] for step in steps] == [None, None, "stop"]
+    for step in steps:
+        assert step["object"] == "chat.completion.chunk" and "usage" not in step
+        assert (step["id"], step["created"]) == ("chatcmpl-1", 1_790_000_000)
+
+
+def test_usage_is_null_but_for_the_last_event() -> None:
+    *steps, last = parsed(reply(), include_usage=True)
+    assert len(steps) == 3 and all(step["usage"] is None for step in steps)
+    assert last["choices"] == [] and last["usage"] == USAGE
+
+
+def test_what_else_a_message_says_comes_before_its_text() -> None:
+    steps = parsed(reply(reasoning_content="Whiskers.", refusal=None), include_usage=False)
+    assert steps[1]["choices"][0]["delta"] == {"reasoning_content": "Whiskers."}
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    head = {"id": "1", "object": "chat.completion.chunk", "created": 2, "model": "m"}
+    return orjson.dumps(head | {"choices": [choice]} | more)
+
+
+def test_a_stream_as_a_plain_reply() -> None:
+    found = assembled(
+        [
+            chunk({"role": "assistant", "content": ""}, usage=None),
+            chunk({"role": "assistant", "reasoning_content": "Whis"}),
+            chunk({"role": "assistant", "reasoning_content": "kers.", "content": "A "}),
+            chunk({"content": "cat."}),
+            chunk({"content": None}, "stop", usage=None),
+            orjson.dumps({"id": "1", "model": "m", "choices": [], "usage": USAGE}),
+        ]
+    )
+    assert found.completions == (Completion("A cat."),)
+    assert (found.model, found.usage) == ("m", Usage(12, 3, 4))
+    assert orjson.loads(found.payload) == {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 2,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "A cat.",
+                    "reasoning_content": "Whiskers.",
+                },
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": USAGE,
+    }
+
+
+def test_a_finish_that_is_said_twice_is_one() -> None:
+    found = assembled([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
+    assert may_be_repeated(found.completions)
+
+
+def test_tool_calls_come_in_pieces() -> None:
+    def call(index: int, **function: str) -> dict[str, Any]:
+        return {"tool_calls": [{"index": index, "function": function}]}
+
+    first = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f"}}]}
+    second = {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {}}]}
+    found = assembled(
+        [
+            chunk(first),
+            chunk(call(0, arguments='{"x"')),
+            chunk(second),
+            chunk(call(1, name="g", arguments="{}")),
+            chunk(call(0, arguments=": 1}")),
+            chunk({}, "tool_calls"),
+        ]
+    )
+    message = orjson.loads(found.payload)["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert not may_be_repeated(found.completions)
+
+
+def test_several_choices_are_kept_apart() -> None:
+    def at(index: int, text: str, finish: str | None = None) -> bytes:
+        choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
+        return orjson.dumps({"choices": [choice]})
+
+    found = assembled([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
+    assert found.completions == (Completion("aA", "length"), Completion("bB", "stop"))
+    assert found.usage is None and not may_be_repeated(found.completions)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [chunk({"content": "A ca"})],
+        [orjson.dumps({"choices": [], "usage": USAGE})],
+        [chunk({"content": "A ca"}), b'{"error": {"message": "out of memory", "code": 500}}'],
+        [chunk({"content": "A ca"}), chunk({}, "error")],
+    ],
+)
+def test_half_a_stream_is_no_reply(steps: list[bytes]) -> None:
+    with pytest.raises(ServerFailedError):
+        assembled(steps)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [b"", b"{", b"[]", b"3", b'{"choices": 3}', b'{"choices": [3]}',
+     b'{"choices": [{"delta": "x"}]}', b'{"choices": [{"index": "x"}]}'],
+)  # fmt: skip
+def test_garbage_is_no_reply(step: bytes) -> None:
+    with pytest.raises(GarbledError):
+        assembled([chunk({"content": "a"}, "stop"), step])
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(["stop", "length"]))
+def test_there_and_back(content: str, reasoning: str, finish: str) -> None:
+    whole = reply(content, reasoning_content=reasoning)
+    whole["choices"][0]["finish_reason"] = finish
+    again = assembled(events(orjson.dumps(whole), include_usage=True))
+    assert orjson.loads(again.payload) == whole
+    assert again.completions == (Completion(content, finish),)
+
+
+async def test_the_openai_client_reads_a_replayed_stream(endpoint: server.Server) -> None:
+    whole = reply("Una gatta — «bianca».\n\n")
+    stream = sse(events(orjson.dumps(whole), include_usage=True))
+    endpoint.answers = [server.raw(stream, kind="text/event-stream")]
+    async with openai.AsyncOpenAI(base_url=endpoint.url, api_key="sk-x") as client:
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                model="bottega",
+                messages=[{"role": "user", "content": "Who is it?"}],
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        ]
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "Una gatta — «bianca».\n\n"
+    assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 15

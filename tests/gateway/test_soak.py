@@ -1,0 +1,101 @@
+"""The soak's clients know a wrong reply from a right one, and a lost entry from a replaced one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import Soak
+from benchmarks.soak_clients import Asker, Client, Kept, Question, Reply, Told
+from tests.gateway.right import Spoken
+
+QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
+LARGE = Spoken(QUESTION.digest, "large", 7).text
+SMALL = Spoken(QUESTION.digest, "small", 8).text
+HIT = {"x-bottega-cache": "replayed"}
+
+
+def client(namespace: str = "red", told: Told | None = None) -> Client:
+    asker = Asker("sk-x", namespace)
+    return Client("", asker, told or Told(), random.Random(0), 10, asyncio.Event())
+
+
+def complaint(reply: Reply, model: str = "bottega") -> str | None:
+    return client().complaint(QUESTION, {"model": model}, reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply({}, LARGE, "stop", whole=True),
+        Reply({}, LARGE, "stop", whole=True, stored="a"),
+        Reply(HIT, SMALL, "stop", whole=True),
+        Reply({}, LARGE[:20], "length", whole=True),
+        Reply({}, LARGE[:40], failed=True),
+        Reply({}, "", "stop", whole=True),
+    ],
+)
+def test_nothing_is_wrong(reply: Reply) -> None:
+    assert complaint(reply) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (Reply({}, Spoken(OTHER.digest, "large", 7).text, "stop", whole=True), "this question"),
+        (Reply({}, LARGE + LARGE, "stop", whole=True), "this question"),
+        (Reply({}, LARGE[:-1], "stop", whole=True), "a part"),
+        (Reply({}, LARGE[:40]), "without saying so"),
+        (Reply({}, LARGE, whole=True), "no finish_reason"),
+        (Reply({}, LARGE[:40], failed=True, stored="a"), "though it failed"),
+        (Reply(HIT, LARGE[:40], "length", whole=True), "not whole"),
+        (Reply({}, LARGE[:40], "length", whole=True, stored="a"), "not whole"),
+        (Reply({}, SMALL, "stop", whole=True, stored="a"), "not the master's"),
+    ],
+)
+def test_what_is_wrong(reply: Reply, why: str) -> None:
+    assert why in (complaint(reply) or "nothing")
+
+
+def test_the_tier_that_was_asked_for() -> None:
+    reply = Reply({}, SMALL, "stop", whole=True)
+    assert complaint(reply, "bottega/apprentice") is None
+    assert complaint(reply, "bottega/master") == "not the tier that was asked for"
+
+
+def test_a_reply_of_another_namespace() -> None:
+    told, reply = Told(), Reply({}, LARGE, "stop", whole=True)
+    assert client("red", told).complaint(QUESTION, {"model": "bottega"}, reply) is None
+    assert client("red", told).complaint(QUESTION, {"model": "bottega"}, reply) is None
+    why = client("blue", told).complaint(QUESTION, {"model": "bottega"}, reply)
+    assert why == "a reply that red was given"
+
+
+@pytest.mark.parametrize(
+    ("there", "lost"),
+    [
+        (["second"], False),
+        (["unsaid"], False),  # the process died before it could tell
+        (["first"], True),  # the second was asked when the first was known
+        (["beside"], False),  # asked at the same time as the second
+        ([], True),
+    ],
+)
+def test_what_is_lost(there: list[str], lost: bool) -> None:
+    kept = {"first": Kept(0, 1), "second": Kept(2, 4), "beside": Kept(1.5, 3)}
+    told = Told(kept={("red", "q"): kept})
+    assert bool(told.lost("red", {"q": there})) == lost
+    assert not told.lost("blue", {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_twenty_seconds_of_misuse(tmp_path: Path) -> None:
+    report = await Soak(tmp_path, concurrency=32).run(20, kills=2)
+    assert report.faults() == []
+    assert report.kills == 2
+    assert report.told.counts["right"] > 200
+    assert report.entries > 50

@@ -1,0 +1,84 @@
+"""Upstreams on loopback: what they stream, and the two ways to ask them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from bottega.gateway.http_upstream import HttpUpstream
+from bottega.generation import Retrying
+from tests.server import Answer, Server
+
+BODY = {"model": "bottega", "messages": [{"role": "user", "content": "hi"}], "x": {"y": [1]}}
+QUICK = Retrying(3, first_wait=0.001)
+
+
+def upstream(server: Server, **settings: Any) -> HttpUpstream:
+    given: dict[str, Any] = {"base_url": server.url, "retries": QUICK} | settings
+    return HttpUpstream("m", **given)
+
+
+def chunk(text: str | None = None, finish: str | None = None, index: int = 0) -> dict[str, Any]:
+    delta = {} if text is None else {"content": text}
+    return {"id": "x", "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+WHOLE = [chunk("a"), chunk("b"), chunk(finish="stop"), USAGE]
+
+
+def lines(*chunks: object, done: bool = True) -> bytes:
+    events = b"".join(b"data: " + orjson.dumps(one) + b"\n\n" for one in chunks)
+    return events + (b"data: [DONE]\n\n" if done else b"")
+
+
+def events(*pieces: bytes | float, kind: str = "text/event-stream", end: str = "") -> Answer:
+    """Writes the pieces, waits where a piece is a number of seconds, then ends or aborts."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
+        await response.prepare(request)
+        for piece in pieces:
+            if isinstance(piece, bytes):
+                await response.write(piece)
+            await asyncio.sleep(piece if isinstance(piece, float) else 0)
+        if end == "abort":
+            assert request.transport is not None
+            await asyncio.sleep(0.01)
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+async def streamed(one: HttpUpstream, body: dict[str, Any] = BODY) -> list[Any]:
+    try:
+        return [orjson.loads(payload) async for payload in one.stream(body)]
+    finally:
+        await one.aclose()
+
+
+async def completed(one: HttpUpstream, body: dict[str, Any] = BODY) -> Any:
+    try:
+        return await one.complete(body)
+    finally:
+        await one.aclose()
+
+
+def watched(answer: Answer, gone: threading.Event) -> Answer:
+    async def until_gone(request: web.Request) -> web.StreamResponse:
+        try:
+            return await answer(request)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    return until_gone
+
+
+async def seen(gone: threading.Event) -> bool:
+    return await asyncio.to_thread(gone.wait, 2)
