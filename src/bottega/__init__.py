@@ -66,8 +66,8 @@ from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import Gated, LabelCover, MaximalMarginalRelevance, TopK
 from bottega.retrieval import (
-    Alike,
     BM25,
+    Alike,
     Balanced,
     Crossed,
     Dense,
@@ -116,11 +116,11 @@ from bottega.types import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "BM25",
     "Alike",
     "And",
     "Answer",
     "AppendixA",
-    "BM25",
     "Balanced",
     "BenefitGate",
     "BottegaError",

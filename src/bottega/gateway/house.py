@@ -111,9 +111,12 @@ class House:
         try:
             await work
         except BottegaError as error:
-            log.warning("%s: not ready: %s", name, error)
-            return False
-        return True
+            log.warning("%s is not ready: %s", name, error)
+        except Exception:
+            log.exception("%s is not ready", name)
+        else:
+            return True
+        return False
 
     async def _count(self) -> None:
         while True:
