@@ -88,7 +88,7 @@ def test_other_tiers_may_teach() -> None:
         (TWO + "[gateway]\naliases = [1]", "gateway.aliases is a whole", '"..."'),
         (TWO + "[cache]\nevict = 'least-recnt'", "cache.evict", "mean least-recent?"),
         (TWO + "[replay]\nseconds = nan", "replay.seconds is out of range", "0 or more"),
-        (TWO + "[limits]\nbody_mb = 0", "limits.body_mb is out of range", "more than 0"),
+        (TWO + "[limits]\nbody_mb = 0", "limits.body_mb is out of range", "1 or more"),
         (TWO + "[route]\nby = 'always'\nmaster_rate = 0.5", "route.master_rate", 'by = "coin"'),
         (TWO + "[route]\nby = 'always'\ntier = 'medium'", "route.tier", "use small, large"),
         (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = ..."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from bottega.gateway.door import Receive, Scope, Send
 from bottega.gateway.refusals import Refusal
@@ -37,6 +39,14 @@ class Doorway:
         self._most = most
         self.under_way = 0
         self.closing = False
+        self._empty = asyncio.Event()
+
+    async def close(self, within: float) -> None:
+        """Lets nobody in any more, and waits so many seconds for those that are in."""
+        self.closing = True
+        if self.under_way:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), within)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,6 +66,8 @@ class Doorway:
                 await self._app(scope, receive, send)
             finally:
                 self.under_way -= 1
+                if self.closing and not self.under_way:
+                    self._empty.set()
 
 
 async def _refuse(refusal: Refusal, send: Send) -> None:
