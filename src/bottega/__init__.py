@@ -12,6 +12,7 @@ from bottega.generation import (
 from bottega.image import Image
 from bottega.knowledge import (
     And,
+    Contains,
     DualEmbedder,
     Eq,
     Eviction,
@@ -129,6 +130,7 @@ __all__ = [
     "Changed",
     "ChoiceParser",
     "Completion",
+    "Contains",
     "CountUses",
     "Covered",
     "Crossed",

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 from bottega.errors import SettingError
 from bottega.gateway.accounts import Accounts
 from bottega.gateway.answering import Answering
-from bottega.gateway.caches import Caches
+from bottega.gateway.cache_file import CacheFile
 from bottega.gateway.database import FILE
 from bottega.gateway.fetching import Fetcher
 from bottega.gateway.house import House, Spaces
@@ -52,8 +52,8 @@ def build(
         metrics.breaker(name, breaker)
     staff = staff.timed(metrics.upstream)
     if spaces is None:
-        caches = Caches(config, staff, metrics)
-        spaces = Namespaces(caches.open, config.cache.open_namespaces)
+        file = CacheFile(config, staff, metrics)
+        spaces = Namespaces(file.open, config.cache.open_namespaces)
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         accounts = Accounts.open(config.gateway.data / FILE)
