@@ -12,6 +12,7 @@ from bottega.generation import (
 from bottega.image import Image
 from bottega.knowledge import (
     And,
+    Contains,
     DualEmbedder,
     Eq,
     Eviction,
@@ -38,11 +39,19 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.parsing import ChoiceParser, FinalAnswerParser, LabelParser
+from bottega.parsing import (
+    ChoiceParser,
+    FinalAnswerParser,
+    LabelParser,
+    agreement,
+    most_confident,
+    most_frequent,
+)
 from bottega.pipeline import Pipeline
 from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
 from bottega.protocols import (
     Embedder,
+    Escalation,
     Generator,
     MultiVectorEmbedder,
     Parser,
@@ -56,9 +65,10 @@ from bottega.protocols import (
 )
 from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
-from bottega.reranking import LabelCover, MaximalMarginalRelevance, TopK
+from bottega.reranking import Gated, LabelCover, MaximalMarginalRelevance, TopK
 from bottega.retrieval import (
     BM25,
+    Alike,
     Balanced,
     Crossed,
     Dense,
@@ -71,13 +81,24 @@ from bottega.retrieval import (
     LeaveOneOut,
     ReciprocalRankFusion,
     ResponseProbe,
+    Shared,
     Still,
     Uniform,
     UnlessEmpty,
     keyword_query,
     with_keywords,
 )
-from bottega.routing import always, coin, cold_start
+from bottega.routing import (
+    BenefitGate,
+    Budgeted,
+    Covered,
+    Shadow,
+    Unsure,
+    always,
+    coin,
+    cold_start,
+)
+from bottega.shadowing import Shadowing
 from bottega.types import (
     Answer,
     Candidate,
@@ -97,27 +118,34 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BM25",
+    "Alike",
     "And",
     "Answer",
     "AppendixA",
     "Balanced",
+    "BenefitGate",
     "BottegaError",
+    "Budgeted",
     "Candidate",
     "Changed",
     "ChoiceParser",
     "Completion",
+    "Contains",
     "CountUses",
+    "Covered",
     "Crossed",
     "Dense",
     "DistinctiveTerms",
     "DualEmbedder",
     "Embedder",
     "Eq",
+    "Escalation",
     "Eviction",
     "Example",
     "Filter",
     "FinalAnswerParser",
     "FlmrEmbedder",
+    "Gated",
     "GeneratedKeywords",
     "Generator",
     "HashtagTree",
@@ -166,6 +194,9 @@ __all__ = [
     "Scripted",
     "SentenceEmbedder",
     "Several",
+    "Shadow",
+    "Shadowing",
+    "Shared",
     "Still",
     "Tier",
     "TokenEmbedder",
@@ -177,9 +208,11 @@ __all__ = [
     "Transformers",
     "Uniform",
     "UnlessEmpty",
+    "Unsure",
     "Usage",
     "View",
     "__version__",
+    "agreement",
     "always",
     "bundled",
     "bundled_folder",
@@ -192,6 +225,8 @@ __all__ = [
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",
+    "most_confident",
+    "most_frequent",
     "visual_rag",
     "with_keywords",
 ]

@@ -91,6 +91,13 @@ def test_a_refusal_shows_that_it_lives(breaker: Breaker, clock: Clock, error: Ex
     assert state(breaker) == "closed"
 
 
+def test_only_failures_in_a_row_open_it_early(breaker: Breaker) -> None:
+    fail(breaker, 2)
+    end(breaker.attempt())
+    fail(breaker, 2)
+    assert breaker.state == "closed"
+
+
 def test_a_success_between_failures_keeps_it_closed_until_half_fail(breaker: Breaker) -> None:
     for number in range(6):
         assert state(breaker) == "closed"
@@ -102,7 +109,7 @@ def test_what_lies_outside_the_window_is_forgotten(breaker: Breaker, clock: Cloc
     for number in range(40):
         clock.now += 4
         end(breaker.attempt(), OWN[0] if number % 2 else None)
-    assert state(breaker) == "closed"
+        assert state(breaker) == "closed"
 
 
 def test_one_call_probes_and_a_longer_pause_follows_its_failure(
@@ -125,6 +132,22 @@ def test_one_call_probes_and_a_longer_pause_follows_its_failure(
     fail(breaker, 3)
     clock.now += 1
     assert state(breaker) == "half-open"
+
+
+def test_a_probe_that_hangs_does_not_keep_others_off_for_good(
+    breaker: Breaker, clock: Clock
+) -> None:
+    fail(breaker, 3)
+    clock.now += 1
+    hanging = breaker.attempt()
+    clock.now += 3.9
+    with pytest.raises(PausedError) as caught:
+        breaker.attempt()
+    assert 0 < caught.value.retry_after < 0.2
+    clock.now += 0.2
+    end(breaker.attempt())
+    end(hanging, OWN[2])
+    assert state(breaker) == "closed"
 
 
 def test_a_stream_that_began_to_answer_closes_it_before_its_end(
@@ -172,7 +195,8 @@ def test_latecomers_say_nothing_about_the_present(breaker: Breaker, clock: Clock
 
 
 @pytest.mark.parametrize(
-    "bad", [{"failures": 0}, {"rate": 0}, {"pause": 0}, {"pause": 9, "longest_pause": 1}]
+    "bad",
+    [{"failures": 0}, {"rate": 0}, {"pause": 0}, {"window": 0}, {"pause": 9, "longest_pause": 1}],
 )
 def test_a_tolerance_that_cannot_work_says_so(bad: dict[str, float]) -> None:
     with pytest.raises(SettingError):

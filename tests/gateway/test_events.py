@@ -69,6 +69,10 @@ def test_events_without_data_are_none() -> None:
     assert EventReader("x").feed(b"\xef\xbb\xbfdata: 1\n\ndata:\n\ndata\n\nid: x\n\n") == [b"1"]
 
 
+def test_the_lines_of_an_event_stay_apart() -> None:
+    assert EventReader("x").feed(b"data: 1\r\ndata: 2\r\n\r\n") == [b"1 2"]
+
+
 def test_the_end_may_lack_its_empty_line() -> None:
     reader = EventReader("x")
     assert reader.feed(b"data: 1\n\ndata: [DONE]") == [b"1"]

@@ -38,6 +38,9 @@ async def test_a_stream_arrives_as_it_was_sent(endpoint: Server) -> None:
     assert await streamed(upstream(endpoint), BODY | {"stream_options": {"z": 1}}) == WHOLE
     asked = {"stream": True, "stream_options": {"z": 1, "include_usage": True}}
     assert endpoint.bodies == [BODY | {"model": "m"} | asked]
+    headers = endpoint.headers[0]
+    # What is compressed is held back until there is enough of it.
+    assert (headers["Accept"], headers["Accept-Encoding"]) == ("text/event-stream", "identity")
 
 
 @pytest.mark.parametrize(
@@ -221,3 +224,16 @@ async def test_a_stream_that_is_always_cut_opens_the_breaker(endpoint: Server) -
         with pytest.raises(ServerFailedError):
             await streamed(one)
     assert one.breaker.state == "open"
+
+
+async def test_a_stream_that_begins_closes_the_breaker_at_once(endpoint: Server) -> None:
+    endpoint.answers = [refuse(500), events(lines(chunk("a"), done=False), 30.0), ok("b")]
+    tolerance = Tolerance(failures=1, pause=0.01, longest_pause=60)
+    one = upstream(endpoint, breaker=Breaker(tolerance), retries=0)
+    with pytest.raises(ServerFailedError):
+        await one.complete(BODY)
+    await asyncio.sleep(0.02)
+    async with aclosing(one.stream(BODY)) as stream:
+        await anext(stream)
+        await one.complete(BODY)
+    await one.aclose()

@@ -108,6 +108,7 @@ def test_unequal_by_meaning() -> None:
         # The order of a schema's properties is the order of the answer's.
         BODY | {"response_format": {"type": "json_schema", "json_schema": {"b": [2], "a": 1}}},
         BODY | {"repetition_penalty": None},
+        BODY | {"presence_penalty": False},
         BODY | {"unheard_of": 1},
         BODY | {"unheard_of": "1"},
         BODY | {"unheard_of": None},
@@ -180,7 +181,18 @@ def test_deep_nesting_is_no_failure() -> None:
 
 
 def test_scopes_never_meet() -> None:
-    scopes = [(), ("a",), ("b",), ("a", "b"), ("ab",), ("a", ""), ("", "a"), ('a","b',), ("a,b",)]
+    scopes = [
+        (),
+        ("a",),
+        ("b",),
+        ("a", "b"),
+        ("ab",),
+        ("a", ""),
+        ("", "a"),
+        ('a","b',),
+        ("a b",),
+        ("a,b",),
+    ]
     assert len({key(scope=scope) for scope in scopes}) == len(scopes)
 
 
@@ -294,6 +306,10 @@ def layered(alpha: int) -> Image:
     return encoded(Pillow.new("RGBA", (4, 4), (255, 255, 255, alpha)))
 
 
+def white(**options: Any) -> Image:
+    return encoded(Pillow.new("L", (4, 4), 255).convert("P"), **options)
+
+
 def animated(last: str) -> Image:
     frames = [Pillow.new("RGB", (4, 4), colour) for colour in ("red", last)]
     return encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -307,6 +323,7 @@ def deep(value: int) -> Image:
     ("one", "other"),
     [
         (layered(255), layered(3)),
+        (white(), white(transparency=255)),
         (animated("blue"), animated("green")),
         (deep(257), deep(258)),
         (

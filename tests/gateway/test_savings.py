@@ -124,6 +124,21 @@ def test_namespaces_have_masters_answers_of_their_own(ledger: Ledger) -> None:
     assert (in_c.usd.value, in_c.borrowed, in_c.usd.n) == (10, 5, 40)
 
 
+def test_namespaces_vary_apart(ledger: Ledger) -> None:
+    """Their errors add up as squares."""
+    draw = random.Random(0)
+    for namespace in "abcdefgh":
+        for _ in range(30):
+            note(ledger, "master", draw.uniform(0, 1), namespace=namespace)
+        note(ledger, "apprentice", namespace=namespace, times=10)
+    alone = of(ledger).alone
+    assert alone is not None
+    assert alone.usd.low is not None
+    assert alone.usd.high is not None
+    error = 8**0.5 * 10 / 12**0.5 / 30**0.5
+    assert (alone.usd.high - alone.usd.low) / 2 / 1.96 == pytest.approx(error, rel=0.2)
+
+
 def test_few_answers_have_no_interval_and_none_no_figure(ledger: Ledger) -> None:
     note(ledger, "apprentice", times=5)
     assert of(ledger).alone is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.knowledge import And, Eq, Filter, In, KnowledgeBase, Range, searching
+from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range, searching
 from bottega.knowledge.filters import MOST_PARTS
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
@@ -50,6 +50,11 @@ def kb() -> Iterator[KnowledgeBase]:
         (Eq("namespace", ""), "abc"),
         (And((Eq("tags.hue", "red"), Eq("source", "s1"))), "a"),
         (And(()), "abc"),
+        (Contains("A"), "a"),
+        (Contains("Y"), "bc"),
+        (Contains(""), "abc"),
+        (Contains("%"), ""),
+        (And((Contains("x"), Eq("source", "s1"))), "a"),
         (And((And((Eq("label", "y"),)), Range("tags.year", low=0))), "b"),
     ],
 )
@@ -113,12 +118,16 @@ def satisfied(example: Example, where: Filter) -> bool:
             above = low is None or str(low).encode() <= str(text).encode()
             below = high is None or str(text).encode() <= str(high).encode()
             return text is not None and above and below
+        case Contains(text):
+            spoken = (example.query.text, example.answer)
+            return any(text.encode().lower() in each.encode().lower() for each in spoken)
 
 
 leaves: st.SearchStrategy[Filter] = st.one_of(
     st.builds(lambda n, v: Eq(f"tags.{n}", v), names, texts),
     st.builds(lambda n, v: In(f"tags.{n}", v), names, st.lists(texts).map(tuple)),
     st.builds(lambda n, low, high: Range(f"tags.{n}", low, high), names, texts, texts),
+    st.builds(Contains, st.text("qYeS01É", max_size=2)),
 )
 
 

@@ -21,7 +21,7 @@ from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.cli.resolving import open_traces
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAICompatible
-from bottega.knowledge import And, Eq, Filter, Range
+from bottega.knowledge import And, Contains, Eq, Filter, Range
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -40,6 +40,9 @@ def ls(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Only examples so tagged; may be repeated."),
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Only examples whose question or answer contains this.")
+    ] = None,
     since: Annotated[
         datetime | None, typer.Option(help="Only examples stored then or later, local time.")
     ] = None,
@@ -49,7 +52,7 @@ def ls(
 ) -> None:
     """List examples."""
     with open_rows(file, namespace) as knowledge:
-        found = knowledge.ids(label=label, where=_filter(tag or (), since))
+        found = knowledge.ids(label=label, where=_filter(tag or (), text, since))
         examples = knowledge.get_many(found[:limit])
         total, labels = len(knowledge), knowledge.labels()
         elsewhere = {} if total else others(knowledge, namespace)
@@ -69,8 +72,10 @@ def ls(
     say(f"{len(examples)} of {total} examples")
 
 
-def _filter(tags: Sequence[str], since: datetime | None) -> Filter:
+def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Filter:
     parts: list[Filter] = [_tagged(text) for text in tags]
+    if text is not None:
+        parts.append(Contains(text))
     if since is not None:
         parts.append(Range("created", low=max(since, EPOCH).timestamp()))
     return And(tuple(parts))

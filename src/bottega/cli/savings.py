@@ -73,6 +73,9 @@ def _print_alone(found: Savings) -> None:
         if alone.borrowed
         else ""
     )
+    if not alone.estimated:
+        note(f"{found.master!r} answered everything itself")
+        return
     note(
         f"an estimate: {alone.estimated} requests that others answered, at the mean cost of"
         f" {found.master!r}'s own answers (n = {alone.usd.n}) in the same namespace{borrowed}"

@@ -20,8 +20,8 @@ from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.searching import Searching
-from bottega.evaluation.voting import most_confident, most_frequent
 from bottega.knowledge import KnowledgeBase
+from bottega.parsing.voting import most_confident, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt

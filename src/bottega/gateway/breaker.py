@@ -47,11 +47,12 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         counts = min(self.failures, self.at_least) >= 1 and self.at_least <= MOST_REMEMBERED
-        if not (counts and 0 < self.rate <= 1 and 0 < self.pause <= self.longest_pause):
+        times = self.window > 0 and 0 < self.pause <= self.longest_pause
+        if not (counts and times and 0 < self.rate <= 1):
             raise SettingError(
                 f"{self} cannot work",
-                hint="failures and at_least are 1 or more, rate lies in (0, 1], pauses are "
-                "positive, the longest not below the first",
+                hint="failures and at_least are 1 or more, rate lies in (0, 1], window and "
+                "pauses are positive, the longest pause not below the first",
             )
 
 
@@ -87,17 +88,16 @@ class Breaker:
         self.check()
         attempt = Attempt(self, self._epoch)
         if self._until is not None:
+            # Another one may try if nothing is heard of this one for as long.
+            self._until = self._clock() + self._tolerance.longest_pause
             self._probe = attempt
         return attempt
 
     def check(self) -> None:
         """Raises what `attempt` would raise."""
-        if self._until is None:
+        if self._until is None or (left := self._until - self._clock()) <= 0:
             return
-        if self._probe is not None:
-            raise PausedError(self._tolerance.pause, self._last)
-        if (left := self._until - self._clock()) > 0:
-            raise PausedError(left, self._last)
+        raise PausedError(min(left, self._tolerance.pause) if self._probe else left, self._last)
 
     def _succeeded(self, attempt: Attempt) -> None:
         if attempt is self._probe:
@@ -118,7 +118,7 @@ class Breaker:
 
     def _ended(self, attempt: Attempt) -> None:
         if attempt is self._probe:
-            self._probe = None
+            self._until, self._probe = self._clock(), None
 
     def _too_many(self) -> bool:
         since = self._clock() - self._tolerance.window

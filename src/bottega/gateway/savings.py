@@ -160,32 +160,33 @@ def _alone(
             paid += cost
     if not answers:
         return None
-    means = {where: _means(costs) for where, costs in answers.items()}
-    sizes = {where: len(costs) for where, costs in answers.items()}
+    means, sizes = _means(answers), {where: len(costs) for where, costs in answers.items()}
     # For a namespace without an answer of the master's.
     pooled = sum((means[where] * n for where, n in sizes.items()), NONE) / sum(sizes.values())
     usd = sum((count * means.get(where, pooled) for where, count in others.items()), NONE) + paid
     borrowed = sum(count for where, count in others.items() if where not in answers)
-    behind = [sizes.get(where, sum(sizes.values())) for where in others]
-    used = sizes if borrowed else {where: sizes[where] for where in others}
-    n = sum(used.values())
+    sure = all(sizes.get(where, sum(sizes.values())) >= FEW for where in others)
+    n = sum(n for where, n in sizes.items() if borrowed or not others or where in others)
     return Alone(
-        _figure(usd, n, sure=min(behind, default=FEW) >= FEW),
-        _figure(usd - spent, n, sure=min(behind, default=FEW) >= FEW),
+        _figure(usd, n, sure=sure),
+        _figure(usd - spent, n, sure=sure),
         sum(others.values()),
         borrowed,
     )
 
 
-def _means(costs: Sequence[float]) -> Floats:
-    """Their mean, and after it the means of bootstrap samples."""
-    known, draw = np.asarray(costs, np.float64), np.random.default_rng(SEED)
-    n, mean = len(known), known.mean()
-    if n > MANY:  # what the bootstrap tends to
-        drawn = mean + draw.standard_normal(RESAMPLES) * known.std() / math.sqrt(n)
-        return np.concatenate([[mean], drawn])
-    samples = [known[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)]
-    return np.array([mean, *samples])
+def _means(answers: Mapping[str, Sequence[float]]) -> dict[str, Floats]:
+    """Of each namespace, the mean, and after it the means of bootstrap samples."""
+    draw, means = np.random.default_rng(SEED), {}
+    for where, costs in answers.items():
+        known = np.asarray(costs, np.float64)
+        n, mean = len(known), known.mean()
+        if n > MANY:  # what the bootstrap tends to
+            drawn = mean + draw.standard_normal(RESAMPLES) * known.std() / math.sqrt(n)
+        else:
+            drawn = np.array([known[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
+        means[where] = np.concatenate([[mean], drawn])
+    return means
 
 
 def _figure(draws: Floats, n: int, *, sure: bool) -> Figure:

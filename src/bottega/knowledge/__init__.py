@@ -18,7 +18,7 @@ from bottega.knowledge.eviction import (
     LeastSaving,
     Random,
 )
-from bottega.knowledge.filters import And, Eq, Filter, In, Range
+from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
 from bottega.knowledge.late import Effort, LateIndex
 from bottega.knowledge.listing import Stats
 from bottega.knowledge.loading import (
@@ -28,6 +28,7 @@ from bottega.knowledge.loading import (
     load_image_folder,
     load_jsonl,
     load_manyicl,
+    read_jsonl,
 )
 from bottega.knowledge.verifying import Problem, Verified
 from bottega.knowledge.views import View
@@ -35,6 +36,7 @@ from bottega.knowledge.views import View
 __all__ = [
     "Added",
     "And",
+    "Contains",
     "DualEmbedder",
     "Effort",
     "Eq",
@@ -65,4 +67,5 @@ __all__ = [
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",
+    "read_jsonl",
 ]

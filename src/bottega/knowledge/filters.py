@@ -14,6 +14,7 @@ from bottega.knowledge.records import is_text
 Value = str | int | float
 CREATED = "created"
 COLUMNS = ("namespace", "source", CREATED)
+SPOKEN = ("question", "answer")
 MOST = 2**63
 MOST_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
 TAG = "tags."
@@ -70,6 +71,17 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Contains:
+    """The question or the answer contains the text; ASCII letters match in either case."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not is_text(self.text):
+            raise SettingError(f"no example contains {self.text!a}", hint="use a text without NULs")
+
+
+@dataclass(frozen=True)
 class And:
     """All of the parts; without parts, every example."""
 
@@ -87,7 +99,7 @@ class And:
         object.__setattr__(self, "parts", parts)
 
 
-Filter = Eq | In | Range | And
+Filter = Eq | In | Range | Contains | And
 Sql = tuple[str, list[Value]]
 
 
@@ -109,7 +121,10 @@ def condition(wanted: Filter) -> Sql:
             ends = [(">=", low), ("<=", high)]
             given = [(sign, end) for sign, end in ends if end is not None]
             return _about(name, lambda stored: _between(stored, given, name))
-    raise SettingError(f"{wanted!r} is not a filter", hint="use Eq, In, Range or And")
+        case Contains(text):
+            spoken = [f"instr(lower(examples.{column}), lower(?))" for column in SPOKEN]
+            return f"({' OR '.join(spoken)})", [text] * len(spoken)
+    raise SettingError(f"{wanted!r} is not a filter", hint="use Eq, In, Range, Contains or And")
 
 
 def _between(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:

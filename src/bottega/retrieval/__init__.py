@@ -23,6 +23,7 @@ from bottega.retrieval.keywords import (
 from bottega.retrieval.ports import Pool
 from bottega.retrieval.probe import ResponseProbe
 from bottega.retrieval.sampling import Balanced, Uniform
+from bottega.retrieval.shared import Shared
 from bottega.retrieval.terms import DistinctiveTerms
 from bottega.retrieval.tree import HashtagTree
 
@@ -42,6 +43,7 @@ __all__ = [
     "Pool",
     "ReciprocalRankFusion",
     "ResponseProbe",
+    "Shared",
     "Still",
     "Uniform",
     "UnlessEmpty",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -33,7 +33,6 @@ def load_jsonl(
     answer that is not its own label or among its own choices; `on_bad` raises unless it
     is given. Blank lines are skipped.
     """
-    report = or_raise(on_bad)
     path = Path(path)
     try:
         lines = path.open("rb")
@@ -42,16 +41,37 @@ def load_jsonl(
             f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
         ) from error
     with lines:
-        for number, line in enumerate(lines, 1):
-            source = f"{path_text(path)}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                example = _example(_parsed(line), path.parent, question, source)
-            except (LoadError, ImageError) as error:
-                report(LoadError(f"{source}: {error}", hint=error.hint))
-            else:
-                yield example
+        yield from read_jsonl(
+            lines, path_text(path), folder=path.parent, question=question, on_bad=on_bad
+        )
+
+
+def read_jsonl(
+    lines: Iterable[bytes],
+    name: str,
+    *,
+    folder: Path | None = None,
+    question: str = QUESTION,
+    whole_replies: bool = False,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """The same of lines from elsewhere, called `name`. Without a folder no text is a path: lines
+    that a stranger sent open no file. `whole_replies` of a model say more than one of the
+    choices."""
+    report = or_raise(on_bad)
+    for number, line in enumerate(lines, 1):
+        source = f"{name}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            row = _parsed(line)
+            if not whole_replies:
+                _check_choices(row)
+            example = _example(row, folder, question, source)
+        except (LoadError, ImageError) as error:
+            report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            yield example
 
 
 def _parsed(line: bytes) -> Row:
@@ -66,19 +86,16 @@ def _parsed(line: bytes) -> Row:
     return row
 
 
-def _example(row: Row, folder: Path, question: str, source: str) -> Example:
+def _example(row: Row, folder: Path | None, question: str, source: str) -> Example:
     images = _texts(row, "images") or ()
     single = _text(row, "image")
     if single is not None:
         images = (single, *images)
     labels, answer = _labels(row)
-    choices = _texts(row, "choices") or ()
-    if choices:
-        _check_choices(choices, (answer,) if labels is None else labels)
     query = Query(
         _text(row, "question") or question,
         tuple(_image(text, folder, source) for text in images),
-        choices,
+        _texts(row, "choices") or (),
     )
     return Example(
         query,
@@ -116,34 +133,44 @@ def _agreed(label: str, answer: str | None) -> str:
     return answer
 
 
-def _check_choices(choices: tuple[str, ...], answers: tuple[str, ...]) -> None:
+def _check_choices(row: Row) -> None:
+    choices = _texts(row, "choices")
+    if not choices:
+        return
+    labels, answer = _labels(row)
     known = {label_text(choice) for choice in choices}
-    for answer in answers:
-        if label_text(answer) not in known:
+    for each in (answer,) if labels is None else labels:
+        if label_text(each) not in known:
             raise LoadError(
-                f"{answer!r} is not among the choices {', '.join(choices)}",
+                f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="spell the answer as in choices",
             )
 
 
-def _image(text: str, folder: Path, source: str) -> Image:
+def _image(text: str, folder: Path | None, source: str) -> Image:
     if text.startswith("data:"):
         return Image.from_data_url(text, source=source)
-    path = folder / text
+    if folder is not None and _is_path(folder / text):
+        return Image.open(folder / text) if Path(text).is_absolute() else open_within(folder, text)
     try:
-        is_path = path.exists()
-    except (OSError, ValueError):  # too long for a path, or a null byte
-        is_path = False
-    if not is_path:
-        try:
-            return Image.from_data_url(text, source=source)
-        except ImageError as error:
-            shown = text if len(text) <= 80 else text[:77] + "..."
+        return Image.from_data_url(text, source=source)
+    except ImageError as error:
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        if folder is None:
             raise ImageError(
-                f"{shown!r} is neither a file nor base64 of an image",
-                hint="paths are relative to the JSONL file",
+                f"{shown!r} is not base64 of an image", hint="send images as data URLs"
             ) from error
-    return Image.open(path) if Path(text).is_absolute() else open_within(folder, text)
+        raise ImageError(
+            f"{shown!r} is neither a file nor base64 of an image",
+            hint="paths are relative to the JSONL file",
+        ) from error
+
+
+def _is_path(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, or a null byte
+        return False
 
 
 def _text(row: Row, name: str) -> str | None:

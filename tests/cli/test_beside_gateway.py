@@ -1,0 +1,67 @@
+"""The commands that take a file work on a cache while a gateway writes to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+WRITER = """
+import sys, time
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.types import Example, Query
+from tests.builders import picture
+with KnowledgeBase.open(sys.argv[1], PixelEmbedder(), namespace="a", capacity=500) as cache:
+    for i in range(100_000):
+        query = Query(f"question {i}", (picture(i),))
+        cache.add([Example(query, "yes", source="master:m")])
+        cache.used([example.example.id for example in cache.search(query, 2)] if i else [])
+        print(i, flush=True)
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (tmp_path / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "cache.db")],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            cwd=Path(__file__).parents[2],
+        )
+        while b"10\n" not in (tmp_path / "said").read_bytes():
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        yield process
+        process.kill()
+        process.wait()
+
+
+def test_a_cache_is_kept_while_a_gateway_writes(
+    run: Run, gateway: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    here = ("--namespace", "a")
+    listed = run("ls", "cache.db", *here, "--text", "question", "--json").json
+    assert isinstance(listed, list)
+    first, second, *_ = (row["id"] for row in listed)
+    assert run("show", "cache.db", first, *here).code == 0
+    assert "1 changed; 1 pinned" in run("pin", "cache.db", first, *here).out
+    assert "1 changed; 0 pinned" in run("unpin", "cache.db", first, *here).out
+    assert "1 removed" in run("rm", "cache.db", second, *here).out
+    assert run("show", "cache.db", second, *here).code == 1
+    exported = run("export", "cache.db", "copy", *here, "--json").json
+    assert isinstance(exported, dict)
+    assert (exported["examples"] >= 10, exported["skipped"]) == (True, [])
+    imported = run("import", "cache.db", "copy", "--namespace", "b", "--json").json
+    assert isinstance(imported, dict)
+    assert imported["new"] == exported["examples"]
+    assert gateway.poll() is None, (tmp_path / "said").read_text()
+    assert b"Error" not in (tmp_path / "said").read_bytes()
+    assert run("verify", "cache.db").code == 0

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.retrieval import Shared
+from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
+from tests.builders import candidates
+
+
+class Slow:
+    """Finds letters, after `gate` is open; counts how it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        self.asked.append(k)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return candidates(*"abcdef")[:k]
+
+
+def letters(found: list[Candidate]) -> str:
+    return "".join(one.example.answer for one in found)
+
+
+async def test_concurrent_and_later_calls_share_one_search() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow, least=3)
+    found = await asyncio.gather(shared(query, 1), shared(query, 3), shared(query, 2))
+    assert [letters(one) for one in found] == ["a", "abc", "ab"]
+    assert letters(await shared(query, 3)) == "abc"
+    assert slow.asked == [3]
+    assert letters(await shared(query, 5)) == "abcde"  # more than the first call found
+    assert letters(await shared(query, 4)) == "abcd"
+    assert slow.asked == [3, 5]
+
+
+async def test_another_request_searches_again_even_if_it_asks_the_same() -> None:
+    slow, first, second = Slow(), Query("q"), Query("q")
+    shared = Shared(slow)
+    await shared(first, 2)
+    await shared(second, 2)
+    assert slow.asked == [2, 2]
+
+
+async def test_what_was_found_goes_with_the_query() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    await shared(query, 2)
+    assert len(shared._searches) == 1
+    del query
+    gc.collect()
+    assert shared._searches == {}
+
+
+async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    await shared(query, 2)
+    trace = Trace("i", 0, query, "t", (), Prompt(()), Reply("m", ()), Answer("a"), 0)
+    await shared.observe(trace)
+    await shared(query, 2)
+    assert slow.asked == [2, 2]
+
+
+async def test_callers_cannot_spoil_each_others_lists() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    (await shared(query, 2)).clear()
+    assert letters(await shared(query, 2)) == "ab"
+
+
+async def test_a_failed_search_is_told_to_all_who_wait_and_tried_again() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    slow.error = ValueError("x")
+    both = await asyncio.gather(shared(query, 1), shared(query, 1), return_exceptions=True)
+    assert [type(one) for one in both] == [ValueError, ValueError]
+    slow.error = None
+    assert letters(await shared(query, 1)) == "a"
+    assert slow.asked == [1, 1]
+
+
+async def test_who_gives_up_takes_the_search_from_nobody_else() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    slow.gate.clear()
+    first, second = (asyncio.create_task(shared(query, 2)) for _ in "ab")
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    slow.gate.set()
+    assert letters(await second) == "ab"
+    assert (slow.asked, slow.cancelled) == ([2], 0)
+
+
+async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    slow.gate.clear()
+    alone = asyncio.create_task(shared(query, 2))
+    await asyncio.sleep(0.01)
+    alone.cancel()
+    await asyncio.gather(alone, return_exceptions=True)
+    slow.gate.set()
+    assert letters(await shared(query, 2)) == "ab"
+    assert (slow.asked, slow.cancelled) == ([2, 2], 1)
+
+
+def test_what_one_event_loop_found_another_may_have() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    assert letters(asyncio.run(shared(query, 2))) == letters(asyncio.run(shared(query, 2))) == "ab"
+    assert slow.asked == [2]
+
+
+def test_a_search_for_nothing_is_refused() -> None:
+    with pytest.raises(SettingError):
+        Shared(Slow(), least=0)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.routing import Covered
+from bottega.types import Candidate, Query
+from tests.routing.builders import QUERY, TWO, near
+
+SMALL, LARGE = TWO
+
+
+class Cache:
+    """Finds one example of the next similarity; none where it is None."""
+
+    def __init__(self, *scores: float | None) -> None:
+        self.scores = list(scores)
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        score = self.scores.pop(0)
+        return [] if score is None else near(score)[-k:]
+
+
+async def sent(router: Covered, n: int) -> list[bool]:
+    """Whether each of n queries went to the master."""
+    return [await router(QUERY) is LARGE for _ in range(n)]
+
+
+async def test_the_master_answers_what_nothing_cached_is_like() -> None:
+    cache = Cache(None, 0.79, 0.8, 0.9)
+    assert await sent(Covered(TWO, cache, at_least=0.8), 4) == [True, True, False, False]
+
+
+async def test_what_the_master_answered_is_covered_from_then_on() -> None:
+    known: list[float] = []
+
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        return near(max((-abs(one - float(query.text)) for one in known), default=-9))[-k:]
+
+    router = Covered(TWO, retrieve, at_least=-0.1)
+    draw, went = random.Random(0), 0
+    for _ in range(200):
+        place = draw.random()
+        if await router(Query(str(place))) is LARGE:
+            known.append(place)
+            went += 1
+    assert 5 <= went <= 10  # intervals of 0.2 that cover the unit interval
+
+
+STREAMS: dict[str, Callable[[int, random.Random], float]] = {
+    "steady": lambda i, draw: draw.random(),
+    "a cache that learns": lambda i, draw: draw.gauss(1 - 1 / (1 + i / 200), 0.1),
+    "sudden news": lambda i, draw: draw.random() + (0 if i % 1000 > 500 else 5),
+    "copies only": lambda i, draw: 1.0,
+    "ever farther": lambda i, draw: -float(i),
+    "ever nearer": lambda i, draw: float(i),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+async def test_about_the_wanted_share_goes_to_the_master(stream: str, rate: float) -> None:
+    draw = random.Random(1)
+    scores = [STREAMS[stream](i, draw) for i in range(1000)]
+    went = await sent(Covered(TWO, Cache(*scores), master_rate=rate), 1000)
+    usual = 0.02 if stream in ("steady", "a cache that learns", "copies only") else 0.051
+    assert sum(went) / 1000 == pytest.approx(rate, abs=usual)
+
+
+@given(
+    scores=st.lists(st.sampled_from([0.1, 0.5, 0.5001, 0.9]), min_size=1, max_size=300),
+    rate=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, seed: int) -> None:
+    n = len(scores)
+    went = await sent(Covered(TWO, Cache(*scores), master_rate=rate, seed=seed), n)
+    assert abs(sum(went) - rate * n) <= 52
+
+
+async def test_the_farthest_are_the_ones_that_go() -> None:
+    draw = random.Random(2)
+    scores = [draw.random() for _ in range(1000)]
+    went = await sent(Covered(TWO, Cache(*scores), master_rate=0.2), 1000)
+    far = [score for score, gone in zip(scores, went, strict=True) if gone]
+    assert sorted(far)[len(far) * 9 // 10] < 0.3
+
+
+async def test_after_a_time_without_examples_the_share_is_the_wanted_one_again() -> None:
+    draw = random.Random(3)
+    scores = [*[None] * 500, *(draw.random() for _ in range(600))]
+    went = await sent(Covered(TWO, Cache(*scores), master_rate=0.3), 1100)
+    assert all(went[:500])
+    assert sum(went[600:]) / 500 == pytest.approx(0.3, abs=0.04)
+
+
+@pytest.mark.parametrize("given", [{}, {"at_least": 0.5, "master_rate": 0.5}, {"master_rate": 2.0}])
+def test_one_rule_is_needed(given: dict[str, float]) -> None:
+    with pytest.raises(SettingError):
+        Covered(TWO, Cache(), **given)  # type: ignore[arg-type]

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import random
+from statistics import mean
+
+import pytest
+
+from bottega.routing.estimates import gain, level
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0.2, 0.1), (0.05, 0.05), (0.4, 0.1), (0.0, 0.02)])
+@pytest.mark.parametrize("n", [20, 80])
+def test_a_one_sided_bound_is_wrong_about_as_often_as_it_says(
+    wins: float, losses: float, n: int
+) -> None:
+    draw, wrong = random.Random(f"{wins} {losses} {n}"), {"low": 0, "high": 0}
+    for _ in range(1000):
+        differences = [float((u := draw.random()) < wins) - (u > 1 - losses) for _ in range(n)]
+        found = gain(differences, 0.95)
+        wrong["low"] += found.low > wins - losses
+        wrong["high"] += found.high < wins - losses
+    assert max(wrong.values()) / 1000 <= 0.08
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
+def test_a_level_lies_in_its_interval(share: float) -> None:
+    draw, inside = random.Random(str(share)), []
+    for _ in range(500):
+        found = level([float(draw.random() < share) for _ in range(30)])
+        inside.append(found.low <= share <= found.high)
+    assert mean(inside) >= 0.93
+
+
+def test_nothing_is_known_of_no_samples() -> None:
+    assert gain([], 0.98).low < -0.9 and gain([], 0.98).high > 0.9
+    assert level([]).low < 0.1 and level([]).high > 0.9

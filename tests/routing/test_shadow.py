@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bottega.errors import ServerFailedError, SettingError
+from bottega.routing import BenefitGate, Shadow
+from bottega.routing.shadow import Asked
+from bottega.types import Query
+from tests.routing.builders import QUERY, near
+
+
+def same(one: str, other: str, query: Query) -> float:
+    return float(one == other)
+
+
+def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> Shadow:
+    return Shadow(BenefitGate(least=5), same, rate=rate, at_once=at_once, seed=seed)
+
+
+def says(text: str) -> Asked:
+    async def said() -> str:
+        return text
+
+    return said
+
+
+async def test_a_seeded_share_is_measured() -> None:
+    def drawn(seed: int) -> list[bool]:
+        one = shadow(rate=0.1, at_once=1000, seed=seed)
+        return [one.begins() for _ in range(2000)]
+
+    assert 150 < sum(drawn(0)) < 250
+    assert drawn(0) == drawn(0) != drawn(1)
+
+
+async def test_only_so_many_are_measured_at_once_and_places_come_back() -> None:
+    one = shadow(at_once=2)
+    assert [one.begins() for _ in range(3)] == [True, True, False]
+    waiting = asyncio.Event()
+
+    async def slow() -> str:
+        await waiting.wait()
+        return "a"
+
+    tasks = [
+        asyncio.create_task(
+            one.measure(QUERY, near(0.5), shown=says("a"), hidden=says("b"), master=slow)
+        )
+        for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    assert not one.begins()
+    tasks[0].cancel()
+    await asyncio.gather(*tasks[:1], return_exceptions=True)
+    assert one.begins() and not one.begins()
+    one.cancel()
+    waiting.set()
+    assert await tasks[1] == (1.0, 0.0, False)
+    assert [one.begins() for _ in range(3)] == [True, True, False]
+
+
+async def test_samples_teach_the_gate_and_make_the_quality() -> None:
+    one = shadow()
+    for _ in range(20):
+        assert one.begins()
+        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
+    assert one.gate.shows(near(0.5))
+    quality = one.summary()
+    assert (quality.n, quality.failed) == (20, 0)
+    assert (quality.with_demonstrations.value, quality.without.value) == (1.0, 0.0)
+    assert quality.gain.low > 0.5
+    assert 0 < quality.served.value < 1  # hidden for the first of them, shown after
+
+
+async def test_a_model_that_fails_leaves_no_sample_and_no_error() -> None:
+    one = shadow(at_once=1)
+
+    async def fails() -> str:
+        raise ServerFailedError("503")
+
+    assert one.begins()
+    measured = one.measure(QUERY, near(0.5), shown=says("x"), hidden=fails, master=says("x"))
+    assert await measured is None
+    assert (one.summary().n, one.summary().failed) == (0, 1)
+    assert one.begins()
+
+
+async def test_an_error_of_the_program_is_raised() -> None:
+    one = shadow(at_once=1)
+
+    async def broken() -> str:
+        raise KeyError("x")
+
+    assert one.begins()
+    with pytest.raises(KeyError):
+        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("x"), master=broken)
+    assert one.begins()
+
+
+@pytest.mark.parametrize("settings", [{"rate": 1.5}, {"at_once": 0}])
+def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
+    with pytest.raises(SettingError):
+        Shadow(BenefitGate(), same, **settings)

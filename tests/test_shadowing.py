@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.parsing import LabelParser, agreement
+from bottega.pipeline import Pipeline
+from bottega.prompting import Interleaved
+from bottega.protocols import Tier
+from bottega.reranking import Gated, TopK
+from bottega.routing import BenefitGate, Shadow, always
+from bottega.shadowing import Shadowing
+from bottega.types import Candidate, Prompt, Query, Usage
+from tests.builders import candidates
+
+
+def follows(prompt: Prompt) -> str:
+    """The apprentice repeats what it is shown, and guesses otherwise."""
+    shown = [message for message in prompt.messages if message.role == "assistant"]
+    return str(shown[-1].parts[0]) if shown else "guess"
+
+
+class Workshop:
+    """A pipeline whose first tier is measured against its last, at a dollar a call."""
+
+    def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("right")) -> None:
+        self.small, self.large = Scripted(follows, name="small"), Scripted(["right"] * 99)
+        tiers = Tier("apprentice", self.small, shots=1), Tier("master", self.large)
+        self.shadow = Shadow(BenefitGate(least=5), agreement, rate=1.0, at_once=1)
+        self.charged: list[float] = []
+
+        async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+            return list(found[:k])
+
+        def price(model: str, usage: Usage, /) -> float:
+            return 1.0
+
+        self.pipeline = Pipeline(
+            route=always(tiers[route]),
+            retrieve=retrieve,
+            rerank=Gated(TopK(), self.shadow.gate.shows),
+            prompt=Interleaved(),
+            parse=LabelParser(),
+            price=price,
+            tiers=tiers,
+        )
+        record = Shadowing(self.pipeline, self.shadow, charge=self.charged.append)
+        self.pipeline = replace(self.pipeline, record=record)
+
+
+async def test_the_gate_opens_once_samples_say_that_demonstrations_help() -> None:
+    workshop = Workshop()
+    answers = [(await workshop.pipeline.answer(Query("?"))).text for _ in range(10)]
+    assert answers == ["guess"] * 5 + ["right"] * 5
+    quality = workshop.shadow.summary()
+    assert (quality.n, quality.with_demonstrations.value, quality.without.value) == (10, 1, 0)
+    # The answer itself is not asked for again.
+    assert (len(workshop.small.calls), len(workshop.large.calls)) == (20, 10)
+    assert workshop.charged == [1.0] * 20
+
+
+async def test_the_masters_answers_are_not_measured() -> None:
+    workshop = Workshop(route=1)
+    await workshop.pipeline.answer(Query("?"))
+    assert (workshop.shadow.summary().n, len(workshop.large.calls)) == (0, 1)
+
+
+async def test_with_nothing_to_show_there_is_nothing_to_measure() -> None:
+    workshop = Workshop(found=())
+    for _ in range(3):  # the place is given back each time
+        await workshop.pipeline.answer(Query("?"))
+    assert len(workshop.large.calls) == 0
+    assert workshop.shadow.begins()
+
+
+def test_one_tier_cannot_be_compared() -> None:
+    workshop = Workshop()
+    with pytest.raises(SettingError):
+        Shadowing(replace(workshop.pipeline, tiers=()), workshop.shadow)
