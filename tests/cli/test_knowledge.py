@@ -169,7 +169,7 @@ def test_a_name_that_is_no_embedder_is_told_which_there_are(
     def not_found(name: str, *, mode: str) -> Embedder:
         raise EmbeddingError(f"{name} cannot be loaded as an embedder")
 
-    monkeypatch.setattr("bottega.cli.resolving.SentenceEmbedder", not_found)  # asks a hub
+    monkeypatch.setattr("bottega.naming.SentenceEmbedder", not_found)  # asks a hub
     failed = run("add", "k.db", pets, "--embed", "pixel")
     assert failed.code == 1
     for name in ("bundled", "pixels", "words", "dual", "sentence-transformers id"):

@@ -109,7 +109,7 @@ def test_what_lies_outside_the_window_is_forgotten(breaker: Breaker, clock: Cloc
     for number in range(40):
         clock.now += 4
         end(breaker.attempt(), OWN[0] if number % 2 else None)
-    assert state(breaker) == "closed"
+        assert state(breaker) == "closed"
 
 
 def test_one_call_probes_and_a_longer_pause_follows_its_failure(

@@ -25,18 +25,13 @@ from bottega.cli.options import (
     TraceFile,
 )
 from bottega.cli.output import note, print_json, print_table, progress, say, warn
-from bottega.cli.resolving import (
-    BUNDLED,
-    open_model,
-    open_prices,
-    open_prompt,
-    open_recorder,
-)
+from bottega.cli.resolving import open_prices, open_prompt, open_recorder
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.failures import concerns_one, first
 from bottega.image import Image
 from bottega.knowledge.loading.folders import SUFFIXES
 from bottega.knowledge.loading.labelled import QUESTION
+from bottega.naming import BUNDLED, open_model
 from bottega.parsing import plain_text
 from bottega.pipeline import Pipeline
 from bottega.prompting import Interleaved

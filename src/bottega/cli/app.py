@@ -18,6 +18,7 @@ from bottega.cli import (
     looking,
     reporting,
     savings,
+    serving,
 )
 
 app = typer.Typer(
@@ -65,6 +66,7 @@ for command in (
     reporting.report,
     exporting.dataset,
     savings.savings,
+    serving.serve,
 ):
     app.command()(command)
 app.command("import")(keeping.import_)

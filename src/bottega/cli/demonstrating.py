@@ -12,13 +12,14 @@ from bottega import __version__
 from bottega.cli.measuring import Run, Work, check_output, measure, print_results
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, print_json, say
-from bottega.cli.resolving import BUNDLED, open_model, open_prices
+from bottega.cli.resolving import open_prices
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.ledger import Shown
 from bottega.evaluation.methods import PAPER
 from bottega.evaluation.page import render
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
+from bottega.naming import BUNDLED, open_model
 from bottega.recipes import Classification
 
 TITLE = "Bottega: it learned by looking"

@@ -44,7 +44,7 @@ from bottega.cli.options import (
     TraceFile,
 )
 from bottega.cli.output import note, say, to_json, warn
-from bottega.cli.resolving import BUNDLED, check_retrieve, open_model, open_prices, open_prompt
+from bottega.cli.resolving import check_retrieve, open_prices, open_prompt
 from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -56,6 +56,7 @@ from bottega.evaluation.methods import METHODS, SAMPLES, check, default_methods
 from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
+from bottega.naming import BUNDLED, open_model
 from bottega.recipes import Classification
 
 SHOWN_FAILURES = 10

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bottega.cli.output import note, print_table, progress, say, warn
-from bottega.cli.resolving import BUNDLED, open_recorder, open_retrieval
+from bottega.cli.resolving import open_recorder, open_retrieval
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
@@ -26,6 +26,7 @@ from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
+from bottega.naming import BUNDLED
 from bottega.protocols import Prompter
 from bottega.recipes import Classification
 

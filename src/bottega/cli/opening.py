@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bottega.cli.namespaces import check_filled
-from bottega.cli.resolving import BUNDLED, open_embedder
+from bottega.cli.resolving import open_embedder
 from bottega.cli.views import (
-    NOTE,
     check_read_alike,
     chosen,
     maker,
@@ -21,6 +20,7 @@ from bottega.cli.views import (
 from bottega.errors import EmbedderMismatchError, StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.views import DEFAULT
+from bottega.naming import BUNDLED, NOTE
 
 
 def open_rows(file: Path, namespace: str = "") -> KnowledgeBase:

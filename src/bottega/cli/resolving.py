@@ -7,44 +7,20 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal
 
 import typer
 
+from bottega import naming
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.searching import RETRIEVE
-from bottega.generation import OpenAICompatible, Transformers, bundled
-from bottega.knowledge import (
-    DualEmbedder,
-    PixelEmbedder,
-    SentenceEmbedder,
-    TokenEmbedder,
-    TowerEmbedder,
-)
+from bottega.knowledge import DualEmbedder, TokenEmbedder
+from bottega.naming import BUNDLED
 from bottega.prompting import AppendixA, Interleaved
-from bottega.protocols import Embedder, Generator, Prompter, Recorder
+from bottega.protocols import Embedder, Prompter, Recorder
 from bottega.recording import Price, Prices, Traces
 
-BUNDLED = "bundled"
 NO_TRACES = "none"
-MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
-
-
-def open_model(spec: str, *, concurrency: int = 16) -> Generator:
-    """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
-    requests at once), or a Hugging Face id or folder."""
-    if spec == BUNDLED:
-        return bundled()
-    if spec.startswith(f"{BUNDLED}:"):
-        return bundled(spec.removeprefix(f"{BUNDLED}:"))
-    if spec.startswith("openai:"):
-        name = spec.removeprefix("openai:")
-        if not name:
-            raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
-        return OpenAICompatible(name, concurrency=concurrency)
-    # The bundled embedder may have set torch to one thread.
-    return Transformers(spec, threads=os.cpu_count())
 
 
 def open_prompt(name: str) -> Prompter | None:
@@ -60,32 +36,15 @@ def open_prompt(name: str) -> Prompter | None:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """`bundled`, `pixels`, `words`, `dual`, or a sentence-transformers id or folder, `:image`
-    (default), `:text` or `:average` behind it."""
-    if spec == "pixels":
-        return PixelEmbedder()
-    if spec == "words":
-        return TokenEmbedder.bundled()
-    if spec == "dual":
-        return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     try:
         with waiting(f"loading the embedder {spec}"):
-            return _load_embedder(spec)
+            return naming.open_embedder(spec)
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
             hint="--embed takes bundled, pixels, words, dual, or a sentence-transformers id (which"
             " needs a network once) or folder",
         ) from error
-
-
-def _load_embedder(spec: str) -> Embedder:
-    if spec == BUNDLED:
-        return TowerEmbedder.bundled(threads=1)
-    for mode in MODES:
-        if spec.endswith(f":{mode}"):
-            return SentenceEmbedder(spec.removesuffix(f":{mode}"), mode=mode)
-    return SentenceEmbedder(spec, mode="image")
 
 
 def check_retrieve(name: str, embed: str = BUNDLED) -> None:

@@ -12,13 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bottega.cli.resolving import BUNDLED
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.views import DEFAULT, check_name
+from bottega.naming import BUNDLED, NOTE
 
-NOTE = "embed"
 TOWER, TOKENS = r"tower-\d+ \S+", r"tokens-\d+ \S+"
 # Fingerprints of the embedders that come with the package tell which, and nothing is loaded.
 CARRIED = {

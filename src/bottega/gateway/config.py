@@ -11,17 +11,17 @@ from pathlib import Path
 from bottega.errors import SettingError
 from bottega.gateway.reading import Place, Read, as_table, check_known, read, refuse_secrets
 from bottega.gateway.settings import (
-    REMOTE,
     Cache,
+    ClientLimits,
     Config,
     Keys,
-    Limits,
     Listening,
     Replay,
     Route,
     Shadow,
     TierSettings,
 )
+from bottega.naming import REMOTE
 
 __all__ = ["Config", "load_config", "parse_config"]
 
@@ -31,7 +31,7 @@ PARAMETERS = {
     "coin": ("master_rate", "seed"),
     "budget": ("usd_per_1k",),
     "coverage": ("at_least", "master_rate"),
-    "confidence": ("below",),
+    "confidence": ("below", "samples"),
 }
 NEEDED = {
     "budget": ("usd_per_1k",),
@@ -74,7 +74,7 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
         route=section("route", Route),
         cache=section("cache", Cache),
         replay=section("replay", Replay),
-        limits=section("limits", Limits),
+        limits=section("limits", ClientLimits),
         shadow=section("shadow", Shadow),
         keys=section("keys", Keys),
     )
@@ -155,6 +155,12 @@ def _check_pairs(config: Config, at: Place) -> None:
         raise (at / "limits" / "fetch_hosts").error(
             "names hosts, and images are not fetched", hint="fetch_images = true"
         )
+    bm25 = config.cache.retrieve == "bm25"
+    for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):
+        if bm25 and number is not None:
+            raise (at / section / "at_least").error(
+                "goes by similarity, and bm25 knows none", hint='retrieve = "nearest"'
+            )
     if config.shadow.gate and not config.shadow.rate:
         raise (at / "shadow" / "gate").error(
             "goes by comparisons, and none are made", hint="rate = 0.02 compares one in fifty"

@@ -127,6 +127,8 @@ class Door:
         progress.why = getattr(error, "code", None) or type(error).__name__
         if not isinstance(error, BottegaError):
             log.error("request %s failed", progress.request_id, exc_info=error)
+        elif not isinstance(error, Refusal):
+            log.warning("request %s failed: %s", progress.request_id, error)
 
 
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:

@@ -51,6 +51,11 @@ class Observed(Protocol):
     def status(self) -> int: ...
 
 
+class Breaks(Protocol):
+    @property
+    def state(self) -> str: ...
+
+
 class Metrics:
     """The counters of one gateway, in a registry of its own.
 
@@ -92,7 +97,6 @@ class Metrics:
         self.retrieval, self.store = stages.labels("retrieval"), stages.labels("store")
         for route in self._routes - {""}:  # a series that is there from the start can be alerted on
             self._counted(route)
-            self._breaker.labels(route).set(0)
 
     def observe(self, entry: Observed) -> None:
         """Once for each request, after its end."""
@@ -114,9 +118,9 @@ class Metrics:
             self._named(namespace)
             self._entries.labels(namespace).set(count)
 
-    def breaker(self, route: str, state: str) -> None:
-        """`closed`, `half-open` or `open`."""
-        self._breaker.labels(self._known(route)).set(BREAKER[state])
+    def breaker(self, route: str, breaker: Breaks) -> None:
+        """Asked whenever the metrics are read."""
+        self._breaker.labels(self._known(route)).set_function(lambda: BREAKER[breaker.state])
 
     def lost_rows(self, count: Callable[[], float]) -> None:
         """Asked whenever the metrics are read."""

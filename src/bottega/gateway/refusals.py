@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import orjson
@@ -15,6 +16,7 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
+from bottega.gateway.breaker import PausedError
 from bottega.gateway.upstream_errors import MisconfiguredError, RefusedError
 
 # The client's libraries would try again what was tried several times already.
@@ -53,26 +55,22 @@ class Refusal(BottegaError):
 
 def refusal_of(error: Exception) -> Refusal:
     """An error of ours as the client may see it; anything else is an accident, of which nothing
-    is told but that it happened."""
+    is told but that it happened. What an upstream said of itself, and where it is, stands in the
+    log alone."""
     match error:
         case Refusal():
             return error
+        case PausedError():
+            return _upstream(503, "upstream_paused", "has failed too often", error.retry_after)
         case RateLimitedError():
-            wait = {} if error.retry_after is None else {"retry-after": f"{error.retry_after:.0f}"}
-            return _upstream(error, 429, "rate_limit_exceeded", wait)
+            return _upstream(429, "rate_limit_exceeded", "is asked too often", error.retry_after)
         case EndpointTimeoutError():
-            return _upstream(error, 504, "upstream_timeout")
+            return _upstream(504, "upstream_timeout", "did not answer in time")
         case MisconfiguredError():
-            return Refusal(
-                "the model behind this gateway is set up wrongly; its log tells how",
-                status=502,
-                type="server_error",
-                code="upstream_misconfigured",
-                headers=FINAL,
-            )
+            return _upstream(502, "upstream_misconfigured", "is set up wrongly")
         case RefusedError():
             return Refusal(
-                error.said or str(error),
+                error.said or "the model refused this request",
                 status=error.status or 400,
                 type=error.kind or "invalid_request_error",
                 code=error.code,
@@ -82,24 +80,23 @@ def refusal_of(error: Exception) -> Refusal:
         case RejectedError():
             return Refusal(str(error), status=error.status or 400, headers=FINAL)
         case EndpointError():
-            wait = {} if error.retry_after is None else {"retry-after": f"{error.retry_after:.0f}"}
-            return _upstream(error, 503 if wait else 502, "upstream_failed", wait)
+            status = 502 if error.retry_after is None else 503
+            return _upstream(status, "upstream_failed", "failed", error.retry_after)
         case ImageError():
             return Refusal(str(error), code="invalid_image", hint=error.hint)
         case SettingError():
             return Refusal(str(error), code="unsupported", hint=error.hint)
-        case BottegaError():
-            status = 503 if error.retryable else 500
-            return Refusal(str(error), status=status, type="server_error", headers=FINAL)
-    return Refusal(
-        "the gateway failed; its log tells why", status=500, type="server_error", headers=FINAL
-    )
+        case BottegaError() if error.retryable:
+            return Refusal(BUSY, status=503, type="server_error", headers=FINAL)
+    return Refusal(FAILED, status=500, type="server_error", headers=FINAL)
 
 
-def _upstream(
-    error: EndpointError, status: int, code: str, headers: Mapping[str, str] | None = None
-) -> Refusal:
+BUSY = "the gateway is busy; try again later"
+FAILED = "the gateway failed; its log tells why"
+
+
+def _upstream(status: int, code: str, what: str, wait: float | None = None) -> Refusal:
     kind = "rate_limit_error" if status == 429 else "server_error"
-    return Refusal(
-        str(error), status=status, type=kind, code=code, headers={**FINAL, **(headers or {})}
-    )
+    headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
+    said = f"the model behind this gateway {what}"
+    return Refusal(said, status=status, type=kind, code=code, headers=headers)

@@ -9,10 +9,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from bottega.gateway.reading import Place, one_of, within
+from bottega.naming import REMOTE
 
 VIRTUAL = "bottega"  # the model that clients ask for, whoever answers
 ROUTES = ("always", "coin", "budget", "coverage", "confidence")
-REMOTE = "openai:"
+MB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Route:
     usd_per_1k: float | None = within(None, above=0)
     at_least: float | None = within(None, -1, 1)
     below: float | None = within(None, 0, 1)
+    samples: int | None = within(None, 2, 16)
     cold_start: int = within(0, 0)
 
 
@@ -85,12 +87,11 @@ class Cache:
 
     file: Path | None = None
     embed: str = "dual"
-    retrieve: str = one_of("nearest", "nearest", "bm25", "hashtag")
+    retrieve: str = one_of("nearest", "nearest", "bm25")
     capacity: int | None = within(100_000, 1)
     evict: str = one_of("least-recent", "least-recent", "least-frequent", "least-saving", "random")
     order: str = one_of("nearest-last", "nearest-last", "nearest-first", "shuffled")
     at_least: float | None = within(None, -1, 1)
-    reasoning: bool = False
     longest: int = within(32_000, 1)
     open_namespaces: int = within(64, 1)
 
@@ -106,15 +107,18 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """[limits]: what one request may hold, and whether the gateway fetches images for it."""
 
-    body_mb: float = within(32.0, above=0)
-    images: int = within(64, 0)
-    megapixels: float = within(50.0, above=0)
+    body_mb: int = within(20, 1)
+    messages: int = within(200, 1)
+    text_characters: int = within(1_000_000, 1)
+    images: int = within(16, 0)
+    image_mb: int = within(20, 1)
+    image_pixels: int = within(40_000_000, 1)
     fetch_images: bool = False
     fetch_hosts: tuple[str, ...] = ()
-    fetch_mb: float = within(20.0, above=0)
+    fetch_mb: int = within(20, 1)
     fetch_seconds: float = within(10.0, above=0)
 
 
@@ -144,7 +148,7 @@ class Config:
     route: Route = Route()
     cache: Cache = Cache()
     replay: Replay = Replay()
-    limits: Limits = Limits()
+    limits: ClientLimits = ClientLimits()
     shadow: Shadow = Shadow()
     keys: Keys = Keys()
 

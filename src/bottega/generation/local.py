@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bottega.errors import BottegaError, MissingDependencyError, SettingError
+from bottega.loading import LOADING
 from bottega.types import Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ class Transformers:
                 raise MissingDependencyError(error.name or "torch", "local") from error
             if self._threads is not None:
                 torch.set_num_threads(self._threads)
-            self._loaded = LoadedModel.load(self._source, self._device, self._dtype)
+            with LOADING:
+                self._loaded = LoadedModel.load(self._source, self._device, self._dtype)
         return self._loaded
 
     def _answer_waiting(self) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bottega.errors import BottegaError, EmbeddingError, MissingDependencyError
+from bottega.loading import LOADING
 
 WEIGHTS = ("*.safetensors", "*.bin")
 CHUNK = 1 << 20
@@ -17,7 +18,8 @@ CHUNK = 1 << 20
 def loading_model(name: str) -> Iterator[None]:
     """Around the imports of the libraries, too."""
     try:
-        yield
+        with LOADING:
+            yield
     except ModuleNotFoundError as error:
         raise MissingDependencyError(error.name or "torch", "local") from error
     except BottegaError:

@@ -1,0 +1,159 @@
+"""The gateway, as a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from bottega.cli.output import note, print_table, say
+from bottega.errors import MissingDependencyError, SettingError
+
+if TYPE_CHECKING:
+    from bottega.gateway.house import House
+    from bottega.gateway.settings import Config
+    from bottega.pipeline import Pipeline
+
+USUAL = Path("bottega.toml")
+# Nothing is downloaded and nobody is asked over a network.
+DEMO = """
+[tiers.apprentice]
+model = "bundled"
+shots = 4
+[tiers.master]
+model = "bundled:master"
+[route]
+by = "coin"
+master_rate = 0.3
+cold_start = 4
+"""
+QUESTION = '{"model": "bottega", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}'
+
+
+def serve(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:PIPELINE]", help="Serve this pipeline instead of a configuration."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file (default: bottega.toml, if it is here).")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="The bundled models and a cache that is thrown away.")
+    ] = False,
+    host: Annotated[str | None, typer.Option(help="Listen here, whatever the file says.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes any that is free.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="BOTTEGA_DATA", help="The gateway's folder: cache, keys, ledger."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Print what would run, and end.")] = False,
+    log_format: Annotated[str, typer.Option(help="Of the lines on stderr: json or text.")] = "",
+) -> None:
+    """Serve Cache-of-Thought to OpenAI clients: one base URL, several models behind it."""
+    with _needed():
+        from bottega.gateway.logs import STYLES
+    if log_format not in ("", *STYLES):
+        raise SettingError(f"--log-format {log_format!r} is not known", hint="use json or text")
+    style = log_format or ("text" if sys.stderr.isatty() else "json")
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a log is no place for them
+    with ExitStack() as held:
+        if demo:
+            data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
+        chosen, made = _chosen(pipeline, config, demo)
+        chosen = chosen.told(host=host, port=port, data=data)
+        if check:
+            _print(chosen)
+        else:
+            _run(chosen, made, style, demo)
+
+
+def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
+    with _needed():
+        from bottega.gateway.config import load_config, parse_config
+        from bottega.gateway.pointing import config_of, load_pipeline
+    if sum((target is not None, file is not None, demo)) > 1:
+        raise SettingError("there are several gateways to serve", hint="name one of them")
+    if target is not None:
+        pipeline = load_pipeline(target)
+        return config_of(pipeline, target), pipeline
+    if demo:
+        return parse_config(DEMO, "--demo"), None
+    if file is None and not USUAL.exists():
+        raise SettingError(
+            f"there is nothing to serve: no {USUAL} is here",
+            hint="bottega serve --demo tries it out; examples/bottega.toml is one to begin with",
+        )
+    return load_config(file or USUAL), None
+
+
+def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
+    from bottega.gateway.building import build, build_around
+    from bottega.gateway.logs import Style, logging_to
+    from bottega.gateway.running import base_url, bound, run
+
+    with bound(config.gateway) as listener:
+        house = build(config) if pipeline is None else build_around(pipeline, config)
+        url = base_url(config.gateway, listener.getsockname()[1])
+        with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
+            run(house, listener, lambda: _announce(house, url, demo))
+
+
+def _announce(house: House, url: str, demo: bool) -> None:
+    protected = house.gateway.authenticate is not None
+    key = "-H 'Authorization: Bearer sk-...' " if protected else ""
+    say(f"serving {url}")
+    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
+    say(f"    -d '{QUESTION}'")
+    if demo:
+        say("  the models are loading; clients may use any key; the cache goes with this process")
+    elif not protected:
+        say("  no key is needed on this machine; clients may send any")
+    sys.stdout.flush()
+
+
+def _print(config: Config) -> None:
+    """Every setting, with the defaults; of keys only where they come from."""
+    from bottega.gateway.tiers import key_variable
+
+    rows = []
+    for tier in config.tiers:
+        variable = key_variable(tier)
+        state = "" if variable is None else "set" if os.environ.get(variable) else "NOT set"
+        role = "teaches" if tier.name in config.teachers else "learns"
+        where = tier.base_url or ("https://api.openai.com/v1" if tier.is_remote else "this process")
+        rows.append((tier.name, tier.model, where, role, f"{variable or '-'} {state}".strip()))
+    print_table(("tier", "model", "where", "role", "key"), rows)
+    say("")
+    sections = [one.name for one in fields(config) if one.name not in ("file", "tiers")]
+    settings = [
+        (f"{section}.{name}", value)
+        for section in sections
+        for name, value in vars(getattr(config, section)).items()
+        if value is not None
+    ]
+    print_table(("setting", "value"), settings)
+    note(f"from {config.file}")
+    if config.keys_required:
+        note("requests need a key: bottega keys add NAME")
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("bottega"):
+            raise
+        raise MissingDependencyError(error.name or "starlette", "serve") from error

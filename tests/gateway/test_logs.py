@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+import pytest
+
+from bottega.errors import RejectedError, SettingError, StoreError
+from bottega.gateway.logs import Style, log_request, logging_to
+from bottega.generation import OpenAICompatible
+from bottega.types import Message, Prompt, Sampling
+from tests.server import Server, refuse
+
+KEY = "sk-bottega-0123456789ab-secretsecretsecret"
+PLAIN = "plainplainplainplainplainplainplain1"  # looks like nothing: known to be one
+PASSWORD = "hunter2hunter2"
+PROMPT = "my diagnosis is confidential"
+PIXELS = "iVBORw0KGgoAAAANSUhEUgAA" * 40
+EVERYTHING = (
+    f"https://user:{PASSWORD}@example.com/v1/models?key={PLAIN}x&a=b Authorization: Bearer {KEY}"
+    f" data:image/png;base64,{PIXELS} {{'api_key': '{PASSWORD}'}} x-api-key: {PASSWORD} {PLAIN}"
+    f" {PIXELS}"
+)
+log = logging.getLogger("bottega.somewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    request_id: str = "4f1e2d"
+    account: str = "0123456789ab"
+    namespace: str = "a"
+    route: str = "apprentice"
+    model: str = "qwen"
+    state: str = "answered"
+    shots: int = 2
+    similarity: float | None = 0.83
+    prompt_tokens: int = 1000
+    completion_tokens: int = 30
+    cost_usd: float | None = 0.001
+    seconds: float = 0.4
+    status: int = 200
+
+
+def parsed(out: io.StringIO) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in out.getvalue().splitlines()]
+
+
+def safe(out: io.StringIO) -> str:
+    text = out.getvalue()
+    assert text
+    for secret in (KEY, "secretsecret", PLAIN, PASSWORD, PROMPT, "iVBORw0K", "diagnosis"):
+        assert secret not in text
+    return text
+
+
+def test_one_line_a_request() -> None:
+    out = io.StringIO()
+    with logging_to(out):
+        log_request(Done())
+        log_request(
+            Done(state="failed", status=502, similarity=None, cost_usd=None), "upstream_failed"
+        )
+    first, second = parsed(out)
+    time_of = first.pop("time")
+    assert time_of.endswith("+00:00")
+    assert first == {
+        "level": "info",
+        "event": "request",
+        "request": "4f1e2d",
+        "account": "0123456789ab",
+        "namespace": "a",
+        "status": 200,
+        "state": "answered",
+        "route": "apprentice",
+        "model": "qwen",
+        "shots": 2,
+        "similarity": 0.83,
+        "prompt_tokens": 1000,
+        "completion_tokens": 30,
+        "cost_usd": 0.001,
+        "seconds": 0.4,
+    }
+    assert (second["status"], second["why"]) == (502, "upstream_failed")
+    assert "similarity" not in second
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_no_line_holds_a_secret_wherever_it_stood(style: Style) -> None:
+    out = io.StringIO()
+    with logging_to(out, style, secrets=[PLAIN, ""]):
+        log.warning(EVERYTHING)
+        log.warning("%s", EVERYTHING)
+        log.warning("failed: %s", ValueError(PROMPT))
+        log.warning("failed: %s", RejectedError(f"{PROMPT} {EVERYTHING}"))
+        log.error(RejectedError(PROMPT))
+        log.error("stored: %s", StoreError(f"cannot write to {EVERYTHING}"))
+        logging.getLogger("uvicorn.error").error("odd request: %s", EVERYTHING)
+        log_request(Done(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
+        log_request(Done(), EVERYTHING)
+        try:
+            try:
+                raise KeyError(PROMPT)
+            except KeyError as error:
+                raise SettingError(EVERYTHING, hint=EVERYTHING) from error
+        except SettingError:
+            log.exception("while answering")
+    text = safe(out)
+    assert "StoreError: cannot write to" in text
+    assert "SettingError" in text
+    assert "KeyError" in text
+    assert "test_logs.py" in text
+    assert len(text.splitlines()) == 10
+
+
+def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
+    for length in range(1960, 2001):
+        out = io.StringIO()
+        with logging_to(out):
+            log.warning("a " * (length // 2) + KEY)
+        assert "secret" not in out.getvalue()
+        assert "sk-b" not in out.getvalue()
+
+
+async def test_nor_do_those_of_tasks_and_threads() -> None:
+    out = io.StringIO()
+    with logging_to(out, "text", secrets=[PLAIN]):
+
+        async def fail() -> None:
+            raise ValueError(f"{PROMPT} {EVERYTHING}")
+
+        def fail_in_thread() -> None:
+            raise ValueError(f"{PROMPT} {EVERYTHING}")
+
+        task = asyncio.create_task(fail())
+        await asyncio.sleep(0.01)
+        del task
+        gc.collect()
+        thread = threading.Thread(target=fail_in_thread)
+        thread.start()
+        thread.join()
+    text = safe(out)
+    assert "Task exception was never retrieved" in text
+    assert "a thread ended" in text
+
+
+async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Server) -> None:
+    out = io.StringIO()
+    endpoint.answers = [refuse(400, f"bad {PROMPT!r} for the key {PASSWORD}, {EVERYTHING}")]
+    model = OpenAICompatible("m", base_url=endpoint.url, api_key=PASSWORD, retries=0)
+    with logging_to(out, secrets=[PASSWORD]):
+        try:
+            await model.generate(Prompt((Message("user", (PROMPT,)),)), Sampling())
+        except RejectedError as error:
+            log.exception("the upstream failed: %s", error)
+        finally:
+            await model.aclose()
+    assert "RejectedError 400" in safe(out)
+
+
+def test_text_is_for_people_and_one_line_stays_one() -> None:
+    out = io.StringIO()
+    with logging_to(out, "text"):
+        log_request(Done(model="a\nb\x1b[31m\u2028c"))
+        log.warning("two\nlines\r\x1b]0;title\x07")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "status=200 state=answered route=apprentice" in lines[0]
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
+    class Stuck(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.free = threading.Event()
+
+        def write(self, text: str, /) -> int:
+            self.free.wait(20)
+            return super().write(text)
+
+    out, entry = Stuck(), Done()
+    with logging_to(out) as writer:
+        log_request(entry)
+        time.sleep(0.05)
+        clock = time.perf_counter()
+        for _ in range(12_000):
+            log_request(entry)
+        assert time.perf_counter() - clock < 5
+        assert writer.lost > 1_000
+        out.free.set()
+    lines = parsed(out)
+    assert len(lines) + writer.lost >= 12_001
+    assert any(line["event"] == "lines lost" for line in lines)
+
+
+def test_a_reader_that_left_is_no_failure() -> None:
+    out = io.StringIO()
+    out.close()
+    with logging_to(out) as writer:
+        log_request(Done())
+    assert writer.lost == 1
+
+
+def test_a_line_that_cannot_be_made_is_told() -> None:
+    out = io.StringIO()
+    with logging_to(out):
+        log.warning("%d", "no number")
+        log_request(replace(Done(), similarity="high"))  # type: ignore[arg-type]
+    assert [line["event"] for line in parsed(out)] == ["a line failed"] * 2
+
+
+def test_loggers_are_as_before_afterwards() -> None:
+    before = logging.getLogger().handlers[:], logging.getLogger("bottega").level
+    hook = threading.excepthook
+    with logging_to(io.StringIO()):
+        assert logging.getLogger().handlers != before[0]
+    assert (logging.getLogger().handlers, logging.getLogger("bottega").level) == before
+    assert threading.excepthook is hook
