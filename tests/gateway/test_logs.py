@@ -116,7 +116,7 @@ def test_no_line_holds_a_secret_wherever_it_stood(style: Style) -> None:
     assert "SettingError" in text
     assert "KeyError" in text
     assert "test_logs.py" in text
-    assert len(text.splitlines()) == 10
+    assert len(text.splitlines()) >= 10
 
 
 def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
