@@ -61,7 +61,8 @@ class Pipeline:
     async def trace(self, query: Query) -> Trace:
         """Answers the query and returns all that happened, after it was recorded."""
         started, clock = time.time(), time.perf_counter()
-        query = query if query.choices else replace(query, choices=self.choices)
+        # A copy even where nothing changes: `retrieval.Shared` goes by the object.
+        query = replace(query, choices=query.choices or self.choices)
         tier, dismissed = await self.route(query), list[Reply]()
         while True:
             shown = await self.demonstrations(query, tier)

@@ -23,7 +23,8 @@ from bottega.gateway.ports import Served, Takes, Upstream
 from bottega.gateway.repeats import Bodies, Flights, Repeats
 from bottega.gateway.serving import Gateway, Replaying
 from bottega.gateway.settling import Settling
-from bottega.gateway.workshop import Workshop
+from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.workshop import Pair, Workshop
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import Pipeline
@@ -50,6 +51,7 @@ class Kitchen:
     gateway: Gateway
     caches: dict[str, KnowledgeBase]
     over: list[Progress] = field(default_factory=list)
+    pairs: list[tuple[float, Pair]] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
         return list(self.caches[namespace]) if namespace in self.caches else []
@@ -70,6 +72,7 @@ class Spaces:
     tiers: Sequence[Tier]
     path: str
     make: Callable[[KnowledgeBase], Pipeline]
+    furnish: Callable[[Workshop], Workshop]
     caches: dict[str, KnowledgeBase] = field(default_factory=dict)
 
     async def open(self, namespace: str, /) -> Workshop:
@@ -79,7 +82,8 @@ class Spaces:
             )
         cache = self.caches[namespace]
         teachers = frozenset({self.tiers[-1].name})
-        return Workshop(self.make(cache), Remember(cache, teachers=teachers), teachers)
+        keeper = Remember(cache, teachers=teachers)
+        return self.furnish(Workshop(self.make(cache), keeper, teachers))
 
 
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
@@ -106,6 +110,7 @@ def kitchen(
     asks: Mapping[str, object] | None = None,
     shots: int = 2,
     retrieve: Retriever | None = None,
+    furnish: Callable[[Workshop], Workshop] = lambda workshop: workshop,
 ) -> Iterator[Kitchen]:
     double = Scripted(said)
     parts = {"apprentice": apprentice or double, "master": master or Scripted(said, name="big")}
@@ -130,7 +135,7 @@ def kitchen(
             )
         )
 
-    spaces = Spaces(tiers, str(folder / "cache.db"), make)
+    spaces = Spaces(tiers, str(folder / "cache.db"), make, furnish)
     replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
     gateway = Gateway(
         Answering(served, lambda image: image.data_url),
@@ -144,6 +149,12 @@ def kitchen(
         background=re.compile(r"\A### Task:"),
     )
     found = Kitchen("", gateway, spaces.caches)
+    gateway.shadowing = Shadowing(
+        gateway.answering,
+        gateway.settle,
+        found.over.append,
+        lambda progress, similarity, pair: found.pairs.append((similarity, pair)),
+    )
     app = App(gateway, Door(gateway.answer, found.over.append, gateway.limits.body_mb << 20))
     with running(app) as found.url:
         yield found

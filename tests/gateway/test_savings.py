@@ -212,3 +212,18 @@ def test_one_sample_proves_nothing(ledger: Ledger) -> None:
     assert quality.gain.high is not None
     assert quality.shown.low < 0.5
     assert quality.gain.low < -0.5 < 0.5 < quality.gain.high
+
+
+def test_what_measuring_costs_is_spent_and_saves_nothing(ledger: Ledger) -> None:
+    note(ledger, "master", 0.5, times=10)
+    note(ledger, "apprentice", 0.1, times=10)
+    before = of(ledger)
+    note(ledger, "master", 0.5, state="shadow", times=2)
+    note(ledger, "apprentice", 0.1, state="shadow", times=2)
+    after = of(ledger)
+    assert before.requests == after.requests == 20
+    assert after.spent_usd == pytest.approx(before.spent_usd + 1.2)
+    assert before.alone is not None and after.alone is not None
+    assert after.alone.usd.value == pytest.approx(before.alone.usd.value)
+    assert after.alone.saved.value == pytest.approx(before.alone.saved.value - 1.2)
+    assert after.alone.usd.n == 12

@@ -27,6 +27,7 @@ class Slow:
             await self.gate.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
+            await asyncio.sleep(0.01)  # it takes time to stop
             raise
         if self.error is not None:
             raise self.error

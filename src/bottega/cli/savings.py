@@ -118,6 +118,8 @@ def _how(route: Route) -> str:
             return route.tier
         case "replayed":
             return "replayed"
+    if route.state == "shadow":
+        return f"measuring: {route.tier}"
     return f"{route.state}: {route.tier}" if route.tier else route.state
 
 

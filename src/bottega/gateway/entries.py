@@ -12,7 +12,8 @@ from typing import Any, Literal
 from bottega.gateway.database import GATEWAY_DB, connect
 from bottega.image import path_text
 
-State = Literal["answered", "replayed", "passed", "failed"]
+# A shadow is a call behind an answer, to measure: it costs, and is no request.
+State = Literal["answered", "replayed", "passed", "failed", "shadow"]
 Value = str | int | float | None
 Row = tuple[Any, ...]  # as SQLite gives it
 MONTHS_ACCOUNT = tuple[str, str]

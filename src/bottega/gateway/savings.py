@@ -32,16 +32,18 @@ SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
     CASE WHEN state = 'replayed' THEN 0 ELSE count(*) - count(cost_usd) END,
     avg(seconds), avg(similarity), count(similarity)
 FROM entries WHERE {where} GROUP BY state, tier, shown
-ORDER BY state = 'failed', state = 'passed', state = 'answered', tier = ?, tier, shown
+ORDER BY state = 'shadow', state = 'failed', state = 'passed', state = 'answered', tier = ?,
+    tier, shown
 """
 # Replays are of answers that were paid for before.
 OTHERS = """
 SELECT namespace, count(*) FROM entries
-WHERE {where} AND state != 'failed' AND (route != ? OR state = 'replayed') GROUP BY namespace
+WHERE {where} AND state NOT IN ('failed', 'shadow') AND (route != ? OR state = 'replayed')
+GROUP BY namespace
 """
 OWN = """
 SELECT namespace, state, cost_usd - dismissed_usd, cost_usd IS NULL FROM entries
-WHERE time >= ? AND route = ? AND state IN ('answered', 'passed')
+WHERE time >= ? AND route = ? AND state IN ('answered', 'passed', 'shadow')
 """
 
 
@@ -138,7 +140,7 @@ def savings(
         namespace,
         first,
         last,
-        sum(route.requests for route in routes),
+        sum(route.requests for route in routes if route.state != "shadow"),
         routes,
         spent,
         sum(route.unpriced for route in routes),
@@ -154,9 +156,9 @@ def _alone(
     answers = defaultdict[str, list[float]](list)
     paid = 0.0
     for where, state, cost, unpriced in own:
-        if not unpriced and state == "answered":
+        if not unpriced and state != "passed":
             answers[where].append(cost)
-        if not unpriced and namespace in (None, where):
+        if not unpriced and state != "shadow" and namespace in (None, where):
             paid += cost
     if not answers:
         return None

@@ -1,0 +1,120 @@
+"""Some answers are measured behind the client's back, and the gate goes by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import ServerFailedError
+from bottega.gateway.workshop import Workshop
+from bottega.generation import Scripted
+from bottega.parsing import agreement
+from bottega.pipeline import Pipeline
+from bottega.reranking import Gated, TopK
+from bottega.routing import BenefitGate, Shadow
+from bottega.types import Prompt
+from tests.gateway.harness import kitchen
+from tests.gateway.test_serving import asked, raw
+
+
+def shows_it(prompt: Prompt) -> str:
+    """Right with a demonstration, wrong without."""
+    return "seven" if len(prompt.messages) > 1 else "no idea"
+
+
+def spoilt_by_it(prompt: Prompt) -> str:
+    return "no idea" if len(prompt.messages) > 1 else "seven"
+
+
+def measured(
+    gate: BenefitGate, *, gated: bool = True, rate: float = 1.0
+) -> tuple[Shadow, Callable[[Workshop], Workshop], Callable[[Pipeline], Pipeline]]:
+    shadow = Shadow(gate, agreement, rate=rate)
+    rerank = Gated(TopK("nearest-last"), gate.shows) if gated else TopK("nearest-last")
+
+    def furnish(workshop: Workshop) -> Workshop:
+        ungated = replace(workshop.pipeline, rerank=TopK("nearest-last"))
+        return replace(workshop, shadow=shadow, ungated=ungated)
+
+    return shadow, furnish, lambda pipeline: replace(pipeline, rerank=rerank)
+
+
+@pytest.mark.parametrize(("apprentice", "helps"), [(shows_it, True), (spoilt_by_it, False)])
+def test_demonstrations_are_shown_where_they_were_measured_to_help(
+    tmp_path: Path, apprentice: Callable[[Prompt], str], helps: bool
+) -> None:
+    gate = BenefitGate(least=5, window=60)
+    shadow, furnish, change = measured(gate)
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        apprentice=Scripted(apprentice),
+        furnish=furnish,
+        change=change,
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        for shade in range(10):
+            first = raw(found, asked(shade))
+            if shade == 0:
+                assert first.headers["x-bottega-demonstrations"] == "0"  # not measured yet
+            found.wait(1 + 3 * (shade + 1))  # the answer, and two calls behind it
+        last = raw(found, asked(50))
+        assert (last.headers["x-bottega-demonstrations"] != "0") is helps
+        assert last.parse().choices[0].message.content == "seven"
+    quality = shadow.summary()
+    assert quality.n >= 10
+    assert quality.with_demonstrations.value == (1.0 if helps else 0.0)
+    assert quality.without.value == (0.0 if helps else 1.0)
+    assert {(pair.shown, pair.hidden) for _, pair in found.pairs} == {
+        (1.0, 0.0) if helps else (0.0, 1.0)
+    }
+
+
+def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -> None:
+    gate = BenefitGate()
+    _, furnish, change = measured(gate, gated=False)
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        apprentice=Scripted(shows_it),
+        furnish=furnish,
+        change=change,
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        answer = raw(found, asked(1))
+        found.wait(4)
+        behind = [one for one in found.over if one.state == "shadow"]
+        assert sorted(one.route for one in behind) == ["apprentice", "master"]
+        assert {one.request_id for one in behind} == {answer.headers["x-request-id"]}
+        assert all(one.cost_usd for one in behind)
+        assert len(found.examples()) == 2
+
+
+def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None:
+    gate = BenefitGate()
+    shadow, furnish, change = measured(gate, gated=False)
+    with kitchen(tmp_path, furnish=furnish, change=change) as found:
+        raw(found, asked(100), "bottega/master")
+        raw(found, asked(1), "bottega/apprentice")
+        raw(found, asked(2), "bottega:no-retrieve")
+        raw(found, asked(3), "bottega", n=2)
+        raw(found, [{"role": "user", "content": "### Task: a title"}])
+        assert shadow.begins()  # its places are all free
+    assert not found.pairs
+    assert all(one.state != "shadow" for one in found.over)
+
+
+def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) -> None:
+    gate = BenefitGate()
+    shadow, furnish, change = measured(gate, gated=False)
+    failing = Scripted(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
+    with kitchen(tmp_path, master=failing, furnish=furnish, change=change) as found:
+        raw(found, asked(100), "bottega/master")
+        for shade in range(3):
+            assert raw(found, asked(shade)).headers["x-bottega-route"] == "apprentice"
+        found.wait(10)
+    assert shadow.summary().failed == 3
+    assert not found.pairs
