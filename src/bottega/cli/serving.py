@@ -105,9 +105,10 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 
 def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
-    from bottega.gateway.building import build, build_around
-    from bottega.gateway.logs import Style, logging_to
-    from bottega.gateway.running import base_url, bound, run
+    with _needed():
+        from bottega.gateway.building import build, build_around
+        from bottega.gateway.logs import Style, logging_to
+        from bottega.gateway.running import base_url, bound, run
 
     with bound(config.gateway) as listener:
         house = build(config) if pipeline is None else build_around(pipeline, config)
