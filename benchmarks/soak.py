@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -124,7 +125,7 @@ class Report:
             found.append(f"memory: the last fifth is {memory:.3f} of the second")
         if self.left_running:
             found.append(f"{self.left_running} requests went on at the upstream without a client")
-        if self.exit_status:
+        if self.exit_status not in (0, -signal.SIGTERM):  # uvicorn drains, then takes the signal
             found.append(f"it ended with the status {self.exit_status}")
         if self.tracebacks:
             found.append(f"{self.tracebacks} tracebacks in its log")
@@ -181,7 +182,7 @@ class Soak:
             gateway = await self._started()
             try:
                 stop = asyncio.Event()
-                async with asyncio.TaskGroup() as group, self._session() as session:
+                async with self._session() as session, asyncio.TaskGroup() as group:
                     for client in self._clients(askers):
                         group.create_task(client.run(session, stop))
                     try:

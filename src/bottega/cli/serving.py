@@ -99,18 +99,14 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 
 def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
-    from bottega.gateway.building import build
+    from bottega.gateway.building import build, build_around
     from bottega.gateway.logs import Style, logging_to
-    from bottega.gateway.pointing import OnePipeline
     from bottega.gateway.running import base_url, bound, run
-    from bottega.gateway.tiers import hire, hired
 
-    staff = hire(config, os.environ) if pipeline is None else hired(pipeline)
-    spaces = None if pipeline is None else OnePipeline(pipeline)
     with bound(config.gateway) as listener:
-        house = build(config, staff=staff, spaces=spaces)
+        house = build(config) if pipeline is None else build_around(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
-        with logging_to(sys.stderr, cast(Style, style), secrets=staff.secrets):
+        with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
             run(house, listener, lambda: _announce(house, url, demo))
 
 

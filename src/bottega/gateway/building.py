@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import cast
 
-from starlette.routing import BaseRoute
-
 from bottega.errors import SettingError
 from bottega.gateway.accounts import Accounts
+from bottega.gateway.admin import admin_routes
 from bottega.gateway.answering import Answering
 from bottega.gateway.cache_file import CacheFile
 from bottega.gateway.database import FILE
@@ -23,59 +22,90 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.metrics import Metrics
 from bottega.gateway.namespaces import Namespaces
 from bottega.gateway.pictures import Fetch
+from bottega.gateway.pointing import OnePipeline
 from bottega.gateway.repeat_keys import Identity
 from bottega.gateway.repeats import Bodies, Flights, Repeats
 from bottega.gateway.serving import Gateway, Replaying
 from bottega.gateway.settings import MB, VIRTUAL, ClientLimits, Config
 from bottega.gateway.settling import Settling
-from bottega.gateway.tiers import Staff, hire
+from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.tiers import Staff, hire, hired
 from bottega.generation.recent import Recent
 from bottega.image import Image
+from bottega.pipeline import Pipeline
 
 KEEP_ENCODED = 64 * MB
 
 
-def build(
-    config: Config,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    staff: Staff | None = None,
-    spaces: Spaces | None = None,
-    more: Sequence[BaseRoute] = (),
-) -> House:
+def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
     """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
-    `SettingError` and `StoreError`. `staff` and `spaces` are those of a pipeline that somebody else
-    made."""
-    staff = staff or hire(config, environment)
-    metrics = Metrics([one.name for one in staff.served])
-    for name, breaker in staff.breakers.items():
-        metrics.breaker(name, breaker)
-    staff = staff.timed(metrics.upstream)
-    if spaces is None:
-        file = CacheFile(config, staff, metrics)
+    `SettingError` and `StoreError`."""
+    staff = hire(config, environment)
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(one.name for one in staff.served)
+        file = CacheFile(config, staff.timed(metrics), metrics, ledger)
         spaces = Namespaces(file.open, config.cache.open_namespaces)
+        house = _house(config, file.staff, spaces, metrics, accounts, ledger)
+        opened.pop_all()
+    gateway = house.gateway
+    if config.shadow.rate:
+        gateway.shadowing = Shadowing(gateway.answering, gateway.settle, house.over, file.measured)
+    repeats = gateway.replaying.repeats if gateway.replaying else None
+
+    def forget(namespace: str) -> None:
+        if repeats is not None:
+            spaces.soon(repeats.clear)
+
+    house.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
+    return house
+
+
+def build_around(pipeline: Pipeline, config: Config) -> House:
+    """A gateway for a pipeline that somebody else made."""
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(tier.name for tier in pipeline.tiers)
+        staff = hired(pipeline).timed(metrics)
+        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger)
+        opened.pop_all()
+    house.open_door()
+    return house
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
+    """Both are closed again if what follows fails."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         accounts = Accounts.open(config.gateway.data / FILE)
         opened.callback(accounts.close)
-        protected = check_keys(config, accounts)
         ledger = Ledger.open(config.gateway.data / FILE)
         opened.callback(ledger.close)
         ledger.set_master(config.master.name)
-        limiter = Limiter(ledger)
-        gateway = Gateway(
-            Answering(staff.served, _data_urls()),
-            spaces,
-            Settling(staff.prices),
-            models(config),
-            limits=_limits(config.limits),
-            authenticate=accounts.authenticate if protected else None,
-            limiter=limiter,
-            replaying=_replaying(config),
-            fetch=_fetch(config.limits),
-        )
-        opened.pop_all()
-    return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter, more)
+        yield accounts, ledger, opened
+
+
+def _house(
+    config: Config,
+    staff: Staff,
+    spaces: Spaces,
+    metrics: Metrics,
+    accounts: Accounts,
+    ledger: Ledger,
+) -> House:
+    protected = check_keys(config, accounts)
+    limiter = Limiter(ledger)
+    gateway = Gateway(
+        Answering(staff.served, _data_urls()),
+        spaces,
+        Settling(staff.prices),
+        models(config),
+        limits=_limits(config.limits),
+        authenticate=accounts.authenticate if protected else None,
+        limiter=limiter,
+        replaying=_replaying(config),
+        fetch=_fetch(config.limits),
+    )
+    return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:

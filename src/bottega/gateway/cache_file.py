@@ -1,21 +1,27 @@
-"""One namespace of the configured cache, with the pipeline that asks it."""
+"""The configured cache: its namespaces, each with the pipeline that asks it."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from bottega.errors import EmbedderMismatchError, SettingError
+import orjson
+
+from bottega.errors import BottegaError, EmbedderMismatchError, SettingError
+from bottega.gateway.door import Progress
+from bottega.gateway.ledger import Ledger
 from bottega.gateway.metrics import Metrics
 from bottega.gateway.namespaces import Opened
 from bottega.gateway.routes import routed
 from bottega.gateway.settings import Cache, Config
 from bottega.gateway.tiers import Staff
 from bottega.gateway.timing import TimedKeeper, TimedRetriever
-from bottega.gateway.workshop import Workshop
+from bottega.gateway.workshop import Pair, Workshop
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,
@@ -25,15 +31,20 @@ from bottega.knowledge import (
     Random,
 )
 from bottega.naming import NOTE, open_embedder
-from bottega.parsing import plain_text
+from bottega.parsing import FinalAnswerParser, agreement, most_frequent
+from bottega.pipeline import Pipeline
 from bottega.protocols import Embedder, Retriever
 from bottega.recipes import cache_of_thought
 from bottega.recording import Remember
-from bottega.reranking import Order, TopK
-from bottega.retrieval import BM25, Dense
+from bottega.reranking import Gated, Order, TopK
+from bottega.retrieval import BM25, Alike, Dense, Shared, UnlessEmpty
+from bottega.routing import BenefitGate, Shadow
 from bottega.types import Candidate, Query
 
+log = logging.getLogger(__name__)
+
 CACHE = "cache.db"
+AGREES = 0.5
 EVICT: dict[str, Callable[[], Eviction]] = {
     "least-recent": LeastRecentlyUsed,
     "least-frequent": LeastFrequentlyUsed,
@@ -54,11 +65,14 @@ class Near:
 
 @dataclass
 class CacheFile:
-    """Opens namespaces, all of one file, all with one embedder."""
+    """Opens namespaces, all of one file, all with one embedder. What shadow samples have taught
+    the gates is in the ledger, and outlives the process."""
 
     config: Config
     staff: Staff
     metrics: Metrics
+    ledger: Ledger
+    _gates: dict[str, BenefitGate] = field(default_factory=dict)
 
     @property
     def file(self) -> Path:
@@ -72,10 +86,19 @@ class CacheFile:
         """Blocks; the first time while the embedder is loaded."""
         base = self._base(namespace)
         try:
-            return self._workshop(base), base
+            return self._workshop(base, namespace), base
         except BaseException:
             base.close()
             raise
+
+    def measured(self, progress: Progress, similarity: float, pair: Pair) -> None:
+        """A shadow sample: counted, and kept with what its gate knows now."""
+        namespace, gate = progress.namespace, self._gates[progress.namespace]
+        self.ledger.note_shadow(
+            namespace, similarity, pair.shown, pair.hidden, time.time(), progress.request_id
+        )
+        (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
+        self.ledger.set_gate(namespace, orjson.dumps(gate.state()).decode())
 
     def _base(self, namespace: str) -> KnowledgeBase:
         cache = self.config.cache
@@ -97,10 +120,28 @@ class CacheFile:
             base.set_note(NOTE, cache.embed)
         return base
 
-    def _workshop(self, base: KnowledgeBase) -> Workshop:
-        cache, tiers = self.config.cache, self.staff.tiers
-        found: Retriever = TimedRetriever(_retriever(cache, base), self.metrics.retrieval)
-        route, escalate = routed(self.config.route, tiers, found, len(base))
+    def _workshop(self, base: KnowledgeBase, namespace: str) -> Workshop:
+        config, teachers = self.config, frozenset(self.config.teachers)
+        keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
+        timed = TimedKeeper(keeper, self.metrics.store)
+        pipeline = self._pipeline(base)
+        if not config.shadow.rate:
+            return Workshop(pipeline, timed, teachers)
+        gate = self._gate(namespace)
+        shadow = Shadow(gate, agreement, rate=config.shadow.rate)
+        assert pipeline.rerank is not None
+        gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
+        shown = gated if config.shadow.gate else pipeline
+        return Workshop(shown, timed, teachers, shadow, ungated=pipeline)
+
+    def _pipeline(self, base: KnowledgeBase) -> Pipeline:
+        config, tiers = self.config, self.staff.tiers
+        cache = config.cache
+        timed = TimedRetriever(_retriever(cache, base), self.metrics.retrieval)
+        # The router and the demonstrations look for the same.
+        most = max(1, *(tier.shots for tier in tiers))
+        found: Retriever = Shared(UnlessEmpty(Alike(timed)), least=most)
+        route, escalate = routed(config.route, tiers, found, len(base))
         pipeline = cache_of_thought(
             base,
             tiers=tiers,
@@ -108,16 +149,24 @@ class CacheFile:
             escalate=escalate,
             retrieve=found if cache.at_least is None else Near(found, cache.at_least),
             rerank=TopK(cast(Order, cache.order)),
-            parse=plain_text,
+            parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,
             price=self.staff.prices,
         )
-        teachers = self.config.teachers
-        keeper = Remember(base, teachers=teachers, longest=cache.longest)
-        return Workshop(
-            pipeline, TimedKeeper(keeper, self.metrics.store), teachers=frozenset(teachers)
-        )
+        if config.route.samples is not None:
+            pipeline = replace(pipeline, choose=most_frequent)
+        return pipeline
+
+    def _gate(self, namespace: str) -> BenefitGate:
+        if namespace not in self._gates:
+            gate = self._gates[namespace] = BenefitGate()
+            if (state := self.ledger.gate(namespace)) is not None:
+                try:
+                    gate.restore(orjson.loads(state))
+                except (BottegaError, ValueError) as error:
+                    log.warning("the gate of %r measures anew: %s", namespace, error)
+        return self._gates[namespace]
 
 
 def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:

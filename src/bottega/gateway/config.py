@@ -31,7 +31,7 @@ PARAMETERS = {
     "coin": ("master_rate", "seed"),
     "budget": ("usd_per_1k",),
     "coverage": ("at_least", "master_rate"),
-    "confidence": ("below",),
+    "confidence": ("below", "samples"),
 }
 NEEDED = {
     "budget": ("usd_per_1k",),

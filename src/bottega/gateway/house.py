@@ -51,18 +51,18 @@ class House:
     ledger: Ledger
     gateway: Gateway
     limiter: Limiter
-    more: Sequence[BaseRoute] = ()
     is_ready: bool = False
     app: Doorway = field(init=False)
 
-    def __post_init__(self) -> None:
+    def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
+        """`more` are further routes, such as the administration's."""
         door = Door(self.gateway.answer, self.over, self.gateway.limits.body_mb * MB)
         app = App(
             self.gateway,
             door,
             is_ready=lambda: self.is_ready,
             metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
-            more=self.more,
+            more=more,
             lifespan=self.living,
         )
         self.app = Doorway(app, self.config.gateway.max_concurrent)
@@ -125,6 +125,8 @@ class House:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def aclose(self) -> None:
+        if self.gateway.shadowing is not None:
+            await self.gateway.shadowing.aclose()
         await self.staff.aclose()
         await self.spaces.aclose()
         await asyncio.to_thread(self.ledger.close)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from bottega.errors import StoreError
 from bottega.gateway.workshop import Workshop
 from bottega.knowledge import KnowledgeBase
 
@@ -29,18 +30,32 @@ class Namespaces:
         self._endings: list[weakref.finalize[..., Workshop]] = []
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self, namespace: str, /) -> Workshop:
         """Raises `StoreError`; the next call tries again."""
+        return (await self._both(namespace))[0]
+
+    def base(self, namespace: str) -> KnowledgeBase:
+        """The handle that the gateway itself uses, for another thread than the event loop's."""
+        if self._loop is None:
+            raise StoreError("the gateway is not running yet", hint="try again in a moment")
+        return asyncio.run_coroutine_threadsafe(self._both(namespace), self._loop).result()[1]
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """On the event loop, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(work)
+
+    async def _both(self, namespace: str) -> Opened:
+        self._loop = asyncio.get_running_loop()
         found = self._opened.get(namespace)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = loop.run_in_executor(self._opener, self._open_one, namespace)
+            found = self._loop.run_in_executor(self._opener, self._open_one, namespace)
             found.add_done_callback(lambda done: self._came(namespace, done))
             self._opened[namespace] = found
         self._opened.move_to_end(namespace)
-        workshop, _ = await asyncio.shield(found)
-        return workshop
+        return await asyncio.shield(found)
 
     def counts(self) -> dict[str, int]:
         """Examples of each open namespace. Blocks."""

@@ -32,12 +32,14 @@ SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
     CASE WHEN state = 'replayed' THEN 0 ELSE count(*) - count(cost_usd) END,
     avg(seconds), avg(similarity), count(similarity)
 FROM entries WHERE {where} GROUP BY state, tier, shown
-ORDER BY state = 'shadow', state = 'failed', state = 'passed', state = 'answered', tier = ?, tier, shown
+ORDER BY state = 'shadow', state = 'failed', state = 'passed', state = 'answered', tier = ?,
+    tier, shown
 """
 # Replays are of answers that were paid for before.
 OTHERS = """
 SELECT namespace, count(*) FROM entries
-WHERE {where} AND state NOT IN ('failed', 'shadow') AND (route != ? OR state = 'replayed') GROUP BY namespace
+WHERE {where} AND state NOT IN ('failed', 'shadow') AND (route != ? OR state = 'replayed')
+GROUP BY namespace
 """
 OWN = """
 SELECT namespace, state, cost_usd - dismissed_usd, cost_usd IS NULL FROM entries

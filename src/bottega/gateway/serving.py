@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import orjson
-
 from bottega.errors import BottegaError
 from bottega.gateway.accounts import Account
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
@@ -34,7 +32,8 @@ from bottega.gateway.repeats import (
     Repeats,
     may_be_repeated,
 )
-from bottega.gateway.replaying import assembled, events
+from bottega.gateway.replaying import assembled
+from bottega.gateway.replies import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
@@ -90,7 +89,7 @@ class Gateway:
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         scope = (progress.namespace, *(f"{name}={value}" for name, value in sorted(given.items())))
         if known := self._known(raw, scope):
-            return _replayed(progress, *known)
+            return replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
@@ -105,7 +104,7 @@ class Gateway:
         self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
         reply = self.replaying.repeats.get(key) or await self.replaying.flights.wait(key)
         if reply is not None:
-            return _replayed(progress, before, reply)
+            return replayed(progress, before, reply)
         leading = ExitStack()
         land = leading.enter_context(self.replaying.flights.lead(key))
         return await self._fresh(progress, asked, leading, self._lander(key, land))
@@ -210,15 +209,15 @@ class Gateway:
                 streaming = await self.answering.stream(asked)
                 self._begun(progress, streaming.call)
                 events = self._events(progress, asked, streaming, leading.pop_all(), remember)
-                return Reply(_headers(progress), events=events)
+                return Reply(headers_of(progress), events=events)
             answered = await self.answering.complete(asked)
             self._begun(progress, answered.call)
             await self._settled(progress, asked, answered)
-            headers = _headers(progress)
+            headers = headers_of(progress)
             _land(answered.completed, progress, remember)
         payload = answered.completed.payload
         if chat.stream:
-            return Reply(headers, events=_again(payload, chat.include_usage))
+            return Reply(headers, events=again(payload, chat.include_usage))
         return Reply(headers, payload)
 
     async def _settled(self, progress: Progress, asked: Asked, answered: Answered) -> None:
@@ -243,7 +242,7 @@ class Gateway:
             try:
                 async for payload in streaming.events:
                     steps.append(payload)
-                    if asked.chat.include_usage or not _tells_only_usage(payload):
+                    if asked.chat.include_usage or not tells_only_usage(payload):
                         yield event(payload)
                 completed = assembled(steps)
             except BottegaError as error:
@@ -261,10 +260,6 @@ class Gateway:
         yield LAST
 
 
-def _tells_only_usage(payload: bytes) -> bool:
-    return b'"usage"' in payload and not orjson.loads(payload).get("choices")
-
-
 def _ignore(reply: Remembered) -> None:
     pass
 
@@ -273,46 +268,6 @@ def _land(completed: Completed, progress: Progress, remember: Land) -> None:
     if may_be_repeated(completed.completions):
         told = (("x-bottega-route", progress.route), ("x-bottega-model", progress.model))
         remember(Remembered(completed.payload, told))
-
-
-def _replayed(progress: Progress, before: AskedBefore, reply: Remembered) -> Reply:
-    told = dict(reply.headers)
-    progress.state = "replayed"
-    progress.route, progress.model = told["x-bottega-route"], told["x-bottega-model"]
-    headers = _headers(progress)
-    if before.stream:
-        return Reply(headers, events=_again(reply.payload, before.include_usage))
-    return Reply(headers, reply.payload)
-
-
-async def _again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
-    for step in events(payload, include_usage=include_usage):
-        yield event(step)
-    yield LAST
-
-
-def _headers(progress: Progress) -> dict[str, str]:
-    """Of what was done, as far as it is known when the reply begins."""
-    states = {"replayed": "replayed", "passed": "passed"}
-    cache = states.get(progress.state, "augmented" if progress.shots else "none")
-    headers = {
-        "x-bottega-route": progress.route,
-        "x-bottega-model": progress.model,
-        "x-bottega-cache": cache,
-        "x-bottega-demonstrations": str(progress.shots),
-    }
-    if progress.state == "passed":
-        headers["x-bottega-passed"] = progress.why
-    if progress.similarity is not None:
-        headers["x-bottega-similarity"] = f"{progress.similarity:.4f}"
-    if progress.usage.prompt_tokens or progress.state == "replayed":
-        headers["x-bottega-prompt-tokens"] = str(progress.usage.prompt_tokens)
-        headers["x-bottega-completion-tokens"] = str(progress.usage.completion_tokens)
-        if progress.cost_usd is not None:
-            headers["x-bottega-cost-usd"] = f"{progress.cost_usd:.8f}"
-    if progress.stored is not None:
-        headers["x-bottega-stored"] = progress.stored
-    return headers
 
 
 def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:

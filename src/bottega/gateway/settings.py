@@ -76,6 +76,7 @@ class Route:
     usd_per_1k: float | None = within(None, above=0)
     at_least: float | None = within(None, -1, 1)
     below: float | None = within(None, 0, 1)
+    samples: int | None = within(None, 2, 16)
     cold_start: int = within(0, 0)
 
 

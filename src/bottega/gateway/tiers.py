@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from prometheus_client import Histogram
-
 from bottega.errors import SettingError
-from bottega.gateway.breaker import Breaker
 from bottega.gateway.http_upstream import HttpUpstream
 from bottega.gateway.local_upstream import LocalUpstream
+from bottega.gateway.metrics import Metrics
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.settings import Config, TierSettings
 from bottega.gateway.timing import TimedUpstream
@@ -35,17 +33,16 @@ class Staff:
     prices: Prices
     secrets: tuple[str, ...] = ()
 
-    def timed(self, seconds: Histogram) -> Staff:
+    def timed(self, metrics: Metrics) -> Staff:
+        """The same, with its calls and its breakers in the metrics."""
+        for one in self.served:
+            if isinstance(one.upstream, HttpUpstream):
+                metrics.breaker(one.name, one.upstream.breaker)
         served = (
-            replace(one, upstream=TimedUpstream(one.upstream, seconds)) for one in self.served
+            replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream))
+            for one in self.served
         )
         return replace(self, served=tuple(served))
-
-    @property
-    def breakers(self) -> dict[str, Breaker]:
-        """Of the tiers that have one."""
-        found = ((one.name, getattr(one.upstream, "breaker", None)) for one in self.served)
-        return {name: breaker for name, breaker in found if breaker is not None}
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -97,8 +94,10 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
     shots = tier.shots if tier.shots is not None else 0 if teaches else 1
     tools = tier.is_remote if tier.tools is None else tier.tools
     generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier)
-    asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
     unsure = config.route.by == "confidence" and tier is not config.master
+    asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
+    if config.route.samples is not None:
+        asks = {"n": config.route.samples}
     return Served(
         Tier(tier.name, generator, shots),
         upstream,

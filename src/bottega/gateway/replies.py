@@ -1,0 +1,56 @@
+"""How a reply goes out: what its headers tell, and a whole reply as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import orjson
+
+from bottega.gateway.door import Progress, Reply
+from bottega.gateway.events import LAST, event
+from bottega.gateway.repeats import Asked, Remembered
+from bottega.gateway.replaying import events
+
+
+def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
+    told = dict(reply.headers)
+    progress.state = "replayed"
+    progress.route, progress.model = told["x-bottega-route"], told["x-bottega-model"]
+    headers = headers_of(progress)
+    if before.stream:
+        return Reply(headers, events=again(reply.payload, before.include_usage))
+    return Reply(headers, reply.payload)
+
+
+async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
+    for step in events(payload, include_usage=include_usage):
+        yield event(step)
+    yield LAST
+
+
+def headers_of(progress: Progress) -> dict[str, str]:
+    """Of what was done, as far as it is known when the reply begins."""
+    states = {"replayed": "replayed", "passed": "passed"}
+    cache = states.get(progress.state, "augmented" if progress.shots else "none")
+    headers = {
+        "x-bottega-route": progress.route,
+        "x-bottega-model": progress.model,
+        "x-bottega-cache": cache,
+        "x-bottega-demonstrations": str(progress.shots),
+    }
+    if progress.state == "passed":
+        headers["x-bottega-passed"] = progress.why
+    if progress.similarity is not None:
+        headers["x-bottega-similarity"] = f"{progress.similarity:.4f}"
+    if progress.usage.prompt_tokens or progress.state == "replayed":
+        headers["x-bottega-prompt-tokens"] = str(progress.usage.prompt_tokens)
+        headers["x-bottega-completion-tokens"] = str(progress.usage.completion_tokens)
+        if progress.cost_usd is not None:
+            headers["x-bottega-cost-usd"] = f"{progress.cost_usd:.8f}"
+    if progress.stored is not None:
+        headers["x-bottega-stored"] = progress.stored
+    return headers
+
+
+def tells_only_usage(payload: bytes) -> bool:
+    return b'"usage"' in payload and not orjson.loads(payload).get("choices")

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import openai
+import pytest
+from PIL import Image as Pillow
+from PIL import ImageDraw
+
+from bottega.gateway.running import base_url
+from bottega.gateway.settings import Listening
+from bottega.image import Image
+from tests.cli.conftest import Run
+from tests.server import Server, ok, slowly
+
+SECRET = "sk-0123456789abcdefghij"
+
+
+def written(folder: Path, url: str) -> Path:
+    file = folder / "bottega.toml"
+    file.write_text(
+        f"""
+        [gateway]
+        drain_seconds = 20
+        [tiers.small]
+        model = "openai:qwen"
+        base_url = "{url}"
+        [tiers.large]
+        model = "openai:huge"
+        base_url = "{url}"
+        api_key_env = "LARGE_KEY"
+        [cache]
+        embed = "words"
+        """
+    )
+    return file
+
+
+@contextmanager
+def served(*arguments: str, folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "bottega", "serve", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "LARGE_KEY": SECRET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            first = process.stdout.readline()
+            assert first.startswith("serving http://127.0.0.1:"), _rest(process.stderr)
+            yield first.split()[1], process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _rest(stream: IO[str] | None) -> str:
+    return "" if stream is None else stream.read()
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def wait_for(url: str, wanted: int) -> None:
+    end = time.monotonic() + 60
+    while status(url) != wanted:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def asked(url: str) -> str:
+    client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
+    with client:
+        reply = client.chat.completions.create(
+            model="bottega", messages=[{"role": "user", "content": "What is 3 + 4?"}]
+        )
+    return str(reply.choices[0].message.content)
+
+
+def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: Path) -> None:
+    endpoint.answers = [slowly(ok("seven"), 1.5)]
+    file = written(tmp_path, endpoint.url)
+    with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
+        ready = url.removesuffix("/v1") + "/readyz"
+        wait_for(ready, 200)
+        answers: list[str] = []
+        client = threading.Thread(target=lambda: answers.append(asked(url)))
+        before = len(endpoint.bodies)
+        client.start()
+        while len(endpoint.bodies) == before:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        wait_for(ready, 503)
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            asked(url)
+        client.join()
+        out, err = process.communicate(timeout=30)
+    assert answers == ["seven"]
+    assert process.returncode == 0
+    assert "curl" in out
+    lines = [json.loads(line) for line in err.splitlines()]
+    [line] = [line for line in lines if line["event"] == "request"]
+    assert (line["status"], line["state"]) == (200, "answered")
+    assert SECRET not in out + err
+    assert "3 + 4" not in err
+    assert (tmp_path / "bottega-data" / "gateway.db").exists()
+
+
+def drawn(size: int) -> list[Any]:
+    picture = Pillow.new("RGB", (64, 64), "white")
+    ImageDraw.Draw(picture).ellipse((8, 8, 8 + size, 8 + size), fill=(200, 30, 30))
+    url = Image.from_pillow(picture).data_url
+    parts = [
+        {"type": "text", "text": "What colour is it?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    return [{"role": "user", "content": parts}]
+
+
+def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
+    """Within 10 seconds of processor time: on a busy machine the clock says something else."""
+    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    with served("--demo", "--log-format", "text", folder=tmp_path) as (url, process):
+        client = openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=100)
+        with client:
+            assert "bottega" in [model.id for model in client.models.list()]
+            reply = client.chat.completions.create(model="bottega", messages=drawn(40))
+            stream = client.chat.completions.create(
+                model="bottega/apprentice", messages=drawn(42), stream=True
+            )
+            streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert str(reply.choices[0].message.content).endswith("red")
+    assert streamed == reply.choices[0].message.content
+    assert process.returncode == 0
+    assert "the models are loading" in out
+    assert "route=master" in err
+    assert list(tmp_path.iterdir()) == []
+    assert used.ru_utime + used.ru_stime - before < 10
+
+
+def test_check_prints_what_would_run(run: Run, tmp_path: Path) -> None:
+    written(tmp_path, "http://localhost:9/v1")
+    done = run("serve", "--check", "--port", "9999")
+    assert done.code == 0
+    assert "LARGE_KEY NOT set" in done.out
+    assert "teaches" in done.out
+    assert "gateway.port            9999" in done.out
+    assert not Path("bottega-data").exists()
+
+
+def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
+    assert "--demo" in run("serve").err
+    assert "several gateways" in run("serve", "--demo", "shop:pipeline").err
+    assert "no module 'shop'" in run("serve", "shop:pipeline").err
+    assert "json or text" in run("serve", "--demo", "--log-format", "xml").err
+    public = run("serve", "--demo", "--host", "0.0.0.0")
+    assert public.code == 2
+    assert "need a key" in public.err
+    assert "bottega keys add" in public.err
+
+
+def test_a_port_that_is_taken(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--demo", "--port", port)
+    assert done.code == 2
+    assert f"127.0.0.1:{port}" in done.err
+    assert "--port 0" in done.err
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost")],
+)
+def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
+    assert base_url(Listening(host), 80) == f"http://{shown}:80/v1"

@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.errors import SettingError, StoreError
+from bottega.gateway.accounts import Accounts
+from bottega.gateway.building import build, build_around
+from bottega.gateway.config import parse_config
+from bottega.gateway.database import FILE
+from bottega.gateway.doorway import Doorway
+from bottega.gateway.house import House
+from bottega.gateway.ledger import Ledger
+from bottega.gateway.namespaces import Namespaces
+from bottega.gateway.pointing import config_of, load_pipeline
+from bottega.gateway.settings import Config
+from bottega.gateway.workshop import Workshop
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.pipeline import Pipeline
+from bottega.protocols import Tier
+from bottega.recipes import cache_of_thought
+from bottega.reranking import Gated
+from bottega.routing import always
+from bottega.types import Example, Query
+from tests.gateway.harness import running
+from tests.server import Server, ok
+
+ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
+
+
+def configured(folder: Path, url: str, more: str = "") -> Config:
+    text = f"""
+        [gateway]
+        data = "{folder}"
+        aliases = ["gpt-4o"]
+        [tiers.small]
+        model = "openai:qwen"
+        base_url = "{url}"
+        price = [1.0, 1.0]
+        [tiers.large]
+        model = "openai:huge"
+        base_url = "{url}"
+        api_key_env = "LARGE_KEY"
+        price = [10.0, 10.0]
+        [route]
+        by = "always"
+        cold_start = 1
+        [cache]
+        embed = "words"
+    """
+    return parse_config(textwrap.dedent(text) + more)
+
+
+@contextmanager
+def serving(house: House) -> Iterator[str]:
+    with running(house.app) as url:
+        end = time.monotonic() + 20
+        while not house.is_ready:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield url
+
+
+def ask(url: str, text: str, **more: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    body = {"model": "bottega", "messages": [{"role": "user", "content": text}], **more}
+    request = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.load(reply), {k.lower(): v for k, v in reply.headers.items()}
+
+
+def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
+    endpoint.answers = [ok("seven")]
+    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    with serving(house) as url:
+        _, first = ask(url, "What is 3 + 4?")
+        reply, second = ask(url, "What is 4 + 3?")
+        _, third = ask(url, "What is 4 + 3?", model="gpt-4o")
+        with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics", timeout=20) as said:
+            metrics = said.read().decode()
+    assert reply["choices"][0]["message"]["content"] == "seven"
+    assert (first["x-bottega-route"], second["x-bottega-route"]) == ("large", "small")
+    assert len(first["x-bottega-stored"]) > 8
+    assert second["x-bottega-demonstrations"] == "1"
+    assert third["x-bottega-cache"] == "replayed"
+    asked = [body for body in endpoint.bodies if body]
+    assert [body["model"] for body in asked] == ["huge", "qwen"]
+    assert [turn["content"] for turn in asked[1]["messages"]] == [
+        "What is 3 + 4?",
+        "seven",
+        "What is 4 + 3?",
+    ]
+    assert 'requests_total{route="small",state="answered",status="200"} 1.0' in metrics
+    assert 'stage_seconds_count{stage="store"} 1.0' in metrics
+    assert 'breaker_state{route="large"} 0.0' in metrics
+    assert "upstream_seconds_count 2.0" in metrics
+    ledger = Ledger.open(tmp_path / FILE)
+    rows = ledger.read("SELECT route, state FROM entries ORDER BY time")
+    assert (rows, ledger.master()) == (
+        [("large", "answered"), ("small", "answered"), ("small", "replayed")],
+        "large",
+    )
+    ledger.close()
+
+
+def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
+    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    with serving(house) as url:
+        ask(url, "one", model="bottega/small")
+        ask(url, "two", model="bottega/large")
+    keys = [
+        headers.get("Authorization")
+        for body, headers in zip(endpoint.bodies, endpoint.headers, strict=True)
+        if body
+    ]
+    assert keys == [None, "Bearer sk-of-the-large-one"]
+    assert house.staff.secrets == ("sk-of-the-large-one",)
+
+
+def test_what_was_learnt_is_there_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
+    for expected in ("large", "small"):  # the second one starts warm
+        with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+            assert ask(url, "What?")[1]["x-bottega-route"] == expected
+
+
+def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
+    config = configured(tmp_path / "data", "http://localhost:9/v1")
+    with pytest.raises(SettingError, match="LARGE_KEY is not set"):
+        build(config, {})
+    assert not (tmp_path / "data").exists()
+    openai = parse_config('[tiers.only]\nmodel = "openai:gpt"')
+    with pytest.raises(SettingError, match="OPENAI_API_KEY is not set"):
+        build(openai, {})
+    priced = '[tiers.{}]\nmodel = "openai:x"\nbase_url = "http://localhost:9/v1"\nprice = [{}, 1]\n'
+    with pytest.raises(SettingError, match="different prices"):
+        build(parse_config(priced.format("a", 1) + priced.format("b", 2)), {})
+
+
+def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Path) -> None:
+    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        ask(url, "What?")
+    config = configured(tmp_path, endpoint.url)
+    other = dataclasses.replace(config, cache=dataclasses.replace(config.cache, embed="pixels"))
+    house = build(other, ENVIRONMENT)
+
+    async def open_it() -> None:
+        try:
+            with pytest.raises(SettingError, match=r"cache.embed is 'pixels'") as error:
+                await house.spaces.open("")
+            assert "reindex" in error.value.hint
+        finally:
+            await house.aclose()
+
+    asyncio.run(open_it())
+
+
+def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> None:
+    config = configured(tmp_path, "http://localhost:9/v1")
+    public = config.told(host="0.0.0.0", port=None, data=None)
+    with pytest.raises(SettingError, match="there are none") as error:
+        build(public, ENVIRONMENT)
+    assert "bottega keys add" in error.value.hint
+    accounts = Accounts.open(tmp_path / FILE)
+    made, token = accounts.add("ann")
+    for one in (public, config):  # behind a proxy even loopback is public
+        house = build(one, ENVIRONMENT)
+        assert house.gateway.authenticate is not None
+        known = house.gateway.authenticate(token)
+        assert known is not None and known.id == made.id
+        asyncio.run(house.aclose())
+    accounts.revoke(made.id)
+    accounts.close()
+    house = build(config, ENVIRONMENT)
+    assert house.gateway.authenticate is None
+    asyncio.run(house.aclose())
+
+
+def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
+    more = "[shadow]\nrate = 1.0\ngate = true\n"
+    config = configured(tmp_path, "http://localhost:9/v1", more)
+
+    async def gate(samples: int) -> Any:
+        house = build(config, ENVIRONMENT)
+        try:
+            workshop = await house.spaces.open("team")
+            assert house.gateway.shadowing is not None
+            assert isinstance(workshop.pipeline.rerank, Gated)
+            assert workshop.ungated is not None
+            assert not isinstance(workshop.ungated.rerank, Gated)
+            measure: Any = workshop.shadow
+            for _ in range(samples):
+                measure.gate.learn([_near()], 1.0, 0.0)
+            state = measure.gate.state()
+            house.ledger.set_gate("team", json.dumps(state))
+            return state
+        finally:
+            await house.aclose()
+
+    before = asyncio.run(gate(25))
+    assert asyncio.run(gate(0)) == before
+    assert len(before["samples"]) == 25
+
+
+def _near() -> Any:
+    from bottega.types import Candidate
+
+    return Candidate(Example(Query("q"), "a", id="1"), 0.9)
+
+
+async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
+    opened: list[str] = []
+    bases: dict[str, KnowledgeBase] = {}
+
+    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+        time.sleep(0.02)
+        opened.append(name)
+        base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
+        bases[name] = base
+        tier = Tier("one", Scripted(lambda prompt: "x"))
+        pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
+        return Workshop(pipeline), base
+
+    spaces = Namespaces(open_one, 2)
+    first, again = await asyncio.gather(spaces.open("a"), spaces.open("a"))
+    assert first is again
+    del again
+    await spaces.open("b")
+    await spaces.open("c")
+    assert opened == ["a", "b", "c"]
+    assert spaces.counts() == {"b": 0, "c": 0}
+    assert await _is_open(bases["a"])  # a request holds it
+    del first
+    end = time.monotonic() + 5
+    while await _is_open(bases["a"]):
+        assert time.monotonic() < end
+    assert len(await asyncio.to_thread(spaces.base, "a")) == 0
+    assert opened == ["a", "b", "c", "a"]
+    await spaces.aclose()
+    for base in bases.values():
+        assert not await _is_open(base)
+
+
+async def _is_open(base: KnowledgeBase) -> bool:
+    await asyncio.sleep(0.01)
+    try:
+        len(base)
+    except StoreError:
+        return False
+    return True
+
+
+async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+        calls.append(name)
+        raise StoreError("the disk is gone")
+
+    spaces = Namespaces(open_one, 2)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await spaces.open("a")
+    assert calls == ["a", "a"]
+    await spaces.aclose()
+
+
+async def test_the_doorway_counts_refuses_and_closes() -> None:
+    release = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/v1/slow":
+            await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def come(path: str) -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await doorway({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
+        return sent[0]["status"], sent[-1].get("body", b"")
+
+    doorway = Doorway(app, 2)
+    slow = [asyncio.create_task(come("/v1/slow")) for _ in range(2)]
+    await asyncio.sleep(0)
+    status, body = await come("/v1/quick")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+    assert (await come("/metrics"))[0] == 200
+    closing = asyncio.create_task(doorway.close(5))
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    assert json.loads((await come("/v1/quick"))[1])["error"]["code"] == "shutting_down"
+    assert (await come("/readyz"))[0] == 503
+    assert (await come("/healthz"))[0] == 200
+    release.set()
+    await asyncio.wait_for(closing, 1)
+    assert [(await task)[0] for task in slow] == [200, 200]
+    clock = time.monotonic()
+    await doorway.close(5)
+    assert time.monotonic() - clock < 1
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("shop", "shop.nested", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    Path("broken.py").write_text("import nothing_of_that_name\n")
+    Path("shop.py").write_text(
+        textwrap.dedent("""
+        from bottega import Pipeline, Prompt, Tier
+        from bottega.generation import Scripted
+        from bottega.parsing import plain_text
+        from bottega.prompting import Interleaved
+        from bottega.routing import always
+
+        tier = Tier("only", Scripted(lambda prompt: "of the shop"))
+        pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))
+        untold = Pipeline(always(tier), Interleaved(), plain_text)
+        number = 3
+
+        def make():
+            return pipeline
+        """)
+    )
+    return tmp_path
+
+
+def test_a_pipeline_is_found_by_its_name(shop: Path) -> None:
+    assert load_pipeline("shop:make") is load_pipeline("shop:pipeline")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("shop", "names no pipeline"),
+        ("shop:", "names no pipeline"),
+        ("shopp:pipeline", "no module 'shopp'"),
+        ("shop:pipelin", "has no 'pipelin'"),
+        ("shop:number", "is int, not a Pipeline"),
+        ("shop:untold", "does not say which tiers"),
+    ],
+)
+def test_what_is_wrong_with_the_name_is_said(shop: Path, target: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said) as error:
+        load_pipeline(target)
+    assert error.value.hint
+
+
+def test_a_module_that_is_broken_says_so_itself(shop: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+        load_pipeline("broken:pipeline")
+
+
+def test_somebodys_pipeline_is_served_without_namespaces(shop: Path, tmp_path: Path) -> None:
+    pipeline: Pipeline = load_pipeline("shop:pipeline")
+    config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
+    with serving(build_around(pipeline, config)) as url:
+        reply, headers = ask(url, "hello")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(url, "hello", model="bottega:namespace=team")
+    assert reply["choices"][0]["message"]["content"] == "of the shop"
+    assert headers["x-bottega-route"] == "only"
+    assert refused.value.code == 403
+    refused.value.close()
