@@ -3,6 +3,8 @@ anything."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -12,6 +14,7 @@ import orjson
 from bottega.errors import ImageError
 from bottega.gateway.fields import (
     FIELDS,
+    LONGEST_NAME,
     ROLES,
     SPEECHLESS,
     bad_image,
@@ -26,6 +29,8 @@ from bottega.gateway.refusals import Refusal
 from bottega.image import Image
 
 MB = 1 << 20
+ONCE = (b"authorization", b"x-bottega-")
+ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ class Limits:
             )
 
     def check_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        sizes = [len(name) + len(value) for name, value in headers]
+        """Of a key that stands twice somebody may have checked the other one."""
+        named = list(headers)
+        sizes = [len(name) + len(value) for name, value in named]
         if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
             raise Refusal(
                 f"The headers are more than {self.headers} or larger than"
@@ -63,6 +70,14 @@ class Limits:
                 code="headers_too_large",
                 hint="send fewer or shorter headers",
             )
+        if len({name for name, _ in named}) < len(named):
+            for name, count in Counter(name for name, _ in named).items():
+                if count > 1 and name.startswith(ONCE):
+                    raise Refusal(
+                        f"The header {name.decode('latin-1')[:100]!r} stands there twice.",
+                        code="duplicate_header",
+                        hint="send it once",
+                    )
 
     def read(self, raw: bytes) -> Body:
         """Parsed and checked. Of a name that stands twice the last counts, for the checks as for
@@ -174,6 +189,8 @@ class Limits:
             elif not isinstance(kind, str):
                 required(part, "type", here)
                 wrong_type(f"{here}.type", "a string", kind)
+            elif kind != "refusal":
+                _check_addresses(part, here)
             self._check_rest(part, known, here)
 
     def _check_image_url(self, reference: object, where: str, count: _Count) -> None:
@@ -210,6 +227,20 @@ class Limits:
             if not layer:
                 return
         too_much(where, f"brackets nested deeper than {self.depth}")
+
+
+def _check_addresses(part: dict[str, object], where: str) -> None:
+    """Servers fetch videos and documents by their URL, from wherever they stand."""
+    for name, value in part.items():
+        inner = [value, *(value.values() if isinstance(value, dict) else ())]
+        if any(isinstance(one, str) and ADDRESS.match(one) for one in inner):
+            where = f"{where}.{name}"[:LONGEST_NAME]
+            raise Refusal(
+                f"Invalid '{where}': only images are fetched by their URL.",
+                code="url_not_fetched",
+                param=where,
+                hint="send what is there, as base64",
+            )
 
 
 class _Count:
