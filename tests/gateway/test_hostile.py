@@ -157,6 +157,46 @@ async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
     assert (status, json.loads(said)["error"]["code"]) == (400, "invalid_image")
 
 
+async def test_images_have_no_more_pixels_together_than_they_may(tmp_path: Path) -> None:
+    """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
+    with kitchen(tmp_path, limits=Limits(image_pixels=64)) as found:
+        sent = body()
+        parts = sent["messages"][0]["content"]
+        parts[:0] = [body(shade=shade)["messages"][0]["content"][0] for shade in range(20, 24)]
+        assert (await ask(found, sent))[0] == 200
+        parts[:0] = body(shade=24)["messages"][0]["content"][:1]
+        status, said, _ = await ask(found, sent)
+    assert (status, json.loads(said)["error"]["code"]) == (400, "limit_exceeded")
+
+
+class Endless(Named):
+    async def stream(self, body: Body, /) -> Any:
+        while True:
+            delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+            yield orjson.dumps({"id": "1", "object": "chat.completion.chunk", "choices": [delta]})
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path: str) -> None:
+    """Else a budget is no limit for those who always leave before the last word."""
+    sent = {**body(stream=True), "input": QUESTION}
+    del sent["messages" if path == "responses" else "input"]
+    with kitchen(tmp_path, master=Endless("plain")) as found:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{found.url}/{path}", json=sent) as response,
+        ):
+            async for _ in response.content.iter_any():
+                if found.over or b"word" in _:
+                    break
+            response.close()
+        ended = await asyncio.to_thread(found.wait, 1)
+    assert (ended.status, ended.usage.completion_tokens > 0) == (499, True)
+    assert ended.usage.prompt_tokens >= 5
+    assert ended.cost_usd is not None and ended.cost_usd > 0
+
+
 STEERED: list[dict[str, Any]] = [
     {"stop": ["e"]},
     {"logit_bias": {"42": 100}},

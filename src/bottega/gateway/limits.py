@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,6 +29,7 @@ from bottega.gateway.refusals import Refusal
 from bottega.image import Image
 
 MB = 1 << 20
+TOGETHER = 5  # times the pixels of one image: 16 photographs of 12 million pixels
 ONCE = (b"authorization", b"x-bottega-")
 ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
@@ -130,8 +131,14 @@ class Limits:
                 "reduce the image first",
             )
 
-    def check_fetched(self, images: Iterable[Image], param: str) -> None:
-        """Once those behind http(s) URLs are there too."""
+    def check_fetched(self, images: Collection[Image], param: str) -> None:
+        """Once those behind http(s) URLs are there too. What is one colour weighs next to nothing,
+        and is decoded like any other."""
+        for image in images:
+            self.check_image(image, param)
+        pixels = sum(image.width * image.height for image in images)
+        if pixels > (most := TOGETHER * self.image_pixels):
+            too_much(param, f"images of more than {most:,} pixels together")
         if sum(len(image.data) for image in images) > self.image_mb * MB:
             too_much(param, f"images of more than {self.image_mb} MB together")
 

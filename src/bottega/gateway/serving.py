@@ -162,8 +162,6 @@ class Gateway:
         wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
         parts = [one for one in chat.images if wanted or is_web(one.url)]
         found = await pictures(parts, self.fetch) if parts else {}
-        for image in found.values():
-            self.limits.check_image(image, "messages")
         self.limits.check_fetched(found.values(), "messages")
         return found
 
@@ -259,6 +257,9 @@ class Gateway:
                 progress.why = refusal.code or type(error).__name__
                 yield event(refusal.body)
                 return
+            except (asyncio.CancelledError, GeneratorExit):
+                self.settle.left(progress, asked, streaming.call, len(steps))
+                raise
             finally:
                 await streaming.events.aclose()
             await self._settled(progress, asked, Answered(streaming.call, completed))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Asked, Call, Question
-from bottega.gateway.augmenting import worked
+from bottega.gateway.augmenting import tokens_of, worked
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed
 from bottega.gateway.requests import INSTRUCTING, parts_of
@@ -47,6 +47,13 @@ class Settling:
         self._count(progress, Answered(call, completed))
         if asked.question is not None:
             progress.stored = await self._keep(progress, asked, asked.question, call, completed)
+
+    def left(self, progress: Progress, asked: Asked, call: Call, steps: int) -> None:
+        """A client left in mid-answer, before anybody told the usage: it pays for about what was
+        said, or else a budget would bind nobody who hangs up before the last word."""
+        prompt = asked.chat.needs.tokens + tokens_of(asked.chat, call.shown)
+        progress.usage = Usage(prompt_tokens=max(1, prompt), completion_tokens=steps)
+        progress.cost_usd = self.price(call.served.upstream.model, progress.usage)
 
     def _count(self, progress: Progress, answered: Answered) -> None:
         calls = [*answered.dismissed, (answered.call, answered.completed)]
