@@ -16,6 +16,8 @@ import orjson
 import pytest
 
 from bottega.gateway.accounts import Account
+from bottega.gateway.app import App
+from bottega.gateway.door import Door
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.replaying import events
@@ -23,7 +25,7 @@ from bottega.gateway.requests import read_chat
 from bottega.generation import Scripted
 from bottega.generation.wire import parse_completions
 from tests.builders import picture
-from tests.gateway.harness import QUESTION, Kitchen, kitchen
+from tests.gateway.harness import QUESTION, Kitchen, kitchen, running
 
 ACCOUNTS = {
     "sk-a": Account("a", "team a", namespace="team-a"),
@@ -195,6 +197,32 @@ async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path:
     assert (ended.status, ended.usage.completion_tokens > 0) == (499, True)
     assert ended.usage.prompt_tokens >= 5
     assert ended.cost_usd is not None and ended.cost_usd > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"X-Forwarded-For": "203.0.113.9"}, 401),
+        ({"X-Forwarded-For": "127.0.0.1"}, 401),
+        ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-a"}, 403),
+        ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-admin"}, 200),
+    ],
+)
+async def test_who_else_asks_is_not_told_to_everybody(
+    shared: Kitchen, headers: dict[str, str], status: int
+) -> None:
+    """Metrics name tenants and what they spend."""
+    gateway = shared.gateway
+    door = Door(gateway.answer, shared.over.append, 1 << 20)
+    app = App(gateway, door, metrics=lambda: (b"requests 1", "text/plain"))
+    with running(app) as url:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{url.removesuffix('/v1')}/metrics", headers=headers) as response,
+        ):
+            assert response.status == status
+            assert (b"requests" in await response.read()) == (status == 200)
 
 
 STEERED: list[dict[str, Any]] = [
