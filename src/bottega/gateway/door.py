@@ -104,6 +104,8 @@ class Door:
             reply = await self.answer(progress, headers, body)
             started = True
             await _send(send, progress, reply)
+        except _LeftError:
+            progress.status, progress.why = CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
             progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
             progress.state = "failed"
@@ -132,6 +134,10 @@ class Door:
             log.warning("request %s failed: %s", progress.request_id, error)
 
 
+class _LeftError(Exception):
+    """Before the whole body was there."""
+
+
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
     stated = headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
@@ -141,7 +147,7 @@ async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> byte
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
+            raise _LeftError
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > most:
@@ -181,8 +187,12 @@ async def _send(send: Send, progress: Progress, reply: Reply) -> None:
         await send({"type": "http.response.body", "body": reply.payload})
         return
     progress.streamed = True
-    await _start(send, progress.status, [EVENTS, *UNBUFFERED, *headers])
+    status = progress.status
     try:
+        # What has not begun does not clean up behind itself.
+        first = await anext(reply.events, b"")
+        await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         async for event in reply.events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
     finally:

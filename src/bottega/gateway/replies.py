@@ -11,6 +11,8 @@ from bottega.gateway.events import LAST, event
 from bottega.gateway.repeats import Asked, Remembered
 from bottega.gateway.replaying import events
 
+LONGEST_NAME = 200
+
 
 def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
     told = dict(reply.headers)
@@ -34,7 +36,7 @@ def headers_of(progress: Progress) -> dict[str, str]:
     cache = states.get(progress.state, "augmented" if progress.shots else "none")
     headers = {
         "x-bottega-route": progress.route,
-        "x-bottega-model": progress.model,
+        "x-bottega-model": _plain(progress.model),
         "x-bottega-cache": cache,
         "x-bottega-demonstrations": str(progress.shots),
     }
@@ -50,6 +52,13 @@ def headers_of(progress: Progress) -> dict[str, str]:
     if progress.stored is not None:
         headers["x-bottega-stored"] = progress.stored
     return headers
+
+
+def _plain(model: str) -> str:
+    """A model says itself what it is called."""
+    if model.isprintable() and len(model) <= LONGEST_NAME:
+        return model
+    return "".join(c if c.isprintable() else "?" for c in model[:LONGEST_NAME])
 
 
 def tells_only_usage(payload: bytes) -> bool:
