@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from tests.cli.conftest import Run
+from tests.cli.test_serving import served as serving
 from tests.server import Server, ok
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluate-with-inspect.md"
@@ -35,22 +37,60 @@ def inspect(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_inspect_asks_the_same_items_and_finds_the_same_truth(
     run: Run, served: Server, inspect: str
 ) -> None:
-    export = ("dataset", "digits", "--limit", 12, "--format", "inspect", "--out", "items")
-    assert run(*export).code == 0
-    rows = [orjson.loads(line) for line in Path("items/dataset.jsonl").read_bytes().splitlines()]
-    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    Path("judge.py").write_text(code)
+    rows = written(run)
     letter = rows[0]["target"]
     served.answers = [ok(f"ANSWER: {letter}", model="m", created=0)]
+    judged = judge(inspect, served.url, "openai-api/local/m")
+    assert accuracy(judged) == pytest.approx(sum(row["target"] == letter for row in rows) / 12)
+    assert len(served.bodies) == 12
+    assert all(b'"url":"data:image/png;base64,' in orjson.dumps(body) for body in served.bodies)
+
+
+@pytest.mark.parametrize(
+    "model", [("openai-api/local/bottega",), ("openai/bottega", "-M", "responses_api=false")]
+)
+def test_inspect_judges_the_gateway_as_any_endpoint(
+    run: Run, tmp_path: Path, inspect: str, model: tuple[str, ...]
+) -> None:
+    """The demo's models answer in words, not in letters: inspect's own accuracy is 0, and whether
+    each picture came with its question shows in the words."""
+    rows = written(run)
+    (tmp_path / "gateway").mkdir()
+    with serving("--demo", folder=tmp_path / "gateway") as (url, _):
+        judged = judge(inspect, url, *model)
+    assert judged["status"] == "success"
+    assert judged["results"]["completed_samples"] == len(judged["samples"]) == 12
+    assert all(sample["scores"]["choice"]["value"] in ("C", "I") for sample in judged["samples"])
+    assert accuracy(judged) == 0
+    said = {s["id"]: s["output"]["choices"][0]["message"]["content"] for s in judged["samples"]}
+    true = {str(row["id"]): row["choices"][ord(row["target"]) - ord("A")] for row in rows}
+    right = [id for id, word in true.items() if said[id].split()[-1] == word]
+    assert len(right) >= 4  # those of the cold start, which the master answers
+
+
+def written(run: Run) -> list[dict[str, Any]]:
+    """The items, and how the page asks them."""
+    export = ("dataset", "digits", "--limit", 12, "--format", "inspect", "--out", "items")
+    assert run(*export).code == 0
+    [code] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    Path("judge.py").write_text(code)
+    return [orjson.loads(line) for line in Path("items/dataset.jsonl").read_bytes().splitlines()]
+
+
+def judge(inspect: str, url: str, *model: str) -> dict[str, Any]:
+    """The log. Both providers are told where the endpoint is."""
+    key = {"LOCAL_BASE_URL": url, "LOCAL_API_KEY": "none"}
+    also = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
     subprocess.run(
-        [inspect, "eval", "judge.py", "--model", "openai-api/local/m", "--log-format", "json"],
-        env={**os.environ, "LOCAL_BASE_URL": served.url, "LOCAL_API_KEY": "none"},
+        [inspect, "eval", "judge.py", "--log-format", "json", "--model", *model],
+        env={**os.environ, **key, **also},
         check=True,
         capture_output=True,
     )
     [log] = Path("logs").glob("*.json")
-    results = orjson.loads(log.read_bytes())["results"]
-    [accuracy] = [score["metrics"]["accuracy"]["value"] for score in results["scores"]]
-    assert accuracy == pytest.approx(sum(row["target"] == letter for row in rows) / 12)
-    assert len(served.bodies) == 12
-    assert all(b'"url":"data:image/png;base64,' in orjson.dumps(body) for body in served.bodies)
+    return dict(orjson.loads(log.read_bytes()))
+
+
+def accuracy(judged: dict[str, Any]) -> float:
+    [found] = [score["metrics"]["accuracy"]["value"] for score in judged["results"]["scores"]]
+    return float(found)

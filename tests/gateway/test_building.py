@@ -33,8 +33,8 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
 from bottega.reranking import Gated
-from bottega.routing import always
-from bottega.types import Example, Query
+from bottega.routing import Budgeted, Covered, always
+from bottega.types import Candidate, Example, Query
 from tests.gateway.harness import running
 from tests.server import Server, ok
 
@@ -154,7 +154,7 @@ def test_a_budget_needs_prices(tmp_path: Path) -> None:
     by = '[route]\nby = "budget"\nusd_per_1k = 1.0\n'
     tier = '[tiers.{}]\nmodel = "openai:{}"\nbase_url = "http://localhost:9/v1"\n'
     text = f'[gateway]\ndata = "{tmp_path}"\n{by}' + tier.format("a", "nobody-knows")
-    with pytest.raises(SettingError, match=r"tiers\.a is not known") as error:
+    with pytest.raises(SettingError, match=r"tiers\.a, which is not known") as error:
         build(parse_config(text + tier.format("b", "gpt-4.1")), {})
     assert "price = [" in error.value.hint
 
@@ -248,10 +248,33 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     assert len(before["samples"]) == 25
 
 
-def _near() -> Any:
-    from bottega.types import Candidate
-
+def _near() -> Candidate:
     return Candidate(Example(Query("q"), "a", id="1"), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("by", "router", "asks"),
+    [
+        ("'budget'\nusd_per_1k = 4", Budgeted, {}),
+        ("'coverage'\nat_least = 0.9", Covered, {}),
+        ("'confidence'\nbelow = 0.5", None, {"logprobs": True}),
+        ("'confidence'\nbelow = 0.5\nsamples = 3", None, {"n": 3}),
+    ],
+)
+async def test_every_route_is_built(
+    tmp_path: Path, by: str, router: type | None, asks: dict[str, object]
+) -> None:
+    config = configured(tmp_path, "http://localhost:9/v1")
+    text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nby = {by}"
+    route = parse_config(text).route
+    house = build(dataclasses.replace(config, route=route), ENVIRONMENT)
+    try:
+        pipeline = (await house.spaces.open("")).pipeline
+        assert router is None or isinstance(pipeline.route, router)
+        assert (pipeline.escalate is not None) == bool(asks)
+        assert [one.asks for one in house.staff.served] == [asks, {}]
+    finally:
+        await house.aclose()
 
 
 async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
@@ -349,10 +372,8 @@ async def test_the_doorway_counts_refuses_and_closes() -> None:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in ("shop", "shop.nested", "broken"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", sys.path[:])
     Path("broken.py").write_text("import nothing_of_that_name\n")
     Path("shop.py").write_text(
@@ -361,7 +382,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         from bottega.generation import Scripted
         from bottega.parsing import plain_text
         from bottega.prompting import Interleaved
-        from bottega.routing import always
+        from bottega.routing import Budgeted, Covered, always
 
         tier = Tier("only", Scripted(lambda prompt: "of the shop"))
         pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))
@@ -372,10 +393,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return pipeline
         """)
     )
-    return tmp_path
+    yield
+    for name in ("shop", "broken"):
+        sys.modules.pop(name, None)
 
 
-def test_a_pipeline_is_found_by_its_name(shop: Path) -> None:
+def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
     assert load_pipeline("shop:make") is load_pipeline("shop:pipeline")
 
 
@@ -390,18 +413,18 @@ def test_a_pipeline_is_found_by_its_name(shop: Path) -> None:
         ("shop:untold", "does not say which tiers"),
     ],
 )
-def test_what_is_wrong_with_the_name_is_said(shop: Path, target: str, said: str) -> None:
+def test_what_is_wrong_with_the_name_is_said(shop: None, target: str, said: str) -> None:
     with pytest.raises(SettingError, match=said) as error:
         load_pipeline(target)
     assert error.value.hint
 
 
-def test_a_module_that_is_broken_says_so_itself(shop: Path) -> None:
+def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
         load_pipeline("broken:pipeline")
 
 
-def test_somebodys_pipeline_is_served_without_namespaces(shop: Path, tmp_path: Path) -> None:
+def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
     pipeline: Pipeline = load_pipeline("shop:pipeline")
     config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
     with serving(build_around(pipeline, config)) as url:

@@ -1,0 +1,28 @@
+# The gateway. `serve` alone asks endpoints and embeds by "pixels"; `serve,local` adds torch, which the
+# embedders "dual" and "bundled" and the bundled models need.
+FROM python:3.11.14-slim-bookworm AS built
+ARG EXTRAS=serve
+# PyPI's torch brings CUDA along; https://download.pytorch.org/whl/cpu has one without. Put no
+# password into it: build arguments stay in the history of this stage.
+ARG PIP_EXTRA_INDEX_URL=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src src
+RUN python -m venv /venv && /venv/bin/pip install -c constraints.txt ".[${EXTRAS}]"
+
+FROM python:3.11.14-slim-bookworm
+# All that is written lies in /data, also the models that are downloaded.
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp BOTTEGA_DATA=/data HF_HOME=/data/huggingface
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp bottega \
+    && install --directory --mode 700 --owner bottega --group bottega /data
+COPY --from=built /venv /venv
+USER 10001:10001
+WORKDIR /etc/bottega
+VOLUME /data
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+ENTRYPOINT ["bottega"]
+CMD ["serve", "--config", "/etc/bottega/bottega.toml", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]
