@@ -169,11 +169,18 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
     assert used.ru_utime + used.ru_stime - before < 10
 
 
-def test_check_prints_what_would_run(run: Run, tmp_path: Path) -> None:
+def test_check_prints_what_would_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path, "http://localhost:9/v1")
+    unset = run("serve", "--check")
+    assert unset.code == 2
+    assert "LARGE_KEY NOT set" in unset.out
+    assert "LARGE_KEY is not set" in unset.err
+    monkeypatch.setenv("LARGE_KEY", SECRET)
     done = run("serve", "--check", "--port", "9999")
     assert done.code == 0
-    assert "LARGE_KEY NOT set" in done.out
+    assert "LARGE_KEY set" in done.out
     assert "teaches" in done.out
     assert "gateway.port            9999" in done.out
     assert not Path("bottega-data").exists()
@@ -188,6 +195,8 @@ def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
     assert public.code == 2
     assert "need a key" in public.err
     assert "bottega keys add" in public.err
+    nowhere = run("serve", "--demo", "--host", "127.0.0.999")
+    assert (nowhere.code, "--host 127.0.0.1" in nowhere.err) == (2, True)
 
 
 def test_a_port_that_is_taken(run: Run) -> None:

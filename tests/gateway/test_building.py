@@ -150,6 +150,39 @@ def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
         build(parse_config(priced.format("a", 1) + priced.format("b", 2)), {})
 
 
+def test_a_budget_needs_prices(tmp_path: Path) -> None:
+    by = '[route]\nby = "budget"\nusd_per_1k = 1.0\n'
+    tier = '[tiers.{}]\nmodel = "openai:{}"\nbase_url = "http://localhost:9/v1"\n'
+    text = f'[gateway]\ndata = "{tmp_path}"\n{by}' + tier.format("a", "nobody-knows")
+    with pytest.raises(SettingError, match=r"tiers\.a, which is not known") as error:
+        build(parse_config(text + tier.format("b", "gpt-4.1")), {})
+    assert "price = [" in error.value.hint
+
+
+def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> None:
+    more = "[shadow]\nrate = 1.0\n"
+    config = configured(tmp_path, endpoint.url, more)
+    route = dataclasses.replace(config.route, by="budget", usd_per_1k=0.02)
+    endpoint.answers = [ok("seven")]
+    house = build(dataclasses.replace(config, route=route), ENVIRONMENT)
+    with serving(house) as url:
+        ask(url, "What is 1 + 1?")  # the cold start
+        ask(url, "What is 1 + 2?")  # the price of the large one is learnt
+        before = _saved(house)
+        ask(url, "What is 1 + 3?")
+        end = time.monotonic() + 20
+        while (spent := before - _saved(house)) < 100e-6:
+            assert time.monotonic() < end, spent
+            time.sleep(0.02)
+
+
+def _saved(house: House) -> float:
+    spaces: Any = house.spaces
+    route: Any = spaces._opened[""].result()[0].pipeline.route
+    saved: float = route._then._saved
+    return saved
+
+
 def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Path) -> None:
     with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "What?")

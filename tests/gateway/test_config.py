@@ -85,6 +85,10 @@ def test_other_tiers_may_teach() -> None:
     assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nteaches = true')).teachers == ("large",)
     config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = true'))
     assert config.teachers == ("small",)
+    nobody = TWO.replace('"LARGE_KEY"', '"K"\nteaches = false')
+    assert parse_config(nobody).teachers == ()
+    redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nteaches = false'))
+    assert redundant.teachers == ("large",)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +191,12 @@ def test_the_command_line_may_say_otherwise() -> None:
     config = parse_config(TWO).told(host=None, port=0, data=Path("elsewhere"))
     assert (config.gateway.host, config.gateway.port) == ("127.0.0.1", 0)
     assert config.gateway.data == Path("elsewhere")
+
+
+def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
+    file = tmp_path / "b.toml"
+    file.write_text(TWO, encoding="utf-8-sig")
+    assert load_config(file).master.name == "large"
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -129,3 +129,11 @@ def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
             raw(found, asked(1), "bottega/apprentice")
+
+
+def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
+    """A local model knows no log-probabilities."""
+    with kitchen(tmp_path, master=Speaking()) as found:
+        assert raw(found, asked(1), logprobs=True).headers["x-bottega-route"] == "master"
+        with pytest.raises(openai.BadRequestError):
+            raw(found, asked(1), "bottega/apprentice", logprobs=True)

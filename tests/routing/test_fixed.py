@@ -41,3 +41,12 @@ async def test_a_cold_start_tells_the_router_behind_it_what_was_answered() -> No
     await cold_start(2, LARGE, then=behind).observe(trace)
     await cold_start(2, LARGE, then=always(SMALL)).observe(trace)
     assert behind.seen == ["t1"]
+
+
+async def test_a_cold_start_tells_a_budget_what_was_spent_besides() -> None:
+    spent: list[float] = []
+    behind = Adaptive()
+    behind.charge = spent.append  # type: ignore[attr-defined]
+    cold_start(2, LARGE, then=behind).charge(0.5)
+    cold_start(2, LARGE, then=always(SMALL)).charge(0.5)
+    assert spent == [0.5]

@@ -81,6 +81,8 @@ def serve(
         chosen = chosen.told(host=host, port=port, data=data)
         if check:
             _print(chosen)
+            if made is None:
+                _check_staff(chosen)
         else:
             _run(chosen, made, style, demo)
 
@@ -128,6 +130,13 @@ def _announce(house: House, url: str, demo: bool) -> None:
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
     sys.stdout.flush()
+
+
+def _check_staff(config: Config) -> None:
+    """A check that passes where the gateway would not start is none. Raises `SettingError`."""
+    from bottega.gateway.tiers import hire
+
+    hire(config, os.environ)
 
 
 def _question(demo: bool) -> str:

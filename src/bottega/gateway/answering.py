@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from bottega.errors import BottegaError, EmptyKnowledgeBaseError, GenerationError, RejectedError
+from bottega.errors import (
+    BottegaError,
+    EmptyKnowledgeBaseError,
+    GenerationError,
+    RejectedError,
+    SettingError,
+)
 from bottega.gateway.augmenting import DataUrl, augmented, fitting
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Completed, Served
@@ -89,15 +95,16 @@ class Answering:
     random: random.Random = field(default_factory=random.Random)
 
     async def complete(self, asked: Asked) -> Answered:
-        """Raises the last tier's `GenerationError` if none answers."""
+        """Raises the last tier's `GenerationError` if none answers, or the `SettingError` of one
+        that cannot do what is asked."""
         waiting = await self._in_turn(asked)
         dismissed: list[tuple[Call, Completed]] = []
-        failure: GenerationError | None = None
+        failure: GenerationError | SettingError | None = None
         while waiting:
             call = await self._call(asked, waiting.pop(0))
             try:
                 completed = await call.served.upstream.complete(call.body)
-            except GenerationError as error:
+            except (GenerationError, SettingError) as error:
                 failure = error
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
@@ -129,7 +136,7 @@ class Answering:
                 raise Refusal(
                     "the model's stream was empty", status=502, type="server_error"
                 ) from None
-            except GenerationError as error:
+            except (GenerationError, SettingError) as error:
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue
@@ -238,16 +245,16 @@ class Answering:
         )
 
 
-def _is_the_clients(error: GenerationError) -> bool:
+def _is_the_clients(error: BottegaError) -> bool:
     """Another tier would refuse it as well, unless it is only too long for this one."""
     return _refuses(error) and not TOO_LONG.search(str(error))
 
 
-def _refuses(error: GenerationError) -> bool:
+def _refuses(error: BottegaError) -> bool:
     return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
 
 
-def _without(asked: Asked, call: Call, error: GenerationError) -> Asked | None:
+def _without(asked: Asked, call: Call, error: BottegaError) -> Asked | None:
     """The request alone, where it may be what was shown with it that is refused: too long, too many
     images, or against some policy."""
     if not (call.shown and _refuses(error)):

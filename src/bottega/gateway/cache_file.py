@@ -132,7 +132,8 @@ class CacheFile:
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
-        return Workshop(shown, timed, teachers, shadow, ungated=pipeline)
+        charge = getattr(pipeline.route, "charge", None)
+        return Workshop(shown, timed, teachers, shadow, ungated=pipeline, charge=charge)
 
     def _pipeline(self, base: KnowledgeBase) -> Pipeline:
         config, tiers = self.config, self.staff.tiers

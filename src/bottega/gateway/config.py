@@ -48,7 +48,7 @@ EXAMPLE = "examples/bottega.toml describes every setting"
 def load_config(file: Path) -> Config:
     """Raises `SettingError` for whatever no gateway could be built from."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SettingError(f"{file} cannot be read: {reason}", hint=EXAMPLE) from error

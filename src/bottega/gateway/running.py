@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -38,9 +39,16 @@ def bound(listening: Listening) -> socket.socket:
     except OSError as error:
         raise SettingError(
             f"nothing can listen on {host}:{port}: {error.strerror}",
-            hint=f"--port {port + 1} takes another port, --port 0 any that is free",
+            hint=_elsewhere(error, port),
         ) from error
     return found
+
+
+def _elsewhere(error: OSError, port: int) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
+    other = port + 1 if 1023 < port < 65535 else 8000
+    return f"--port {other} takes another port, --port 0 any that is free"
 
 
 def base_url(listening: Listening, port: int) -> str:

@@ -158,9 +158,11 @@ class Config:
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Whose answers are kept: the last tier's, if none says that it teaches."""
+        """Whose answers are kept: the last tier's, if none says that it teaches and that one does
+        not say that it does not."""
         said = any(tier.teaches for tier in self.tiers)
-        return tuple(t.name for t in self.tiers if (t.teaches if said else t is self.master))
+        usual = "" if said or self.master.teaches is False else self.master.name
+        return tuple(tier.name for tier in self.tiers if tier.teaches or tier.name == usual)
 
     @property
     def keys_required(self) -> bool:

@@ -59,7 +59,8 @@ class Shadowing:
             workshop.shadow.cancel()
             return
         said = answered.completed.completions[0].text
-        master = next(one for one in self.answering.served[::-1] if one.name in workshop.teachers)
+        dearest = self.answering.served[::-1]
+        master = next((one for one in dearest if one.name in workshop.teachers), dearest[0])
 
         async def answer(served: Served, shown: Sequence[Candidate]) -> str:
             return await self._ask(progress, asked, served, shown)
@@ -94,6 +95,8 @@ class Shadowing:
             # Only what is kept is the master's: no router has to learn of it.
             alone = replace(asked, question=None) if shown else asked
             await self.settle.alone(own, alone, Call(served, body, tuple(shown)), completed)
+            if own.cost_usd and asked.question and asked.question.workshop.charge:
+                asked.question.workshop.charge(own.cost_usd)
             return completed.completions[0].text
         except BottegaError:
             own.status = 502

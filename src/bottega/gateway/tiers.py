@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
@@ -17,6 +17,7 @@ from bottega.naming import open_model
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Tier
 from bottega.recording import Price, Prices
+from bottega.types import Usage
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -58,7 +59,10 @@ def hire(config: Config, environment: Mapping[str, str]) -> Staff:
     """No model is loaded and nobody is asked yet. Raises `SettingError`."""
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
-    return Staff(served, _prices(config, served), tuple(filter(None, keys.values())))
+    prices = _prices(config, served)
+    if config.route.by == "budget":
+        _check_priced(config, served, prices)
+    return Staff(served, prices, tuple(filter(None, keys.values())))
 
 
 def hired(pipeline: Pipeline) -> Staff:
@@ -132,6 +136,15 @@ def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
 def _local(tier: TierSettings) -> tuple[Generator, Upstream]:
     generator = open_model(tier.model)
     return generator, LocalUpstream(generator)
+
+
+def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> None:
+    for one in served:
+        if prices(one.upstream.model, Usage(1, 1)) is None:
+            raise SettingError(
+                f"{config.file}: by 'budget' needs the price of tiers.{one.name}, which is not known",
+                hint=f"[tiers.{one.name}] price = [0.15, 0.60]: US dollars per million tokens",
+            )
 
 
 def _prices(config: Config, served: tuple[Served, ...]) -> Prices:

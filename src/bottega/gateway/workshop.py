@@ -9,6 +9,7 @@ from typing import Protocol
 from bottega.pipeline import Pipeline
 from bottega.types import Candidate, Example, Query
 
+Charge = Callable[[float], None]
 Said = Callable[[], Awaitable[str]]
 
 
@@ -48,13 +49,15 @@ class Measure(Protocol):
 @dataclass(frozen=True)
 class Workshop:
     """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
-    `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does."""
+    `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does.
+    What that costs is told to `charge`, of a router that holds a budget."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
     teachers: frozenset[str] = frozenset()
     shadow: Measure | None = None
     ungated: Pipeline | None = None
+    charge: Charge | None = None
 
 
 class Workshops(Protocol):

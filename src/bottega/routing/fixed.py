@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bottega.protocols import Recorder, Router, Tier
 from bottega.types import Query, Trace
 
@@ -20,7 +22,7 @@ def cold_start(n: int, master: Tier, then: Router) -> ColdStart:
 
 
 class ColdStart:
-    """What it is told of answers it passes on to the router behind it."""
+    """What it is told of answers and of costs it passes on to the router behind it."""
 
     def __init__(self, n: int, master: Tier, then: Router) -> None:
         self._left = n
@@ -37,3 +39,8 @@ class ColdStart:
         learn: Recorder | None = getattr(self._then, "observe", None)
         if learn is not None:
             await learn(trace)
+
+    def charge(self, usd: float) -> None:
+        spend: Callable[[float], None] | None = getattr(self._then, "charge", None)
+        if spend is not None:
+            spend(usd)
