@@ -164,7 +164,7 @@ def kitchen(
 
 @contextmanager
 def running(app: Any) -> Iterator[str]:
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="on")
+    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.gateway.door import Door, Receive, Scope, Send
+from bottega.gateway.door import Door, Scope, Send
 from bottega.gateway.refusals import Refusal, refusal_of
 from bottega.gateway.serving import Gateway
+from bottega.gateway.watching import Receive
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 CREATED = 1767225600  # of the virtual models: clients want a number
