@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Asked, Call, Question
@@ -13,17 +12,17 @@ from bottega.gateway.augmenting import worked
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed
 from bottega.gateway.requests import INSTRUCTING, parts_of
+from bottega.gateway.warning import Warn
 from bottega.generation.wire import add_usage
 from bottega.image import Image
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class Settling:
     price: Pricer
+    warn: Warn = field(default_factory=Warn)
 
     async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         """Never raises: the client has its answer, or is about to get it."""
@@ -38,7 +37,7 @@ class Settling:
                     _trace(progress, asked, asked.question, answered)
                 )
         except BottegaError as error:
-            log.warning("request %s: not recorded: %s", progress.request_id, error)
+            self.warn("not recorded", error)
 
     async def alone(
         self, progress: Progress, asked: Asked, call: Call, completed: Completed
@@ -49,15 +48,17 @@ class Settling:
             progress.stored = await self._keep(progress, asked, asked.question, call, completed)
 
     def _count(self, progress: Progress, answered: Answered) -> None:
-        calls = [*answered.dismissed, (answered.call, answered.completed)]
-        progress.usage, costs = Usage(), list[float | None]()
-        for call, completed in calls:
-            spent = completed.usage or Usage()
-            progress.usage = add_usage(progress.usage, spent)
-            costs.append(self.price(call.served.upstream.model, spent))
-        known = [cost for cost in costs if cost is not None]
-        progress.cost_usd = sum(known) if len(known) == len(costs) else None
         progress.model = answered.completed.model
+        progress.usage = answered.completed.usage or Usage()
+        progress.cost_usd = self.price(answered.call.served.upstream.model, progress.usage)
+        for call, completed in answered.dismissed:
+            spent = completed.usage or Usage()
+            cost = self.price(call.served.upstream.model, spent)
+            if cost is None or progress.cost_usd is None:
+                progress.cost_usd = None
+            else:
+                progress.cost_usd += cost
+            progress.usage = add_usage(progress.usage, spent)
 
     async def _keep(
         self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
@@ -80,9 +81,11 @@ class Settling:
         if progress.account.id:
             tags["account"] = progress.account.id
         source = f"{call.served.name}:{completed.model}"
-        return await workshop.keeper.keep(
-            Example(question.query, first.text, tags=tags, source=source)
-        )
+        example = Example(question.query, first.text, tags=tags, source=source)
+        stored = await workshop.keeper.keep(example)
+        if stored is None:
+            self.warn("not remembered")
+        return stored
 
 
 def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:
