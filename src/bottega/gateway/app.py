@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.gateway.door import Door, Receive, Scope, Send
+from bottega.gateway.door import Door, Scope, Send
 from bottega.gateway.refusals import Refusal, refusal_of
 from bottega.gateway.responses import Responses
 from bottega.gateway.serving import Gateway
+from bottega.gateway.watching import Receive
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")

@@ -15,9 +15,8 @@ LONGEST_NAME = 200
 
 
 def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
-    told = dict(reply.headers)
     progress.state = "replayed"
-    progress.route, progress.model = told["x-bottega-route"], told["x-bottega-model"]
+    progress.route, progress.model = reply.route, reply.model
     headers = headers_of(progress)
     if before.stream:
         return Reply(headers, events=again(reply.payload, before.include_usage))
@@ -32,8 +31,9 @@ async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
 
 def headers_of(progress: Progress) -> dict[str, str]:
     """Of what was done, as far as it is known when the reply begins."""
-    states = {"replayed": "replayed", "passed": "passed"}
-    cache = states.get(progress.state, "augmented" if progress.shots else "none")
+    cache: str = progress.state
+    if cache not in ("replayed", "passed"):
+        cache = "augmented" if progress.shots else "none"
     headers = {
         "x-bottega-route": progress.route,
         "x-bottega-model": _plain(progress.model),

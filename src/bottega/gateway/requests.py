@@ -55,7 +55,7 @@ MILD = 1.0  # the temperature up to which a model means what it says
 PLAIN_ROLES = (*INSTRUCTING, "user", "assistant")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """An image as the client refers to it: its URL, and the detail that it asks for."""
 
@@ -63,7 +63,7 @@ class Part:
     detail: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Needs:
     """What a tier must be able to take. `tokens` is an estimate, without the demonstrations."""
 
@@ -81,7 +81,7 @@ class Needs:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chat:
     """`passes` says why nothing can be put before the question, None if something can. `images`
     are those of the whole conversation, `asked` the text of the last user turn."""
@@ -129,7 +129,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     turns = messages[before:]
     asked = _text(turns[-1]) if turns and turns[-1].get("role") == "user" else ""
     options = body.get("stream_options")
-    tools = seen.tools or any(body.get(name) for name in TOOLS)
+    tools = seen.tools or (not body.keys().isdisjoint(TOOLS) and any(map(body.get, TOOLS)))
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     tokens = int(seen.characters / CHARACTERS_A_TOKEN) + sum(map(_image_tokens, seen.images))
     return Chat(

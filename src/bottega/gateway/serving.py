@@ -280,8 +280,7 @@ def _ignore(reply: Remembered) -> None:
 
 def _land(completed: Completed, progress: Progress, remember: Land) -> None:
     if may_be_repeated(completed.completions):
-        told = (("x-bottega-route", progress.route), ("x-bottega-model", progress.model))
-        remember(Remembered(completed.payload, told))
+        remember(Remembered(completed.payload, progress.route, progress.model))
 
 
 def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:
