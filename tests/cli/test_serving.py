@@ -130,8 +130,8 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
 
 
 def drawn(size: int) -> list[Any]:
-    picture = Pillow.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(picture).ellipse((8, 8, 8 + size, 8 + size), fill=(200, 30, 30))
+    picture = Pillow.new("RGB", (64, 64), "black")
+    ImageDraw.Draw(picture).ellipse((8, 8, size, size), fill="red")
     url = Image.from_pillow(picture).data_url
     parts = [
         {"type": "text", "text": "What colour is it?"},
@@ -147,18 +147,23 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=100)
         with client:
             assert "bottega" in [model.id for model in client.models.list()]
+            assert process.stdout is not None
+            _, told, loading = (process.stdout.readline() for _ in range(3))
+            body = json.loads(told.partition("-d '")[2].rstrip("'\n"))
+            shown = client.chat.completions.create(**body)
             reply = client.chat.completions.create(model="bottega", messages=drawn(40))
             stream = client.chat.completions.create(
                 model="bottega/apprentice", messages=drawn(42), stream=True
             )
             streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=30)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert shown.choices[0].message.content.endswith("red")
     assert str(reply.choices[0].message.content).endswith("red")
     assert streamed == reply.choices[0].message.content
     assert process.returncode == 0
-    assert "the models are loading" in out
+    assert "the models are loading" in loading
     assert "route=master" in err
     assert list(tmp_path.iterdir()) == []
     assert used.ru_utime + used.ru_stime - before < 10
@@ -176,8 +181,8 @@ def test_check_prints_what_would_run(run: Run, tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_said(run: Run, tmp_path: Path) -> None:
     assert "--demo" in run("serve").err
-    assert "several gateways" in run("serve", "--demo", "shop:pipeline").err
-    assert "no module 'shop'" in run("serve", "shop:pipeline").err
+    assert "several gateways" in run("serve", "--demo", "no_shop:pipeline").err
+    assert "no module 'no_shop'" in run("serve", "no_shop:pipeline").err
     assert "json or text" in run("serve", "--demo", "--log-format", "xml").err
     public = run("serve", "--demo", "--host", "0.0.0.0")
     assert public.code == 2

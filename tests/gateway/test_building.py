@@ -34,7 +34,7 @@ from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
 from bottega.reranking import Gated
 from bottega.routing import always
-from bottega.types import Example, Query
+from bottega.types import Candidate, Example, Query
 from tests.gateway.harness import running
 from tests.server import Server, ok
 
@@ -215,9 +215,7 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     assert len(before["samples"]) == 25
 
 
-def _near() -> Any:
-    from bottega.types import Candidate
-
+def _near() -> Candidate:
     return Candidate(Example(Query("q"), "a", id="1"), 0.9)
 
 
@@ -316,10 +314,8 @@ async def test_the_doorway_counts_refuses_and_closes() -> None:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    for name in ("shop", "shop.nested", "broken"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", sys.path[:])
     Path("broken.py").write_text("import nothing_of_that_name\n")
     Path("shop.py").write_text(
@@ -339,10 +335,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return pipeline
         """)
     )
-    return tmp_path
+    yield
+    for name in ("shop", "broken"):
+        sys.modules.pop(name, None)
 
 
-def test_a_pipeline_is_found_by_its_name(shop: Path) -> None:
+def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
     assert load_pipeline("shop:make") is load_pipeline("shop:pipeline")
 
 
@@ -357,18 +355,18 @@ def test_a_pipeline_is_found_by_its_name(shop: Path) -> None:
         ("shop:untold", "does not say which tiers"),
     ],
 )
-def test_what_is_wrong_with_the_name_is_said(shop: Path, target: str, said: str) -> None:
+def test_what_is_wrong_with_the_name_is_said(shop: None, target: str, said: str) -> None:
     with pytest.raises(SettingError, match=said) as error:
         load_pipeline(target)
     assert error.value.hint
 
 
-def test_a_module_that_is_broken_says_so_itself(shop: Path) -> None:
+def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
         load_pipeline("broken:pipeline")
 
 
-def test_somebodys_pipeline_is_served_without_namespaces(shop: Path, tmp_path: Path) -> None:
+def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
     pipeline: Pipeline = load_pipeline("shop:pipeline")
     config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
     with serving(build_around(pipeline, config)) as url:

@@ -65,6 +65,18 @@ def test_two_tiers_and_nothing_else() -> None:
     assert config.tiers[0].timeout == 120.0
 
 
+def test_every_route_can_be_chosen() -> None:
+    for line in (
+        "by = 'always'\ntier = 'large'",
+        "by = 'coin'\nmaster_rate = 0\nseed = 3",
+        "by = 'budget'\nusd_per_1k = 4\nseed = 3",
+        "by = 'coverage'\nat_least = 0\nseed = 3",
+        "by = 'coverage'\nmaster_rate = 0.5",
+        "by = 'confidence'\nbelow = 0.5\nsamples = 3",
+    ):
+        assert parse_config(f"{TWO}[route]\ncold_start = 5\n{line}").route.cold_start == 5
+
+
 def test_one_tier_answers_everything() -> None:
     assert parse_config('[tiers.only]\nmodel = "bundled"').route.by == "always"
 

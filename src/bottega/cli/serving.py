@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from PIL import Image as Pillow
+from PIL import ImageDraw
 
 from bottega.cli.output import note, print_table, say
 from bottega.errors import MissingDependencyError, SettingError
+from bottega.image import Image
 
 if TYPE_CHECKING:
     from bottega.gateway.house import House
@@ -34,7 +38,9 @@ by = "coin"
 master_rate = 0.3
 cold_start = 4
 """
-QUESTION = '{"model": "bottega", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}'
+QUESTION = "What is the capital of France?"
+# The bundled master knows colours and shapes, not capitals.
+DEMO_QUESTION = "What colour is it?"
 
 
 def serve(
@@ -99,9 +105,10 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 
 def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
-    from bottega.gateway.building import build, build_around
-    from bottega.gateway.logs import Style, logging_to
-    from bottega.gateway.running import base_url, bound, run
+    with _needed():
+        from bottega.gateway.building import build, build_around
+        from bottega.gateway.logs import Style, logging_to
+        from bottega.gateway.running import base_url, bound, run
 
     with bound(config.gateway) as listener:
         house = build(config) if pipeline is None else build_around(pipeline, config)
@@ -115,12 +122,24 @@ def _announce(house: House, url: str, demo: bool) -> None:
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
     say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
-    say(f"    -d '{QUESTION}'")
+    say(f"    -d '{_question(demo)}'")
     if demo:
         say("  the models are loading; clients may use any key; the cache goes with this process")
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
     sys.stdout.flush()
+
+
+def _question(demo: bool) -> str:
+    """A body to be copied: in the demonstration with a picture of a few bytes."""
+    content: object = QUESTION
+    if demo:
+        picture = Pillow.new("RGB", (64, 64), "black")
+        ImageDraw.Draw(picture).ellipse((8, 8, 38, 38), fill="red")
+        url = Image.from_pillow(picture.quantize(2)).data_url
+        image = {"type": "image_url", "image_url": {"url": url}}
+        content = [image, {"type": "text", "text": DEMO_QUESTION}]
+    return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
 
 
 def _print(config: Config) -> None:

@@ -1,9 +1,10 @@
-"""The server: chat completions by their own door, everything else by Starlette."""
+"""The server: what asks a model by doors of its own, everything else by Starlette."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 import orjson
 from starlette.applications import Starlette
@@ -15,9 +16,11 @@ from starlette.types import ASGIApp
 
 from bottega.gateway.door import Door, Receive, Scope, Send
 from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.responses import Responses
 from bottega.gateway.serving import Gateway
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
+RESPONSES = ("/v1/responses", "/responses")
 CREATED = 1767225600  # of the virtual models: clients want a number
 
 
@@ -34,15 +37,16 @@ class App:
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
-        self._door = door
+        responses = replace(door, answer=Responses(door.answer).answer)
+        self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._rest = _rest(gateway, self._ready, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in CHAT and scope["method"] == "POST":
-            await self._door(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+        door = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            door = self._doors.get(scope["path"])
+        await (door or self._rest)(scope, receive, send)
 
     def _ready(self) -> bool:
         return self._is_ready()
@@ -80,6 +84,15 @@ def _rest(
             )
         return _json(_model(name))
 
+    async def kept(request: Request) -> Response:
+        gateway.check_key(request.headers)
+        raise Refusal(
+            "responses are not kept here",
+            status=404,
+            code="not_found",
+            hint="POST /v1/responses with the whole conversation as input; the answer is its reply",
+        )
+
     async def told(request: Request) -> Response:
         assert metrics is not None
         payload, kind = metrics()
@@ -98,6 +111,7 @@ def _rest(
         Route("/readyz", readyz),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/v1/responses/{name:path}", kept, methods=["GET", "POST", "DELETE"]),
         *([Route("/metrics", told)] if metrics is not None else []),
         *more,
     ]
@@ -123,6 +137,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _not_here(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     said = f"{request.method} {request.url.path[:200]} is not served here"
-    hint = "POST /v1/chat/completions, GET /v1/models, /healthz, /readyz and /metrics are"
+    hint = (
+        "POST /v1/chat/completions and /v1/responses, GET /v1/models, /healthz, /readyz and"
+        " /metrics are"
+    )
     refusal = Refusal(said, status=error.status_code, code="not_found", hint=hint)
     return await _refused(request, refusal)

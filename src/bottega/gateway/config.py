@@ -29,8 +29,8 @@ __all__ = ["Config", "load_config", "parse_config"]
 PARAMETERS = {
     "always": ("tier",),
     "coin": ("master_rate", "seed"),
-    "budget": ("usd_per_1k",),
-    "coverage": ("at_least", "master_rate"),
+    "budget": ("usd_per_1k", "seed"),
+    "coverage": ("at_least", "master_rate", "seed"),
     "confidence": ("below", "samples"),
 }
 NEEDED = {

@@ -106,18 +106,27 @@ def logging_to(
     """All loggers of the process write there, instead of where they did. What was logged is
     written when this ends, if the stream takes it within a second."""
     writer = Writer(stream or sys.stderr, style, scrubber(secrets))
-    root, ours = logging.getLogger(), logging.getLogger("bottega")
-    before = root.handlers[:], ours.level, threading.excepthook
-    root.handlers[:] = [writer]
+    ours, hook = logging.getLogger("bottega"), threading.excepthook
+    level = ours.level
+    before = [(one, one.handlers[:], one.propagate) for one in _loggers()]
+    for one, _, _ in before:  # uvicorn, for one, brings handlers that hide nothing
+        one.handlers[:], one.propagate = [], True
+    logging.getLogger().handlers[:] = [writer]
     ours.setLevel(logging.INFO)
     threading.excepthook = _of_thread
     try:
         yield writer
     finally:
-        root.handlers[:] = before[0]
-        ours.setLevel(before[1])
-        threading.excepthook = before[2]
+        for one, handlers, propagate in before:
+            one.handlers[:], one.propagate = handlers, propagate
+        ours.setLevel(level)
+        threading.excepthook = hook
         writer.close()
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
 
 
 def _of_thread(hook: threading.ExceptHookArgs) -> None:

@@ -1,0 +1,224 @@
+"""Cache-of-Thought's experiments with the bundled models: python -m benchmarks.cache_of_thought
+
+Handwritten digits of the half that the master never saw, and drawn scenes with questions for one of
+five attributes. Table 1 (retrieval variants), tables 2 and 3 (shots, halves of the cache), figure 5
+(accuracy against the apprentice's share, by start), figure 6 (the apprentice's gain by start),
+figure 7 (by third of the stream), APGR; each with its baselines. Nothing that answers sees a gold
+answer: caches hold what the master said, right or wrong. Replies are kept in --replies by the
+content of their prompts, so that a second run asks nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks.cache_figures import draw, tables
+from benchmarks.cache_streams import (
+    Drawn,
+    Nothing,
+    Retrieving,
+    Setting,
+    Workshop,
+    covered,
+    flipped,
+    half_first,
+    mastered,
+    pipeline,
+    streamed,
+    table_one,
+    voted,
+)
+from bottega import Example, KnowledgeBase, Retriever, always
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.methods import majority
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.streaming import Streamed, answering
+from bottega.types import Query
+
+DIGITS = Setting("digits:half=second", 1, "image", tuple(range(10, 100, 10)), seeds=(0, 1, 2, 3, 4))
+SCENES = Setting(
+    "attributes:words=plain", 4, "dual", (10, 30, 50, 70, 90), seeds=(0, 1, 2), items=200
+)
+STREAMS_AT_ONCE, AT_ONCE = 64, 64
+# Baselines are measured at these of the apprentice's shares.
+FEW = (10, 50, 80, 90)
+# The share of MMMU's validation set that its development set, the paper's cold start, has.
+COLD = 0.17
+SHOTS = (1, 2, 4, 8)
+Key = tuple[str, int]  # a start or a baseline, and the apprentice's share in per cent
+
+
+@dataclass
+class Measured:
+    """Of one setting: streams by start and share, answers of a fixed cache by row, all of them in
+    the order of the seeds."""
+
+    setting: Setting
+    streams: dict[Key, list[Streamed]]
+    fixed: dict[str, list[Streamed]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two seeds, three shares, 150 items")
+    parser.add_argument("--seeds", help="others than those reported, such as 100,101")
+    parser.add_argument("--only", choices=("digits", "attributes"))
+    parser.add_argument("--replies", type=Path, default=Path("build/cache-of-thought"))
+    parser.add_argument("--out", type=Path, default=Path("build/cache-of-thought"))
+    chosen = parser.parse_args()
+    for folder in (chosen.replies, chosen.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    for setting in (DIGITS, SCENES):
+        name = setting.spec.partition(":")[0]
+        if chosen.only not in (None, name):
+            continue
+        if chosen.quick:
+            setting = replace(setting, rates=(70, 80, 90), seeds=(0, 1), items=150)
+        if chosen.seeds:
+            setting = replace(setting, seeds=tuple(map(int, chosen.seeds.split(","))))
+        start = time.perf_counter()
+        measured = asyncio.run(measure(setting, chosen.replies))
+        (chosen.out / f"{name}.md").write_text(tables(measured), "utf-8")
+        draw(measured, chosen.out / f"cache_of_thought_{name}.png")
+        print(tables(measured))
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+async def measure(setting: Setting, replies: Path) -> Measured:
+    """All streams of all seeds side by side: the models answer those who wait together."""
+    workshop = Workshop(replies)
+    free = asyncio.Semaphore(STREAMS_AT_ONCE)
+
+    async def one(seed: int) -> Measured:
+        data = setting.load(seed)
+        corpus = await mastered(workshop, data.knowledge, data.labels)
+        alone = await fixed(workshop, setting, data, corpus, seed)
+        found = await dynamic(workshop, setting, data, corpus, seed, free)
+        print(f"{setting.spec}, seed {seed}: done", flush=True)
+        return Measured(setting, found, alone)
+
+    try:
+        return joined(await asyncio.gather(*map(one, setting.seeds)))
+    finally:
+        await workshop.apprentice.aclose()
+        await workshop.master.aclose()
+
+
+def joined(single: Sequence[Measured]) -> Measured:
+    first = single[0]
+    streams = {key: [one.streams[key][0] for one in single] for key in first.streams}
+    answers = {key: [one.fixed[key][0] for one in single] for key in first.fixed}
+    return Measured(first.setting, streams, answers)
+
+
+async def dynamic(
+    workshop: Workshop,
+    setting: Setting,
+    data: Benchmark,
+    corpus: Sequence[Example],
+    seed: int,
+    free: asyncio.Semaphore,
+) -> dict[Key, list[Streamed]]:
+    """Every start at every share, and the baselines at few."""
+    cold = corpus[: round(COLD * len(data.items))]
+    run = partial(streamed, workshop, setting, data)
+    vote = partial(voted, workshop, setting, data)
+    drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
+    jobs: dict[Key, Callable[[], Awaitable[Streamed]]] = {}
+    for rate in setting.rates:
+        coin = flipped(rate, seed)
+        jobs |= {
+            ("NoStart", rate): partial(run, coin),
+            ("ColdStart", rate): partial(run, coin, cold),
+            ("WarmStart", rate): partial(run, coin, corpus),
+            ("Hierarchical", rate): partial(run, coin, corpus, workshop.hashtags),
+            ("half first", rate): partial(run, half_first(rate, seed, len(data.items))),
+            ("coverage", rate): partial(run, covered(setting, rate, seed)),
+        }
+        if rate not in FEW:
+            continue
+        jobs |= {
+            ("no cache", rate): partial(run, coin, (), lambda cache: Nothing()),
+            ("random, NoStart", rate): partial(run, coin, (), drawn),
+            ("vote, NoStart", rate): partial(vote, coin),
+            ("random, WarmStart", rate): partial(run, coin, corpus, drawn),
+            ("vote, WarmStart", rate): partial(vote, coin, corpus),
+        }
+
+    async def one(job: Callable[[], Awaitable[Streamed]]) -> list[Streamed]:
+        async with free:
+            return [await job()]
+
+    done = await asyncio.gather(*map(one, jobs.values()))
+    return dict(zip(jobs, done, strict=True))
+
+
+async def fixed(
+    workshop: Workshop,
+    setting: Setting,
+    data: Benchmark,
+    corpus: Sequence[Example],
+    seed: int,
+) -> dict[str, list[Streamed]]:
+    """Tables 1 to 3: the apprentice alone, with a cache that stays as it is."""
+    found: dict[str, list[Streamed]] = {}
+    half = corpus[: len(corpus) // 2]
+    rows = table_one(workshop, corpus)
+    drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
+    found["master"] = [await _alone(workshop, data, 1)]
+    found["zero-shot"] = [await _alone(workshop, data, 0)]
+    for size, known in (("full", corpus), ("half", half)):
+        with workshop.open(known, tuple(workshop.views())) as cache:
+            for name, retrieving in (*rows.items(), ("random", drawn)):
+                method = _shown(workshop, data, cache, retrieving, setting.shots)
+                found[f"{name}, {size}"] = [await _asked(data, method)]
+            for shots in SHOTS:
+                method = _shown(workshop, data, cache, setting.dense, shots)
+                found[f"{shots} shots, {size}"] = [await _asked(data, method)]
+                vote = _voting(setting.dense(cache), shots)
+                found[f"vote of {shots}, {size}"] = [await _asked(data, vote)]
+    return found
+
+
+def _voting(retrieve: Retriever, shots: int) -> Method:
+    async def vote(query: Query) -> Outcome:
+        return Outcome(majority(await retrieve(query, shots)))
+
+    return Method("vote", shots, vote)
+
+
+async def _alone(workshop: Workshop, data: Benchmark, place: int) -> Streamed:
+    with workshop.open() as cache:
+        by_name = pipeline(workshop, cache, lambda tiers: always(tiers[place]), labels=data.labels)
+        return await _asked(data, answering("alone", replace(by_name, record=None)))
+
+
+def _shown(
+    workshop: Workshop, data: Benchmark, cache: KnowledgeBase, retrieving: Retrieving, shots: int
+) -> Method:
+    """Nothing of what is answered is kept."""
+    answers = pipeline(
+        workshop,
+        cache,
+        lambda tiers: always(tiers[0]),
+        retrieve=retrieving(cache),
+        shots=shots,
+        labels=data.labels,
+    )
+    return answering("fixed", replace(answers, record=None), shots)
+
+
+async def _asked(data: Benchmark, method: Method) -> Streamed:
+    _, scored = await evaluate(data, method, Conditions(concurrency=AT_ONCE))
+    return Streamed(tuple(scored), len(data.items))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""What the Cache-of-Thought experiments are made of: models whose replies are kept, caches that are
+filled, and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bottega import (
+    Candidate,
+    Crossed,
+    Dense,
+    DistinctiveTerms,
+    DualEmbedder,
+    Example,
+    Generator,
+    Hashtags,
+    HashtagTree,
+    Interleaved,
+    KnowledgeBase,
+    LabelParser,
+    Pipeline,
+    Query,
+    Replay,
+    ResponseProbe,
+    Retriever,
+    Router,
+    Sampling,
+    Tier,
+    TokenEmbedder,
+    TowerEmbedder,
+    UnlessEmpty,
+    View,
+    always,
+    bundled,
+    cache_of_thought,
+    coin,
+    cold_start,
+)
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.methods import majority
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.streaming import Streamed, answering, stream
+from bottega.protocols import Vectors
+from bottega.retrieval import LeaveOneOut
+from bottega.retrieval.keywords import response
+from bottega.routing import Covered
+
+APPRENTICE, MASTER = "apprentice", "master"
+BRIEF = Interleaved(show_choices=False, repeat_question=False)
+GREEDY = Sampling(max_tokens=64)
+Retrieving = Callable[[KnowledgeBase], Retriever]
+Routing = Callable[[KnowledgeBase, Sequence[Tier]], Router]
+
+
+class Workshop:
+    """Both models and the embedders. Every reply is kept by the content of its prompt: greedy
+    decoding answers an equal prompt equally, whichever stream asks."""
+
+    def __init__(self, folder: Path) -> None:
+        models = [bundled(name, max_batch=64) for name in (APPRENTICE, MASTER)]
+        self.apprentice: Generator = _Brief(folder / "apprentice.jsonl", models[0])
+        self.master: Generator = _Brief(folder / "master.jsonl", models[1])
+        self.image = MemoEmbedder(TowerEmbedder.bundled(threads=1))
+        self.text = MemoEmbedder(TokenEmbedder.bundled())
+        self.dual = DualEmbedder(self.image, self.text)
+
+    def views(self) -> dict[str, View]:
+        """The cached sides of Table 1. `alone` is the image in the space of `dual`."""
+        return {
+            "dual": View(self.dual),
+            "image": View(self.image),
+            "alone": View(self.dual, lambda example: replace(example.query, text="")),
+            "response": View(
+                self.dual, lambda example: replace(example.query, text=response(example))
+            ),
+        }
+
+    def open(self, warm: Sequence[Example] = (), views: Sequence[str] = ("dual",)) -> KnowledgeBase:
+        """A cache in memory that holds these answers of the master."""
+        every = self.views()
+        cache = KnowledgeBase.open(":memory:", {name: every[name] for name in views})
+        if warm:
+            cache.add(warm)
+        return cache
+
+    def hashtags(self, cache: KnowledgeBase) -> Retriever:
+        """Groups of what is shown and asked, counted by the cache alone. The paper groups by the
+        keywords of responses, which this apprentice cannot give before it has seen examples."""
+        vectors = partial(cache.vectors, by="dual")
+        tree = HashtagTree(LeaveOneOut(vectors, self._responses(cache)))
+        search = partial(cache.search, by="dual")
+        return Settled(Hashtags(cache.changes, vectors, self.dual, search, tree))
+
+    def _responses(self, cache: KnowledgeBase) -> Callable[[Sequence[str]], Vectors]:
+        return lambda ids: self.text.embed([Query(response(one)) for one in cache.get_many(ids)])
+
+
+class _Brief(Replay):
+    """Knows only turns, as the bundled models do."""
+
+    turns_only = True
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A benchmark as its streams are asked. `shots` and `retrieve` were chosen on other seeds."""
+
+    spec: str
+    shots: int
+    view: str
+    rates: tuple[int, ...]
+    seeds: tuple[int, ...]
+    items: int | None = None
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.view, "dual")))
+
+    def load(self, seed: int) -> Benchmark:
+        return load_benchmark(self.spec, seed=seed, limit=self.items)
+
+    def dense(self, cache: KnowledgeBase) -> Retriever:
+        return Dense(partial(cache.search, by=self.view))
+
+
+class Settled:
+    """Groups that are made again in the background are waited for: the next answer shall not
+    depend on how quick the machine is."""
+
+    def __init__(self, retrieve: Hashtags) -> None:
+        self._retrieve = retrieve
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        found = await self._retrieve(query, k)
+        await self._retrieve.settled()
+        return found
+
+
+class Drawn:
+    """Random demonstrations from whatever the cache holds by now."""
+
+    def __init__(self, cache: KnowledgeBase, seed: int) -> None:
+        self._cache = cache
+        self._rng = random.Random(seed)
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        ids = self._cache.ids()
+        chosen = self._rng.sample(ids, min(k, len(ids)))
+        return [Candidate(one, 0.0) for one in self._cache.get_many(chosen)]
+
+
+class Nothing:
+    """A cheaper model without a cache."""
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return []
+
+
+async def mastered(
+    workshop: Workshop, examples: Iterable[Example], labels: Sequence[str]
+) -> list[Example]:
+    """The questions with the master's answers in the place of the gold ones: what a cache that was
+    filled before holds. What the master could not answer is left out."""
+    asked = [example.query for example in examples]
+    with closing(workshop.open()) as cache:
+        ask = pipeline(workshop, cache, lambda tiers: always(tiers[-1]), labels=labels)
+        await asyncio.gather(*map(ask.answer, asked))
+        return list(cache)
+
+
+def pipeline(
+    workshop: Workshop,
+    cache: KnowledgeBase,
+    route: Router | Callable[[Sequence[Tier]], Router],
+    *,
+    retrieve: Retriever | None = None,
+    shots: int = 0,
+    labels: Sequence[str] = (),
+) -> Pipeline:
+    return cache_of_thought(
+        cache,
+        master=workshop.master,
+        apprentice=workshop.apprentice,
+        shots=shots,
+        route=route,
+        retrieve=retrieve,
+        labels=labels,
+        sampling=GREEDY,
+        parse=LabelParser(),
+    )
+
+
+async def streamed(
+    workshop: Workshop,
+    setting: Setting,
+    data: Benchmark,
+    route: Routing,
+    warm: Sequence[Example] = (),
+    retrieving: Retrieving | None = None,
+) -> Streamed:
+    """One stream with a cache of its own; its apprentice is shown what `retrieving` finds there."""
+    with closing(workshop.open(warm, setting.views)) as cache:
+        answers = pipeline(
+            workshop,
+            cache,
+            lambda tiers: route(cache, tiers),
+            retrieve=(retrieving or setting.dense)(cache),
+            shots=setting.shots,
+            labels=data.labels,
+        )
+        return await stream(data, answering("cached", answers, setting.shots))
+
+
+async def voted(
+    workshop: Workshop,
+    setting: Setting,
+    data: Benchmark,
+    route: Routing,
+    warm: Sequence[Example] = (),
+) -> Streamed:
+    """The same without an apprentice: its part is the vote of the examples it would be shown."""
+    with closing(workshop.open(warm, setting.views)) as cache:
+        answers = pipeline(workshop, cache, lambda tiers: route(cache, tiers), labels=data.labels)
+        retrieve = setting.dense(cache)
+
+        async def answer(query: Query) -> Outcome:
+            tier = await answers.route(query)
+            if tier.name == MASTER:
+                asked = replace(answers, route=always(tier))
+                trace = await asked.trace(query)
+                return Outcome(trace.answer, trace)
+            found = await retrieve(query, setting.shots) if len(cache) else []
+            return Outcome(majority(found))
+
+        return await stream(data, Method("vote", setting.shots, answer))
+
+
+def flipped(rate: int, seed: int) -> Routing:
+    """The paper's coin; `rate` is the apprentice's share in per cent."""
+    return lambda cache, tiers: coin(tiers, 1 - rate / 100, seed)
+
+
+def half_first(rate: int, seed: int, items: int) -> Routing:
+    """The same budget from an empty cache: the first queries go to the master until half of its
+    share is spent, a coin spends the rest."""
+    first = round((1 - rate / 100) * items / 2)
+
+    def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
+        return cold_start(first, tiers[-1], then=coin(tiers, first / (items - first), seed))
+
+    return route
+
+
+def covered(setting: Setting, rate: int, seed: int) -> Routing:
+    """The same budget from an empty cache, spent on what the cache covers least."""
+
+    def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
+        retrieve = UnlessEmpty(setting.dense(cache))
+        return Covered(tiers, retrieve, master_rate=1 - rate / 100, seed=seed)
+
+    return route
+
+
+def table_one(workshop: Workshop, corpus: Sequence[Example]) -> dict[str, Retrieving]:
+    """Table 1's rows that the bundled parts can do, as "cached side | query's side"."""
+    words = DistinctiveTerms((response(one) for one in corpus), longest=1)
+
+    def by(view: str, cache: KnowledgeBase) -> Retriever:
+        return Dense(partial(cache.search, by=view))
+
+    def probed(retrieve: Retriever) -> Retriever:
+        return ResponseProbe(
+            retrieve, workshop.apprentice, BRIEF, words, keep_question=False, sampling=GREEDY
+        )
+
+    return {
+        "image \\| image": partial(by, "image"),
+        "image \\| image + first answer": lambda cache: probed(
+            Crossed(workshop.dual, partial(cache.nearest, by="alone"))
+        ),
+        "image + response \\| image + first answer": lambda cache: probed(by("response", cache)),
+        "image + question \\| image + question": partial(by, "dual"),
+        "hierarchical": workshop.hashtags,
+    }

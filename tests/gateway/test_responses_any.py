@@ -1,0 +1,165 @@
+"""Whatever JSON comes: an error of the client's, or a reply as the protocol has it."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response
+
+from bottega.gateway.ports import Body, Completed
+from bottega.gateway.replaying import events
+from bottega.generation.wire import parse_completions
+from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.test_responses import EVENT, asked
+
+
+class Willing:
+    """Takes every setting, and calls a tool where there is one."""
+
+    model = "m"
+
+    async def complete(self, body: Body, /) -> Completed:
+        payload = _answer(body)
+        return Completed(payload, "m", parse_completions(orjson.loads(payload), "m"))
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        for step in events(_answer(body), include_usage=True):
+            yield step
+
+    async def check(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _answer(body: Body) -> bytes:
+    called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message: dict[str, Any] = {"role": "assistant", "content": "fine"}
+    if body.get("tools"):
+        message |= {"tool_calls": [called]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    return orjson.dumps({"id": "x", "model": "m", "choices": [choice], "usage": usage})
+
+
+@pytest.fixture(scope="module")
+def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
+    with kitchen(
+        tmp_path_factory.mktemp("any"), master=Willing(), apprentice=Willing(), replays=False
+    ) as found:
+        yield found
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False, width=16)
+    | st.sampled_from(["", "hi", "user", "message", "function", "auto", "message", "input_text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "name", "format", "id"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+RICH: dict[str, Any] = {
+    "model": "bottega",
+    "input": [
+        *asked(1),
+        {"role": "assistant", "content": [{"type": "output_text", "text": "7"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "ok"},
+        {"type": "message", "role": "user", "content": "And?"},
+    ],
+    "instructions": "Be short.",
+    "max_output_tokens": 9,
+    "metadata": {"a": "b"},
+    "reasoning": {"effort": "low"},
+    "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "s", "schema": {}}},
+    "stream": True,
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "include": [],
+    "store": True,
+}
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Any:
+    """Good ones, of which something was replaced, taken away or added."""
+    body = copy.deepcopy(RICH) | {"stream": draw(st.booleans())}
+    for _ in range(draw(st.integers(0, 2))):
+        place: Any = body
+        while True:
+            keys = list(range(len(place))) if isinstance(place, list) else list(place)
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if not isinstance(place[key], dict | list) or draw(st.integers(0, 3)) == 0:
+                _change(draw, place, key)
+                break
+            place = place[key]
+    _name_known_words(body)
+    return body
+
+
+def _change(draw: st.DrawFn, place: Any, key: Any) -> None:
+    change = draw(st.sampled_from(["replace", "remove", "empty", "add", "repeat"]))
+    if change == "replace":
+        place[key] = draw(JSON)
+    elif change == "remove":
+        del place[key]
+    elif change == "empty":
+        place[key] = None
+    elif isinstance(place, dict):
+        place["unknown"] = draw(JSON)
+    else:
+        place.append(copy.deepcopy(place[key]))
+
+
+def _name_known_words(body: dict[str, Any]) -> None:
+    """What these two may be is for the model to say, and sent back as it came."""
+    for field, name in (("reasoning", "effort"), ("text", "verbosity")):
+        told = body.get(field)
+        if isinstance(told, dict) and isinstance(told.get(name), str):
+            told[name] = "low"
+
+
+@given(st.integers(0, 9).flatmap(lambda one: bodies() if one else JSON))
+@settings(max_examples=150)
+def test_whatever_is_sent_the_reply_is_an_error_of_the_clients_or_a_valid_one(
+    willing: Kitchen, body: Any
+) -> None:
+    url = urlsplit(willing.url)
+    connection = http.client.HTTPConnection(url.netloc, timeout=20)
+    try:
+        connection.request("POST", "/v1/responses", json.dumps(body).encode())
+        response = connection.getresponse()
+        payload = response.read()
+    finally:
+        connection.close()
+    event(str(response.status))
+    if response.status != 200:
+        assert 400 <= response.status < 500, payload
+        assert json.loads(payload)["error"]["message"]
+    elif payload.startswith(b"event:"):
+        data = [line for line in payload.split(b"\n") if line.startswith(b"data: ")]
+        last = [EVENT.validate_json(line.removeprefix(b"data: ")) for line in data][-1]
+        assert last.type in ("response.completed", "response.incomplete")
+    else:
+        assert Response.model_validate_json(payload).status in ("completed", "incomplete")

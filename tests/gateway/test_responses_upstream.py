@@ -1,0 +1,354 @@
+"""Responses of an endpoint behind the gateway: tools, typed answers, replies that are cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types.responses import ResponseFunctionToolCall
+from pydantic import BaseModel
+
+from bottega.gateway.door import Progress, Reply
+from bottega.gateway.events import LAST, event
+from bottega.gateway.responses import Responses
+from tests import server as doubles
+from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.test_responses import checked, raw, streamed
+from tests.gateway.test_serving import client
+from tests.gateway.upstreams import USAGE, WHOLE, chunk, events, lines, seen, upstream, watched
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Of a town.",
+    "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    "strict": False,
+}
+CALLED = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"a":1}'}}
+
+
+@pytest.fixture
+def server() -> Iterator[doubles.Server]:
+    with doubles.running() as found:
+        yield found
+
+
+@pytest.fixture
+def behind(server: doubles.Server, tmp_path: Path) -> Iterator[Kitchen]:
+    with kitchen(tmp_path, master=upstream(server), replays=False) as found:
+        yield found
+
+
+def said(finish: str = "stop", **message: Any) -> doubles.Answer:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }
+    return doubles.reply({"id": "x", "model": "m-1", "choices": [choice], "usage": usage})
+
+
+def delta(**more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": more, "finish_reason": None}]}
+
+
+def test_settings_arrive_under_their_other_names(behind: Kitchen, server: doubles.Server) -> None:
+    reply = checked(
+        raw(
+            behind,
+            "hi",
+            "bottega/master",
+            max_output_tokens=50,
+            reasoning={"effort": "low"},
+            text={"format": {"type": "json_object"}, "verbosity": "low"},
+            top_p=0.5,
+            store=True,
+            metadata={"a": "b"},
+            tool_choice="auto",
+            parallel_tool_calls=False,
+            truncation="auto",
+            include=["reasoning.encrypted_content"],
+            background=False,
+            previous_response_id=None,
+            extra_body={"top_k": 3},
+        )
+    )
+    assert server.bodies == [
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_completion_tokens": 50,
+            "reasoning_effort": "low",
+            "response_format": {"type": "json_object"},
+            "verbosity": "low",
+            "top_p": 0.5,
+            "top_k": 3,
+        }
+    ]
+    assert reply.reasoning is not None and reply.reasoning.effort == "low"
+    assert (reply.max_output_tokens, reply.top_p, reply.truncation) == (50, 0.5, "disabled")
+    assert reply.text is not None and reply.text.verbosity == "low"
+
+
+def test_usage_is_told_in_detail(behind: Kitchen, server: doubles.Server) -> None:
+    server.answers = [said(content="fine")]
+    reply = checked(raw(behind, "hi", "bottega/master"))
+    assert reply.usage is not None and reply.model == "m-1"
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (10, 5)
+    assert reply.usage.input_tokens_details.cached_tokens == 4
+    assert reply.usage.output_tokens_details.reasoning_tokens == 3
+
+
+def test_a_typed_answer_is_parsed_by_the_client(behind: Kitchen, server: doubles.Server) -> None:
+    class Digit(BaseModel):
+        value: int
+
+    server.answers = [said(content='{"value": 7}')]
+    with client(behind.url) as real:
+        parsed = real.responses.parse(model="bottega/master", input="hi", text_format=Digit)
+    assert parsed.output_parsed == Digit(value=7)
+    shape = server.bodies[0]["response_format"]
+    assert (shape["type"], shape["json_schema"]["name"]) == ("json_schema", "Digit")
+    assert shape["json_schema"]["strict"] is True
+
+
+def test_a_tool_is_called_and_its_answer_goes_back(behind: Kitchen, server: doubles.Server) -> None:
+    server.answers = [said("tool_calls", content=None, tool_calls=[CALLED]), doubles.ok("sunny")]
+    first = raw(behind, "weather?", "bottega/master", tools=[WEATHER], tool_choice="required")
+    assert first.headers["x-bottega-cache"] == "passed"
+    reply = checked(first)
+    (call,) = reply.output
+    assert isinstance(call, ResponseFunctionToolCall)
+    assert (call.call_id, call.name, call.arguments) == ("c1", "weather", '{"a":1}')
+    assert (reply.status, call.status) == ("completed", "completed")
+    assert server.bodies[0]["tool_choice"] == "required"
+    function = {name: value for name, value in WEATHER.items() if name != "type"}
+    assert server.bodies[0]["tools"] == [{"type": "function", "function": function}]
+
+    more = [
+        {"role": "user", "content": "weather?"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "Let me look."}]},
+        call.to_dict(),
+        call.to_dict() | {"call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c1", "output": "20 C"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "21 C"}],
+        },
+    ]
+    assert checked(raw(behind, more, "bottega/master", tools=[WEATHER])).output_text == "sunny"
+    assert server.bodies[1]["messages"] == [
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "tool_calls": [CALLED, CALLED | {"id": "c2"}],
+        },
+        {"role": "tool", "content": "20 C", "tool_call_id": "c1"},
+        {"role": "tool", "content": "21 C", "tool_call_id": "c2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (
+            {"type": "function", "name": "weather"},
+            {"type": "function", "function": {"name": "weather"}},
+        ),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "weather"}}],
+                },
+            },
+        ),
+    ],
+)
+def test_a_choice_of_tools_arrives(
+    behind: Kitchen, server: doubles.Server, asked: Any, sent: Any
+) -> None:
+    reply = checked(raw(behind, "hi", "bottega/master", tools=[WEATHER], tool_choice=asked))
+    assert server.bodies[0]["tool_choice"] == sent
+    assert reply.to_dict()["tool_choice"] == asked
+
+
+def test_calls_come_as_a_stream(behind: Kitchen, server: doubles.Server) -> None:
+    def piece(index: int, arguments: str, **more: Any) -> Any:
+        return delta(tool_calls=[{"index": index, "function": {"arguments": arguments}, **more}])
+
+    def opened(index: int, id: str) -> Any:
+        return delta(tool_calls=[{"index": index, "id": id, "function": {"name": "weather"}}])
+
+    server.answers = [
+        events(
+            lines(
+                delta(role="assistant", content="Let me "),
+                delta(content="look."),
+                opened(0, "c1"),
+                piece(0, '{"town"'),
+                opened(1, "c2"),
+                piece(1, "{}"),
+                piece(0, ':"Rome"}'),
+                chunk(finish="tool_calls"),
+                USAGE,
+            )
+        )
+    ]
+    found = streamed(behind, "hi", "bottega/master", tools=[WEATHER])
+    assert [one.item.id for one in found if one.type == "response.output_item.added"] == [
+        one.item.id for one in found if one.type == "response.output_item.done"
+    ]
+    message, first, second = found[-1].response.output
+    assert message.content[0].text == "Let me look."
+    assert (first.call_id, first.arguments) == ("c1", '{"town":"Rome"}')
+    assert (second.call_id, second.arguments) == ("c2", "{}")
+    with (
+        client(behind.url) as real,
+        real.responses.stream(model="bottega/master", input="hi", tools=[WEATHER]) as stream,
+    ):
+        final = stream.get_final_response()
+    assert [one.type for one in final.output] == ["message", "function_call", "function_call"]
+
+
+def test_calls_without_numbers_or_with_objects_are_understood(
+    behind: Kitchen, server: doubles.Server
+) -> None:
+    calls = [{"id": id, "function": {"name": "weather", "arguments": {"n": id}}} for id in "ab"]
+    server.answers = [
+        said("tool_calls", content="", tool_calls=calls),
+        events(lines(delta(tool_calls=calls), chunk(finish="tool_calls"))),
+    ]
+    whole = checked(raw(behind, "hi", "bottega/master", tools=[WEATHER])).output
+    again = streamed(behind, "hi", "bottega/master", tools=[WEATHER])[-1].response.output
+    told: list[Any] = [(one.call_id, one.arguments) for one in again]
+    assert told == [("a", '{"n":"a"}'), ("b", '{"n":"b"}')]
+    assert [(one.call_id, one.arguments) for one in whole if one.type == "function_call"] == told
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+)
+def test_an_answer_that_is_not_whole_says_so(
+    behind: Kitchen, server: doubles.Server, finish: str, reason: str
+) -> None:
+    server.answers = [
+        said(finish, content="Half"),
+        events(lines(chunk("Half"), chunk(finish=finish))),
+    ]
+    plain = checked(raw(behind, "hi", "bottega/master"))
+    last = streamed(behind, "hi", "bottega/master")[-1]
+    assert last.type == "response.incomplete"
+    replies: list[Any] = [plain, last.response]
+    for reply in replies:
+        assert (reply.status, reply.output[0].status) == ("incomplete", "incomplete")
+        assert reply.incomplete_details is not None
+        assert (reply.incomplete_details.reason, reply.output_text) == (reason, "Half")
+    assert behind.examples() == []
+
+
+def test_a_model_that_refuses_is_quoted(behind: Kitchen, server: doubles.Server) -> None:
+    server.answers = [
+        said(content=None, refusal="I will not."),
+        events(lines(delta(refusal="I will"), delta(refusal=" not."), chunk(finish="stop"))),
+    ]
+    plain = checked(raw(behind, "hi", "bottega/master"))
+    last = streamed(behind, "hi", "bottega/master")[-1].response
+    replies: list[Any] = [plain, last]
+    for reply in replies:
+        assert [part.refusal for part in reply.output[0].content] == ["I will not."]
+
+
+def test_silence_is_an_empty_message(behind: Kitchen, server: doubles.Server) -> None:
+    server.answers = [
+        said(content=""),
+        events(lines(delta(role="assistant"), chunk(finish="stop"))),
+    ]
+    plain = checked(raw(behind, "hi", "bottega/master"))
+    found = streamed(behind, "hi", "bottega/master")
+    replies: list[Any] = [plain, found[-1].response]
+    for reply in replies:
+        assert [part.text for part in reply.output[0].content] == [""]
+
+
+def test_a_stream_that_breaks_off_is_an_error_to_the_client(
+    behind: Kitchen, server: doubles.Server
+) -> None:
+    server.answers = [events(lines(WHOLE[0], done=False), end="abort")]
+    told: list[Any] = []
+    with client(behind.url) as real:
+        stream = real.responses.create(model="bottega/master", input="hi", stream=True)
+        with pytest.raises(openai.APIError, match="failed"):
+            for one in stream:
+                told.append(one)
+    failed = told[-1]
+    assert failed.type == "response.failed"
+    assert failed.response.status == "failed"
+    assert failed.response.error.code == "server_error"
+    assert failed.response.output[0].content[0].text == "a"
+    assert behind.wait(1).state == "failed"
+    assert behind.examples() == []
+
+
+def test_what_the_endpoint_refuses_the_client_reads(
+    behind: Kitchen, server: doubles.Server
+) -> None:
+    server.answers = [doubles.refuse(400, "too long")]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="too long"):
+            raw(behind, "hi", "bottega/master", stream=stream)
+
+
+async def test_a_client_that_leaves_ends_the_call(behind: Kitchen, server: doubles.Server) -> None:
+    gone = threading.Event()
+    server.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
+    async with openai.AsyncOpenAI(base_url=behind.url, api_key="x") as real:
+        stream = await real.responses.create(model="bottega/master", input="hi", stream=True)
+        async for one in stream:
+            if one.type == "response.output_text.delta":
+                break
+        await stream.close()
+    assert await seen(gone)
+    assert behind.wait(1).status == 499
+
+
+async def test_a_stream_that_is_left_between_two_events_is_closed_to_its_source() -> None:
+    closed = []
+
+    async def chunks() -> AsyncGenerator[bytes]:
+        try:
+            yield event(orjson.dumps(chunk("a")))
+            yield LAST
+        finally:
+            closed.append(True)
+
+    source = chunks()  # held here, so that nobody else closes it
+
+    async def chat(progress: Progress, headers: Any, body: Any) -> Reply:
+        await body()
+        return Reply({}, events=source)
+
+    async def body() -> bytes:
+        return b'{"model": "m", "input": "hi", "stream": true}'
+
+    reply = await Responses(chat).answer(Progress("req_1"), {}, body)
+    assert reply.events is not None
+    await anext(reply.events)
+    await reply.events.aclose()
+    assert closed
