@@ -311,3 +311,15 @@ WORDS = some(
         Example(Query(SHAPE, (scene("cross", "blue"),)), "gelum"),
     ]
 )
+
+
+async def test_two_that_are_loaded_at_once_are_both_whole() -> None:
+    both = [bundled("apprentice"), bundled("master")]
+    await asyncio.gather(*(one.load() for one in both))
+    for one in both:
+        assert one._loaded is not None
+        parameters = dict(one._loaded.model.named_parameters())
+        assert not any(value.is_meta for value in parameters.values())
+        reply = await one.generate(Prompt((Message("user", ("What?",)),)), Sampling(max_tokens=4))
+        assert reply.completions[0].text == "unknown"
+        await one.aclose()

@@ -22,6 +22,7 @@ from bottega.gateway.pictures import Fetch
 from bottega.gateway.ports import Served, Takes, Upstream
 from bottega.gateway.repeats import Bodies, Flights, Repeats
 from bottega.gateway.serving import Gateway, Replaying
+from bottega.gateway.running import configured
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.workshop import Pair, Workshop
@@ -164,7 +165,8 @@ def kitchen(
 
 @contextmanager
 def running(app: Any) -> Iterator[str]:
-    config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="on")
+    config = configured(app)
+    config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

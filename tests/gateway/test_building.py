@@ -33,7 +33,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
 from bottega.reranking import Gated
-from bottega.routing import always
+from bottega.routing import Budgeted, Covered, always
 from bottega.types import Candidate, Example, Query
 from tests.gateway.harness import running
 from tests.server import Server, ok
@@ -219,6 +219,31 @@ def _near() -> Candidate:
     return Candidate(Example(Query("q"), "a", id="1"), 0.9)
 
 
+@pytest.mark.parametrize(
+    ("by", "router", "asks"),
+    [
+        ("'budget'\nusd_per_1k = 4", Budgeted, {}),
+        ("'coverage'\nat_least = 0.9", Covered, {}),
+        ("'confidence'\nbelow = 0.5", None, {"logprobs": True}),
+        ("'confidence'\nbelow = 0.5\nsamples = 3", None, {"n": 3}),
+    ],
+)
+async def test_every_route_is_built(
+    tmp_path: Path, by: str, router: type | None, asks: dict[str, object]
+) -> None:
+    config = configured(tmp_path, "http://localhost:9/v1")
+    text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nby = {by}"
+    route = parse_config(text).route
+    house = build(dataclasses.replace(config, route=route), ENVIRONMENT)
+    try:
+        pipeline = (await house.spaces.open("")).pipeline
+        assert router is None or isinstance(pipeline.route, router)
+        assert (pipeline.escalate is not None) == bool(asks)
+        assert [one.asks for one in house.staff.served] == [asks, {}]
+    finally:
+        await house.aclose()
+
+
 async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
     opened: list[str] = []
     bases: dict[str, KnowledgeBase] = {}
@@ -324,7 +349,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         from bottega.generation import Scripted
         from bottega.parsing import plain_text
         from bottega.prompting import Interleaved
-        from bottega.routing import always
+        from bottega.routing import Budgeted, Covered, always
 
         tier = Tier("only", Scripted(lambda prompt: "of the shop"))
         pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))

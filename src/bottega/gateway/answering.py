@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +24,8 @@ from bottega.pipeline import Pipeline
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
+
+TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ class Answering:
                 completed = await call.served.upstream.complete(call.body)
             except GenerationError as error:
                 failure = error
+                if bare := _without(asked, call, error):
+                    asked, waiting = bare, [call.served, *waiting]
+                    continue
                 if not waiting or _is_the_clients(error):
                     break
                 log.warning("%s failed, another tier is asked: %s", call.served.name, error)
@@ -124,6 +130,9 @@ class Answering:
                     "the model's stream was empty", status=502, type="server_error"
                 ) from None
             except GenerationError as error:
+                if bare := _without(asked, call, error):
+                    asked, waiting = bare, [call.served, *waiting]
+                    continue
                 if not waiting or _is_the_clients(error):
                     raise
                 log.warning("%s failed, another tier is asked: %s", call.served.name, error)
@@ -230,8 +239,21 @@ class Answering:
 
 
 def _is_the_clients(error: GenerationError) -> bool:
-    """Another tier would refuse it as well."""
+    """Another tier would refuse it as well, unless it is only too long for this one."""
+    return _refuses(error) and not TOO_LONG.search(str(error))
+
+
+def _refuses(error: GenerationError) -> bool:
     return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
+
+
+def _without(asked: Asked, call: Call, error: GenerationError) -> Asked | None:
+    """The request alone, where it may be what was shown with it that is refused: too long, too many
+    images, or against some policy."""
+    if not (call.shown and _refuses(error)):
+        return None
+    log.warning("%s refuses, it is asked without demonstrations: %s", call.served.name, error)
+    return replace(asked, overrides=replace(asked.overrides, retrieve=False))
 
 
 async def _from(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from bottega.gateway.ports import Body, Takes
@@ -21,8 +22,7 @@ def fitting(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> list[Candid
     """Those that the tier can take beside the request, in their order: the least similar ones are
     left out first."""
     kept = list(shown)
-    detail = _detail(chat)
-    while kept and not _fits(kept, chat, takes, detail):
+    while kept and not _fits(kept, chat, takes):
         kept.remove(min(kept, key=lambda candidate: candidate.score))
     return kept
 
@@ -66,13 +66,17 @@ def _detail(chat: Chat) -> str | None:
     return chat.images[-1].detail if chat.images else None
 
 
-def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes, detail: str | None) -> bool:
+def expected_tokens(chat: Chat, shown: Sequence[Candidate]) -> int:
+    """Of the request with its demonstrations: an estimate."""
     examples = [candidate.example for candidate in shown]
+    texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
     images = sum(len(example.query.images) for example in examples)
+    seen = images * IMAGE_TOKENS.get(_detail(chat) or "", MOST_IMAGE_TOKENS)
+    return chat.needs.tokens + math.ceil(texts / CHARACTERS_A_TOKEN) + seen
+
+
+def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> bool:
+    images = sum(len(candidate.example.query.images) for candidate in shown)
     if takes.images is not None and chat.needs.images + images > takes.images:
         return False
-    if takes.context is None:
-        return True
-    texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
-    seen = images * IMAGE_TOKENS.get(detail or "", MOST_IMAGE_TOKENS)
-    return chat.needs.tokens + texts / CHARACTERS_A_TOKEN + seen <= takes.context
+    return takes.context is None or expected_tokens(chat, shown) <= takes.context

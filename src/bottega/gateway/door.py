@@ -48,6 +48,7 @@ class Progress:
     similarity: float | None = None
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
+    dismissed_usd: float = 0.0
     stored: str | None = None
     status: int = 200
     streamed: bool = False

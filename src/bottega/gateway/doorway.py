@@ -53,13 +53,13 @@ class Doorway:
             await self._app(scope, receive, send)
         elif scope["path"] in WATCHED:
             if self.closing and scope["path"] == "/readyz":
-                await _refuse(CLOSING, send)
+                await refuse(CLOSING, send)
             else:
                 await self._app(scope, receive, send)
         elif self.closing:
-            await _refuse(CLOSING, send)
+            await refuse(CLOSING, send)
         elif self.under_way >= self._most:
-            await _refuse(FULL, send)
+            await refuse(FULL, send)
         else:
             self.under_way += 1
             try:
@@ -70,7 +70,7 @@ class Doorway:
                     self._empty.set()
 
 
-async def _refuse(refusal: Refusal, send: Send) -> None:
+async def refuse(refusal: Refusal, send: Send) -> None:
     headers = {
         "content-type": "application/json",
         "content-length": str(len(refusal.body)),

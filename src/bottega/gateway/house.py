@@ -149,6 +149,7 @@ def entry_of(progress: Progress) -> Entry:
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         cost_usd=progress.cost_usd,
+        dismissed_usd=progress.dismissed_usd,
         seconds=progress.seconds,
         status=progress.status,
     )

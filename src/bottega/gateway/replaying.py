@@ -3,6 +3,7 @@ answers requests for the other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -10,6 +11,7 @@ import orjson
 
 from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.ports import Completed
+from bottega.gateway.requests import CHARACTERS_A_TOKEN
 from bottega.generation.wire import parse_completions, parse_usage, reported_failure
 
 DONE = b"data: [DONE]\n\n"
@@ -65,6 +67,20 @@ def assembled(steps: Iterable[bytes]) -> Completed:
         parse_completions(body, WHERE),
         parse_usage(body) if "usage" in head else None,
     )
+
+
+def tokens_said(steps: Iterable[bytes]) -> int:
+    """An estimate, for a stream that did not come as far as its usage."""
+    return math.ceil(sum(map(_characters, steps)) / CHARACTERS_A_TOKEN)
+
+
+def _characters(step: bytes) -> int:
+    try:
+        choices = cast(list[dict[str, object]], _parsed(step).get("choices") or [])
+    except GarbledError:
+        return 0
+    deltas = (cast(Mapping[str, object], choice.get("delta") or {}) for choice in choices)
+    return sum(len(said) for one in deltas for said in one.values() if isinstance(said, str))
 
 
 def _steps(choice: Mapping[str, object]) -> list[dict[str, object]]:

@@ -6,10 +6,12 @@ import asyncio
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from bottega.errors import SettingError
+from bottega.gateway.connection import Connection
 from bottega.gateway.doorway import Doorway
 from bottega.gateway.house import House
 from bottega.gateway.settings import Listening
@@ -51,8 +53,15 @@ def base_url(listening: Listening, port: int) -> str:
 def run(house: House, listener: socket.socket, started: Callable[[], None]) -> None:
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
     `drain_seconds`; a second signal does not wait."""
-    config = uvicorn.Config(
-        house.app,
+    config = configured(house.app)
+    Draining(config, house.app, house.config.gateway.drain_seconds, started).run([listener])
+
+
+def configured(app: Any) -> uvicorn.Config:
+    """As the gateway meets its clients."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -60,7 +69,6 @@ def run(house: House, listener: socket.socket, started: Callable[[], None]) -> N
         server_header=False,
         ws="none",
     )
-    Draining(config, house.app, house.config.gateway.drain_seconds, started).run([listener])
 
 
 class Draining(uvicorn.Server):

@@ -210,7 +210,12 @@ class Gateway:
                 self._begun(progress, streaming.call)
                 events = self._events(progress, asked, streaming, leading.pop_all(), remember)
                 return Reply(headers_of(progress), events=events)
-            answered = await self.answering.complete(asked)
+            progress.cost_usd = None  # who leaves meanwhile does not learn what was spent
+            try:
+                answered = await self.answering.complete(asked)
+            except BottegaError:
+                progress.cost_usd = 0.0
+                raise
             self._begun(progress, answered.call)
             await self._settled(progress, asked, answered)
             headers = headers_of(progress)
@@ -238,6 +243,7 @@ class Gateway:
         remember: Land,
     ) -> AsyncGenerator[bytes]:
         steps: list[bytes] = []
+        completed: Completed | None = None
         with leading:
             try:
                 async for payload in streaming.events:
@@ -252,6 +258,8 @@ class Gateway:
                 yield event(refusal.body)
                 return
             finally:
+                if completed is None:
+                    self.settle.broken_off(progress, asked, streaming.call, steps)
                 await streaming.events.aclose()
             await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)

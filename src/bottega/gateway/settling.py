@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Asked, Call, Question
-from bottega.gateway.augmenting import worked
+from bottega.gateway.augmenting import expected_tokens, worked
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed
+from bottega.gateway.replaying import tokens_said
 from bottega.gateway.requests import INSTRUCTING, parts_of
 from bottega.generation.wire import add_usage
 from bottega.image import Image
@@ -19,6 +20,8 @@ from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
 log = logging.getLogger(__name__)
+
+ONE_OF_EACH = Usage(1, 1)
 
 
 @dataclass(frozen=True)
@@ -31,33 +34,58 @@ class Settling:
         self._count(progress, answered)
         if asked.question is None:
             return
+        await self._kept(progress, asked, asked.question, call, completed)
+        if asked.question.pipeline.record is None:
+            return
         try:
-            progress.stored = await self._keep(progress, asked, asked.question, call, completed)
-            if asked.question.pipeline.record is not None:
-                await asked.question.pipeline.record(
-                    _trace(progress, asked, asked.question, answered)
-                )
+            await asked.question.pipeline.record(_trace(progress, asked, asked.question, answered))
         except BottegaError as error:
             log.warning("request %s: not recorded: %s", progress.request_id, error)
 
     async def alone(
         self, progress: Progress, asked: Asked, call: Call, completed: Completed
     ) -> None:
-        """Of a call that nobody waits for: counted and perhaps kept, but no router is told."""
+        """Of a call that nobody waits for: counted and perhaps kept, but no router is told. Never
+        raises."""
         self._count(progress, Answered(call, completed))
         if asked.question is not None:
-            progress.stored = await self._keep(progress, asked, asked.question, call, completed)
+            await self._kept(progress, asked, asked.question, call, completed)
+
+    async def _kept(
+        self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
+    ) -> None:
+        """A full disk keeps no router from hearing what an answer has cost."""
+        try:
+            progress.stored = await self._keep(progress, asked, question, call, completed)
+        except BottegaError as error:
+            log.warning("request %s: not stored: %s", progress.request_id, error)
+
+    def broken_off(
+        self, progress: Progress, asked: Asked, call: Call, steps: Sequence[bytes]
+    ) -> None:
+        """Of a stream that did not come to its end: nobody tells what it cost, but the upstream
+        bills it. A guess from its characters, so that leaving early does not get around a budget.
+        """
+        spent = Usage(expected_tokens(asked.chat, call.shown), tokens_said(steps))
+        progress.usage, progress.model = spent, call.served.upstream.model
+        progress.cost_usd = self.price(progress.model, spent)
 
     def _count(self, progress: Progress, answered: Answered) -> None:
-        calls = [*answered.dismissed, (answered.call, answered.completed)]
-        progress.usage, costs = Usage(), list[float | None]()
-        for call, completed in calls:
-            spent = completed.usage or Usage()
-            progress.usage = add_usage(progress.usage, spent)
-            costs.append(self.price(call.served.upstream.model, spent))
+        progress.usage = Usage()
+        dismissed = [self._cost(progress, *one) for one in answered.dismissed]
+        costs = [*dismissed, self._cost(progress, answered.call, answered.completed)]
         known = [cost for cost in costs if cost is not None]
         progress.cost_usd = sum(known) if len(known) == len(costs) else None
+        progress.dismissed_usd = sum(cost for cost in dismissed if cost is not None)
         progress.model = answered.completed.model
+
+    def _cost(self, progress: Progress, call: Call, completed: Completed) -> float | None:
+        """Without a count of its tokens the price is not known either, unless nothing has one."""
+        model, usage = call.served.upstream.model, completed.usage
+        if usage is None:
+            return 0.0 if self.price(model, ONE_OF_EACH) == 0 else None
+        progress.usage = add_usage(progress.usage, usage)
+        return self.price(model, usage)
 
     async def _keep(
         self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed

@@ -1,0 +1,157 @@
+"""Clients that send or read in bad faith, on raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.accounts import Account
+from bottega.gateway.connection import Connection
+from bottega.generation import Scripted
+from bottega.types import Prompt, Reply, Sampling
+from tests.gateway.harness import Kitchen, kitchen
+
+BODY = json.dumps(
+    {"model": "bottega", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+).encode()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+KEY = b"Authorization: Bearer sk-a\r\n"
+PLAIN = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kitchen]:
+    accounts = {"sk-a": Account("a", "team a", namespace="team-a")}
+    with kitchen(tmp_path, authenticate=lambda token: accounts.get(token or "")) as found:
+        yield found
+
+
+def connected(kitchen: Kitchen, receives: int | None = None) -> socket.socket:
+    found = socket.socket()
+    if receives:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    found.settimeout(10)
+    found.connect(("127.0.0.1", int(kitchen.url.split(":")[2].removesuffix("/v1"))))
+    return found
+
+
+def reply(client: socket.socket) -> bytes:
+    """Until the other side closes; empty if it did so without a word."""
+    said = b""
+    try:
+        while piece := client.recv(1 << 16):
+            said += piece
+    except ConnectionError:
+        pass
+    client.close()
+    return said
+
+
+def ask(kitchen: Kitchen, sent: bytes) -> bytes:
+    client = connected(kitchen)
+    client.sendall(sent)
+    return reply(client)
+
+
+def status(said: bytes) -> int:
+    return int(said.split(b" ", 2)[1]) if said else 0
+
+
+def test_a_header_without_end_stops_nobody(kept: Kitchen) -> None:
+    """It took ten seconds of everybody's time for each 64 MB."""
+    client = connected(kept)
+
+    def flood() -> None:
+        try:
+            client.sendall(HEAD + b"X-Endless: " + bytes(64 << 20).replace(b"\0", b"a"))
+        except OSError:
+            pass
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    begun = time.monotonic()
+    assert status(ask(kept, b"GET /healthz HTTP/1.0\r\n\r\n")) == 200
+    flooding.join(10)
+    assert not flooding.is_alive() and time.monotonic() - begun < 5
+    assert status(reply(client)) in (431, 0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"".join(b"X-%d: a\r\n" % i for i in range(101)), b"X-A: %b\r\n" % (b"a" * 33_000)],
+)
+def test_headers_that_are_too_many_or_too_large(kept: Kitchen, more: bytes) -> None:
+    assert status(ask(kept, HEAD + KEY + more + PLAIN)) == 431
+
+
+def test_what_comes_behind_the_body_is_no_header(kept: Kitchen) -> None:
+    """A proxy that checked the headers has not seen it."""
+    chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n%b\r\n"
+    key_behind = chunked % (len(BODY), BODY, KEY)
+    assert status(ask(kept, HEAD + key_behind)) == 401
+    key_before = chunked % (len(BODY), BODY, b"X-Bottega-Shots: wrong\r\n")
+    assert status(ask(kept, HEAD + KEY + key_before)) == 200
+
+
+def test_trailers_have_an_end(kept: Kitchen) -> None:
+    client = connected(kept)
+    client.sendall(HEAD + KEY + b"Transfer-Encoding: chunked\r\n\r\n")
+    client.sendall(b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY))
+    with pytest.raises(OSError):
+        for _ in range(64):
+            client.sendall(b"X-T: " + b"a" * (1 << 20) + b"\r\n")
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "half", [b"", b"POST /v1/chat", HEAD + KEY, HEAD + KEY + b"Content-Length: 100\r\n\r\n{"]
+)
+def test_what_comes_too_slowly_is_not_waited_for(
+    kept: Kitchen, half: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "head_seconds", 0.2)
+    monkeypatch.setattr(Connection, "message_seconds", 0.2)
+    monkeypatch.setattr(Connection, "look_every", 0.05)
+    begun = time.monotonic()
+    assert ask(kept, half) == b""
+    assert time.monotonic() - begun < 5
+
+
+class Slow(Scripted):
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        await asyncio.sleep(0.5)
+        return await super().generate(prompt, sampling)
+
+
+def test_an_answer_may_take_longer_than_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "head_seconds", 0.1)
+    monkeypatch.setattr(Connection, "message_seconds", 0.1)
+    monkeypatch.setattr(Connection, "look_every", 0.05)
+    with kitchen(tmp_path, apprentice=Slow(lambda prompt: "seven")) as found:
+        said = ask(found, HEAD + b"Connection: close\r\n" + PLAIN)
+    assert status(said) == 200 and b"seven" in said
+
+
+def test_who_does_not_read_the_answer_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a tier's slots, and all who wait for the same answer, are held as long as it likes."""
+    monkeypatch.setattr(Connection, "reading_seconds", 0.2)
+    monkeypatch.setattr(Connection, "look_every", 0.05)
+    long = Scripted(lambda prompt: "seven " * 2_000_000)
+    streamed = BODY[:-1] + b', "stream": true}'
+    with kitchen(tmp_path, apprentice=long) as found:
+        client = connected(found, receives=4096)
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(streamed), streamed))
+        assert found.wait(1).why == "client left"
+        assert found.gateway.replaying and not len(found.gateway.replaying.flights)
+        client.close()

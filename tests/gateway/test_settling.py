@@ -1,0 +1,131 @@
+"""What an answer cost and whether it was kept: told to ledger and routers, come what may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import openai
+import orjson
+import pytest
+
+from bottega.errors import RejectedError, StoreError
+from bottega.gateway.ports import Body, Completed
+from bottega.gateway.workshop import Workshop
+from bottega.generation import Scripted
+from bottega.pipeline import Pipeline
+from bottega.protocols import Tier
+from bottega.types import Answer, Completion, Example, Query, Trace, Usage
+from tests.gateway.harness import kitchen
+from tests.gateway.test_serving import asked, client, raw
+
+
+class Speaking:
+    """An upstream that streams words, and counts no tokens."""
+
+    model = "wordy"
+
+    async def complete(self, body: Body, /) -> Completed:
+        said = {"role": "assistant", "content": "some words"}
+        choice = {"index": 0, "message": said, "finish_reason": "stop"}
+        payload = orjson.dumps({"model": self.model, "choices": [choice]})
+        return Completed(payload, self.model, (Completion("some words"),), None)
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        for word in ["words "] * 5000:
+            delta = {"role": "assistant", "content": word * 10}
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
+            yield orjson.dumps({"model": self.model, "choices": [choice]})
+
+    async def check(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def priced(model: str, usage: Usage) -> float:
+    return (usage.prompt_tokens + usage.completion_tokens) * 1e-6
+
+
+def test_what_nobody_counted_has_no_price(tmp_path: Path) -> None:
+    """As nothing it would never use up a budget, and a router would take the model for free."""
+    with kitchen(tmp_path, apprentice=Speaking()) as found:
+        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        raw(found, asked(1))
+        assert found.wait(1).cost_usd is None
+        found.gateway.settle = replace(found.gateway.settle, price=lambda model, usage: 0.0)
+        raw(found, asked(2))
+        assert found.wait(2).cost_usd == 0.0
+
+
+def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
+    with kitchen(tmp_path, apprentice=Speaking()) as found:
+        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        with client(found.url) as real:
+            stream = real.chat.completions.create(model="bottega", messages=asked(1), stream=True)
+            for _ in range(100):
+                next(stream)
+            stream.close()
+        left = found.wait(1)
+    assert left.state == "failed"
+    assert left.usage.prompt_tokens > 1000  # an image
+    assert left.usage.completion_tokens > 100 * 60 / 4
+    assert left.cost_usd == pytest.approx(priced("", left.usage))
+
+
+def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    with kitchen(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as found:
+        raw(found, asked(1))
+        over = found.wait(1)
+    assert over.cost_usd is not None
+    assert 0 < over.dismissed_usd < over.cost_usd
+
+
+def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
+    async def record(trace: Trace, /) -> None:
+        traces.append(trace)
+
+    return lambda pipeline: replace(pipeline, record=record)
+
+
+def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> None:
+    class Full:
+        async def keep(self, example: Example, /) -> str | None:
+            raise StoreError("the disk is full")
+
+    def furnish(workshop: Workshop) -> Workshop:
+        return replace(workshop, keeper=Full())
+
+    traces: list[Trace] = []
+    with kitchen(tmp_path, furnish=furnish, change=recording(traces)) as found:
+        reply = raw(found, asked(1), "bottega/master")
+    assert "x-bottega-stored" not in reply.headers
+    assert [trace.tier for trace in traces] == ["master"]
+
+
+def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -> None:
+    long = RejectedError("maximum context length is 4096 tokens", status=400)
+    for stream in (False, True):
+        apprentice = Scripted([long, "alone"])
+        folder = tmp_path / str(stream)
+        folder.mkdir()
+        with kitchen(folder, apprentice=apprentice) as found:
+            raw(found, asked(9), "bottega/master")
+            with client(found.url) as real:
+                reply = real.chat.completions.with_raw_response.create(
+                    model="bottega", messages=asked(1), stream=stream
+                )
+            assert reply.headers["x-bottega-route"] == "apprentice"
+            assert reply.headers["x-bottega-demonstrations"] == "0"
+            assert [len(call.prompt.messages) for call in apprentice.calls] == [3, 1]
+
+
+def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
+    long = RejectedError("exceeds the context window", status=400)
+    with kitchen(tmp_path, apprentice=Scripted([long, long])) as found:
+        assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
+        with pytest.raises(openai.BadRequestError):
+            raw(found, asked(1), "bottega/apprentice")
