@@ -21,8 +21,8 @@ from bottega.gateway.local_upstream import LocalUpstream
 from bottega.gateway.pictures import Fetch
 from bottega.gateway.ports import Served, Takes, Upstream
 from bottega.gateway.repeats import Bodies, Flights, Repeats
-from bottega.gateway.serving import Gateway, Replaying
 from bottega.gateway.running import configured
+from bottega.gateway.serving import Gateway, Replaying
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.workshop import Pair, Workshop
