@@ -1,5 +1,6 @@
 """One model at a time: while transformers loads one, it changes torch for the whole process, and a
-second one that is loaded meanwhile ends up without some of its weights."""
+second one that is loaded meanwhile ends up without some of its weights; two threads that import it
+at once find it half made."""
 
 from __future__ import annotations
 

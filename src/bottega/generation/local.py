@@ -100,15 +100,15 @@ class Transformers:
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
-            try:
-                import torch
+            with LOADING:  # transformers cannot even be imported twice at once
+                try:
+                    import torch
 
-                from bottega.generation.loaded import LoadedModel
-            except ModuleNotFoundError as error:
-                raise MissingDependencyError(error.name or "torch", "local") from error
-            if self._threads is not None:
-                torch.set_num_threads(self._threads)
-            with LOADING:
+                    from bottega.generation.loaded import LoadedModel
+                except ModuleNotFoundError as error:
+                    raise MissingDependencyError(error.name or "torch", "local") from error
+                if self._threads is not None:
+                    torch.set_num_threads(self._threads)
                 self._loaded = LoadedModel.load(self._source, self._device, self._dtype)
         return self._loaded
 
