@@ -81,6 +81,14 @@ async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
     assert (status, told.get("x-bottega-cache")) == (403, None)
 
 
+async def test_a_repeat_is_booked_where_it_was_asked(shared: Kitchen) -> None:
+    for _ in range(3):
+        await ask(shared, body("bottega/master:namespace=team-a"), "sk-admin")
+    shared.wait(3)
+    assert [one.namespace for one in shared.over] == ["team-a"] * 3
+    assert [one.state for one in shared.over] == ["answered", "replayed", "replayed"]
+
+
 async def test_a_models_name_has_an_end(shared: Kitchen) -> None:
     """What was understood of it is remembered for the next request."""
     for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):

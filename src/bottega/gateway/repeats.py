@@ -104,11 +104,12 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What must be known of a body to answer it from memory."""
+    """What must be known of a body to answer it from memory. `namespace` is what it asks for."""
 
     key: str
     stream: bool = False
     include_usage: bool = False
+    namespace: str = ""
 
 
 class Bodies:

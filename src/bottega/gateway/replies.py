@@ -15,7 +15,7 @@ LONGEST_NAME = 200
 
 
 def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
-    progress.state = "replayed"
+    progress.state, progress.namespace = "replayed", before.namespace
     progress.route, progress.model = reply.route, reply.model
     headers = headers_of(progress)
     if before.stream:

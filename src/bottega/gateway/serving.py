@@ -103,7 +103,7 @@ class Gateway:
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
             return await self._fresh(progress, asked, ExitStack(), _ignore)
-        before = AskedBefore(key, chat.stream, chat.include_usage)
+        before = AskedBefore(key, chat.stream, chat.include_usage, progress.namespace)
         self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
         reply = self.replaying.repeats.get(key) or await self.replaying.flights.wait(key)
         if reply is not None:
