@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,16 @@ THIRDS = ("first", "second", "third")
 
 
 def tables(measured: Measured) -> str:
-    parts = (_fixed(measured), _overall(measured), _gains(measured), _thirds(measured))
+    setting = measured.setting
+    title = (
+        f"# Cache-of-Thought: `{setting.spec}`\n\n{len(setting.seeds)} streams (seeds"
+        f" {', '.join(map(str, setting.seeds))}) of {measured.fixed['master'][0].length} items,"
+        f" {setting.shots} shown, by the view `{setting.view}`. Intervals at 95 % are those of a"
+        " bootstrap over streams and items; those of APGR are the lowest and highest stream's."
+        " Made by `benchmarks/cache_of_thought.py`, explained in"
+        " [cache_of_thought.md](cache_of_thought.md)."
+    )
+    parts = (title, _fixed(measured), _overall(measured), _gains(measured), _thirds(measured))
     more = (_paired(measured), _bars(measured), _apgr(measured))
     return "\n\n".join((*parts, *more)) + "\n"
 
@@ -145,6 +155,8 @@ def _cell(measured: Measured, name: str, rate: int) -> str:
 
 
 def _told(estimate: Estimate, signed: bool = False) -> str:
+    if math.isnan(estimate.value):
+        return "no answers"
     sign = "+" if signed else ""
     value, low, high = (
         format(each, f"{sign}.3f") for each in (estimate.value, estimate.low, estimate.high)

@@ -85,7 +85,7 @@ def main() -> None:
             setting = replace(setting, seeds=tuple(map(int, chosen.seeds.split(","))))
         start = time.perf_counter()
         measured = asyncio.run(measure(setting, chosen.replies))
-        (chosen.out / f"{name}.md").write_text(tables(measured), "utf-8")
+        (chosen.out / f"cache_of_thought_{name}.md").write_text(tables(measured), "utf-8")
         draw(measured, chosen.out / f"cache_of_thought_{name}.png")
         print(tables(measured))
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)

@@ -32,12 +32,14 @@ base_url = "{upstream}"
 api_key_env = "BENCH_KEY"
 shots = 2
 concurrency = 256
+price = [0.15, 0.60]
 
 [tiers.master]
 model = "openai:mock"
 base_url = "{upstream}"
 api_key_env = "BENCH_KEY"
 concurrency = 256
+price = [0.15, 0.60]
 
 [cache]
 file = "{folder}/cache.db"

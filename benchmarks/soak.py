@@ -40,11 +40,14 @@ STEADY = 0.75
 """Of the time, in one life of the process."""
 LEAK = 0.10
 DRAINS = 40.0
+QUESTIONS = 500
+"""A namespace. So few that the cache holds nearly all of them within two minutes, and replays come
+and go within their 20 s: before the second fifth of half an hour, which the last is compared with."""
 CONFIG = """
 [gateway]
 port = {port}
 data = "{folder}/data"
-max_concurrent = 24
+max_concurrent = 30
 
 [tiers.apprentice]
 model = "openai:small"
@@ -232,7 +235,7 @@ class Soak:
                 askers[number % len(askers)],
                 self._report.told,
                 random.Random(f"{self._seed}/{number}"),
-                questions=2000,
+                questions=QUESTIONS,
                 down=self._down,
             )
             for number in range(self._concurrency)

@@ -202,7 +202,8 @@ class Client:
         url = f"{self.url}/v1/chat/completions"
         async with session.post(url, data=sent, headers=headers) as response:
             said = await response.text()
-            if response.status == status and '"error"' in said:
+            full = response.status in EXPECTED and '"overloaded"' in said  # seen before all else
+            if full or (response.status == status and '"error"' in said):
                 self.told.counts["rightly refused"] += 1
             else:
                 self.told.is_wrong(f"{status} was due", response.status, said)

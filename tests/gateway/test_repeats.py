@@ -373,7 +373,7 @@ class Clock:
 def test_replies_are_kept_for_their_time() -> None:
     clock = Clock()
     repeats = Repeats(10_000, 60, clock=clock)
-    reply = Remembered(b"{}", (("x-bottega-route", "master"),))
+    reply = Remembered(b"{}", "master")
     repeats.put("a", reply)
     clock.now += 59.9
     assert repeats.get("a") is reply

@@ -24,6 +24,7 @@ from bottega.gateway.ports import Body, Completed, Served
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.requests import Chat
 from bottega.gateway.upstream_errors import MisconfiguredError
+from bottega.gateway.warning import Warn
 from bottega.gateway.workshop import Workshop
 from bottega.image import Image
 from bottega.pipeline import Pipeline
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Asked:
     """One request on its way. Without a `question` it goes to a tier as it is."""
 
@@ -43,7 +44,7 @@ class Asked:
     question: Question | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Question:
     """What examples are found for, and where. `pictures` are all images of the request by URL."""
 
@@ -56,7 +57,7 @@ class Question:
         return self.workshop.pipeline
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Call:
     """What one tier was asked."""
 
@@ -69,7 +70,7 @@ class Call:
         return max((one.score for one in self.shown), default=None)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answered:
     """`dismissed` are the replies of tiers that were asked first and were not sure enough."""
 
@@ -78,7 +79,7 @@ class Answered:
     dismissed: tuple[tuple[Call, Completed], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Streaming:
     """An answer that has begun: `events` gives the first one, too."""
 
@@ -93,6 +94,7 @@ class Answering:
     served: Sequence[Served]
     data_url: DataUrl
     random: random.Random = field(default_factory=random.Random)
+    warn: Warn = field(default_factory=Warn)
 
     async def complete(self, asked: Asked) -> Answered:
         """Raises the last tier's `GenerationError` if none answers, or the `SettingError` of one
@@ -178,19 +180,23 @@ class Answering:
         try:
             return (await question.pipeline.route(question.query)).name, False
         except BottegaError as error:
-            log.warning("no tier was chosen, the cheapest one is asked: %s", error)
+            self.warn("no tier chosen, the cheapest asked", error)
             return self.served[0].name, False
 
     async def _call(self, asked: Asked, served: Served) -> Call:
         shown = await self._shown(asked, served)
+        if not shown:
+            return Call(served, self._asking(asked, served, asked.chat.body))
         kept = fitting(shown, asked.chat, served.takes)
         if any(one.example.query.images for one in kept):  # to be encoded
             body = await asyncio.to_thread(augmented, asked.chat, kept, self.data_url)
         else:
             body = augmented(asked.chat, kept, self.data_url)
-        if served.asks and self._escalates(asked):
-            body = {**body, **served.asks}
-        return Call(served, body, tuple(kept))
+        return Call(served, self._asking(asked, served, body), tuple(kept))
+
+    def _asking(self, asked: Asked, served: Served, body: Body) -> Body:
+        wanted = served.asks and self._escalates(asked)
+        return {**body, **served.asks} if wanted else body
 
     async def _shown(self, asked: Asked, served: Served) -> list[Candidate]:
         """An answer without examples is better than none."""
@@ -205,7 +211,7 @@ class Answering:
         except EmptyKnowledgeBaseError:
             return []
         except BottegaError as error:
-            log.warning("no demonstrations: %s", error)
+            self.warn("no demonstrations", error)
             return []
 
     async def _better(self, asked: Asked, call: Call, completed: Completed) -> Served | None:

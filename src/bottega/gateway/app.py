@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 
 import orjson
 from starlette.applications import Starlette
@@ -14,13 +15,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.gateway.door import Door, Receive, Scope, Send
+from bottega.gateway.door import Door, Scope, Send
 from bottega.gateway.refusals import Refusal, refusal_of
 from bottega.gateway.responses import Responses
 from bottega.gateway.serving import Gateway
+from bottega.gateway.watching import Receive
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
+FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip"}
 CREATED = 1767225600  # of the virtual models: clients want a number
 
 
@@ -95,6 +98,7 @@ def _rest(
 
     async def told(request: Request) -> Response:
         assert metrics is not None
+        _check_watcher(gateway, request)
         payload, kind = metrics()
         return Response(payload, media_type=kind)
 
@@ -117,6 +121,30 @@ def _rest(
     ]
     handlers = {HTTPException: _not_here, Refusal: _refused, Exception: _refused}
     return Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
+
+
+def _check_watcher(gateway: Gateway, request: Request) -> None:
+    """Metrics name tenants and what they spend: they are for this machine and for operators."""
+    if gateway.authenticate is None or _is_local(request):
+        return
+    if not gateway.check_key(request.headers).admin:
+        raise Refusal(
+            "this key may not read the metrics",
+            status=403,
+            type="permission_error",
+            code="not_an_admin",
+            hint="bottega keys add NAME --admin makes one that may",
+        )
+
+
+def _is_local(request: Request) -> bool:
+    """Not by way of a proxy on this machine."""
+    if request.client is None or FORWARDED.intersection(request.headers.keys()):
+        return False
+    try:
+        return ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
 
 
 def _model(name: str) -> dict[str, object]:

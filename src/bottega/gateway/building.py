@@ -30,6 +30,7 @@ from bottega.gateway.settings import MB, VIRTUAL, ClientLimits, Config
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
 from bottega.gateway.tiers import Staff, hire, hired
+from bottega.gateway.warning import Warn
 from bottega.generation.recent import Recent
 from bottega.image import Image
 from bottega.pipeline import Pipeline
@@ -95,10 +96,11 @@ def _house(
 ) -> House:
     protected = check_keys(config, accounts)
     limiter = Limiter(ledger)
+    warn = Warn(lambda what: metrics.warned.labels(what).inc())
     gateway = Gateway(
-        Answering(staff.served, _data_urls()),
+        Answering(staff.served, _data_urls(), warn=warn),
         spaces,
-        Settling(staff.prices),
+        Settling(staff.prices, warn),
         models(config),
         limits=_limits(config.limits),
         authenticate=accounts.authenticate if protected else None,

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bottega.gateway.door import Receive, Scope, Send
+from bottega.gateway.door import Scope, Send
 from bottega.gateway.doorway import refuse
 from bottega.gateway.limits import Limits
 from bottega.gateway.refusals import Refusal
+from bottega.gateway.watching import Receive
 
 LIMITS = Limits()
 # The parser joins the pieces of a header anew with each one that comes: what is endless would

@@ -12,12 +12,14 @@ from typing import Any
 
 from bottega.errors import BottegaError
 from bottega.gateway.accounts import Account
+from bottega.gateway.entries import State
 from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.watching import Receive, Watch, Watched
 from bottega.types import Usage
 
 NOBODY = Account("", "nobody")
+NOTHING = Usage()
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 log = logging.getLogger(__name__)
@@ -26,11 +28,9 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies in between must not hold a stream back.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
-# A task a request would cost as much as all else that a repeat needs: quick replies have none.
-WATCH_AFTER = 0.05
 
 
-@dataclass
+@dataclass(slots=True)
 class Progress:
     """What is known of a request, filled in as it goes; told to the watchers when it is over."""
 
@@ -42,11 +42,11 @@ class Progress:
     namespace: str = ""
     route: str = ""
     model: str = ""
-    state: str = "failed"
+    state: State = "failed"
     why: str = ""  # it passed straight through, or failed
     shots: int = 0
     similarity: float | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = NOTHING
     cost_usd: float | None = 0.0
     dismissed_usd: float = 0.0
     stored: str | None = None
@@ -58,7 +58,7 @@ class Progress:
         return time.perf_counter() - self.clock
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Reply:
     """Either a `payload` or `events`, which are bytes of a stream as they go out."""
 
@@ -78,36 +78,33 @@ class Door:
     answer: Answer
     over: Callable[[Progress], None]
     most_bytes: int
+    watch: Watch = field(default_factory=Watch)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         progress = Progress(f"req_{random.getrandbits(128):032x}")
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        watcher: asyncio.Task[None] | None = None
-        timer: asyncio.TimerHandle | None = None
         started = False
         work = asyncio.current_task()
         assert work is not None
-
-        def watch() -> None:
-            nonlocal watcher
-            watcher = asyncio.create_task(_cancel_when_gone(receive, work))
+        watched = Watched(work, receive)
 
         async def body() -> bytes:
-            nonlocal timer
             raw = await _body(headers, receive, self.most_bytes)
-            timer = asyncio.get_running_loop().call_later(WATCH_AFTER, watch)
+            self.watch.begin(watched)
             return raw
 
         try:
             reply = await self.answer(progress, headers, body)
             started = True
             await _send(send, progress, reply)
+        except _LeftError:
+            progress.status, progress.why = CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
             progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
             progress.state = "failed"
-            if watcher is None or not watcher.done():
+            if not watched.has_left:
                 raise  # the server is shutting down
         except Exception as error:
             self._failed(error, progress)
@@ -117,10 +114,7 @@ class Door:
             progress.status = refusal.status
             await _send(send, progress, Reply(refusal.headers, refusal.body))
         finally:
-            if timer is not None:
-                timer.cancel()
-            if watcher is not None:
-                watcher.cancel()
+            self.watch.end(watched)
             self.over(progress)
 
     def _failed(self, error: Exception, progress: Progress) -> None:
@@ -132,6 +126,10 @@ class Door:
             log.warning("request %s failed: %s", progress.request_id, error)
 
 
+class _LeftError(Exception):
+    """Before the whole body was there."""
+
+
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
     stated = headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
@@ -141,7 +139,7 @@ async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> byte
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
+            raise _LeftError
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > most:
@@ -161,28 +159,23 @@ def _too_large(most: int) -> Refusal:
     )
 
 
-async def _cancel_when_gone(receive: Receive, work: asyncio.Task[Any]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    work.cancel()
-
-
 async def _send(send: Send, progress: Progress, reply: Reply) -> None:
-    headers = [
-        (b"x-request-id", progress.request_id.encode()),
-        *(
-            (name.encode(), value.encode("latin-1", "replace"))
-            for name, value in reply.headers.items()
-        ),
-    ]
+    headers = [(b"x-request-id", progress.request_id.encode())]
+    for name, value in reply.headers.items():
+        headers.append((name.encode(), value.encode("latin-1", "replace")))
     if reply.events is None:
         length = (b"content-length", str(len(reply.payload)).encode())
-        await _start(send, progress.status, [JSON, length, *headers])
+        headers += (JSON, length)
+        await _start(send, progress.status, headers)
         await send({"type": "http.response.body", "body": reply.payload})
         return
     progress.streamed = True
-    await _start(send, progress.status, [EVENTS, *UNBUFFERED, *headers])
+    status = progress.status
     try:
+        # What has not begun does not clean up behind itself.
+        first = await anext(reply.events, b"")
+        await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
+        await send({"type": "http.response.body", "body": first, "more_body": True})
         async for event in reply.events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
     finally:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from bottega.gateway.door import Receive, Scope, Send
+from bottega.gateway.door import Scope, Send
 from bottega.gateway.refusals import Refusal
+from bottega.gateway.watching import Receive
 
 WATCHED = ("/healthz", "/readyz", "/metrics")
 CLOSING = Refusal(

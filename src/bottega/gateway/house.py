@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 from starlette.routing import BaseRoute
 
@@ -16,7 +16,7 @@ from bottega.gateway.accounts import Accounts
 from bottega.gateway.app import App
 from bottega.gateway.door import Door, Progress
 from bottega.gateway.doorway import Doorway
-from bottega.gateway.ledger import Entry, Ledger, State
+from bottega.gateway.ledger import Entry, Ledger
 from bottega.gateway.limiter import Limiter
 from bottega.gateway.logs import log_request
 from bottega.gateway.metrics import CONTENT_TYPE, Metrics
@@ -136,20 +136,20 @@ class House:
 def entry_of(progress: Progress) -> Entry:
     usage = progress.usage
     return Entry(
-        time=progress.begun,
-        request_id=progress.request_id,
-        account=progress.account.id,
-        namespace=progress.namespace,
-        route=progress.route,
-        model=progress.model,
-        state=cast(State, progress.state),
-        shots=progress.shots,
-        similarity=progress.similarity,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        cached_tokens=usage.cached_tokens,
-        cost_usd=progress.cost_usd,
+        progress.begun,
+        progress.request_id,
+        progress.account.id,
+        progress.namespace,
+        progress.route,
+        progress.model,
+        progress.state,
+        progress.shots,
+        progress.similarity,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        progress.cost_usd,
+        progress.seconds,
+        progress.status,
         dismissed_usd=progress.dismissed_usd,
-        seconds=progress.seconds,
-        status=progress.status,
     )

@@ -24,6 +24,7 @@ from bottega.generation.wire import (
     parse_completions,
     parse_json,
     parse_usage,
+    plain_completion,
     reported_failure,
 )
 
@@ -67,6 +68,8 @@ class HttpUpstream:
         self._connections = Connections(self._endpoint, self._timeouts.total, concurrency)
         self._retry = retries if isinstance(retries, Retrying) else _patience(retries)
         self._extra = dict(extra_body or {})
+        absent = [name for name, value in self._extra.items() if value is None]
+        self._left_out = ("stream", "stream_options", *absent)
         self._dialect = Dialect()
 
     @property
@@ -115,10 +118,8 @@ class HttpUpstream:
 
     def _fields(self, body: Body) -> dict[str, object]:
         fields = {**body, "model": self.model, **self._extra}
-        for name in ("stream", "stream_options"):
+        for name in self._left_out:
             fields.pop(name, None)
-        for name in [name for name, value in self._extra.items() if value is None]:
-            del fields[name]
         return fields
 
     async def _understood(
@@ -152,17 +153,15 @@ class HttpUpstream:
         if response.status >= 300:
             raise self._failure(response.status, error_body(response.payload), response.headers)
         found = parse_json(response.payload, self.base_url)
+        model = found.get("model")
+        model = model if isinstance(model, str) else self.model
+        if (plain := plain_completion(found)) is not None:
+            return Completed(response.payload, model, (plain,), parse_usage(found))
         if failure := reported_failure(found):
             raise self._failure(failure[0], reported_body(found, failure[1]), {})
         completions = parse_completions(found, self.base_url)
         usage = parse_usage(found) if isinstance(found.get("usage"), dict) else None
-        model = found.get("model")
-        return Completed(
-            mended(found) or response.payload,
-            model if isinstance(model, str) else self.model,
-            completions,
-            usage,
-        )
+        return Completed(mended(found) or response.payload, model, completions, usage)
 
     async def _begun(self, payload: bytes, choices: int) -> tuple[bytes, AsyncGenerator[bytes]]:
         events = self._events(payload, choices)

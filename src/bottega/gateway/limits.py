@@ -3,7 +3,9 @@ anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +14,7 @@ import orjson
 from bottega.errors import ImageError
 from bottega.gateway.fields import (
     FIELDS,
+    LONGEST_NAME,
     ROLES,
     SPEECHLESS,
     bad_image,
@@ -26,6 +29,9 @@ from bottega.gateway.refusals import Refusal
 from bottega.image import Image
 
 MB = 1 << 20
+TOGETHER = 5  # times the pixels of one image: 16 photographs of 12 million pixels
+ONCE = (b"authorization", b"x-bottega-")
+ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class Limits:
             )
 
     def check_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        sizes = [len(name) + len(value) for name, value in headers]
+        """Of a key that stands twice somebody may have checked the other one."""
+        named = list(headers)
+        sizes = [len(name) + len(value) for name, value in named]
         if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
             raise Refusal(
                 f"The headers are more than {self.headers} or larger than"
@@ -63,6 +71,14 @@ class Limits:
                 code="headers_too_large",
                 hint="send fewer or shorter headers",
             )
+        if len({name for name, _ in named}) < len(named):
+            for name, count in Counter(name for name, _ in named).items():
+                if count > 1 and name.startswith(ONCE):
+                    raise Refusal(
+                        f"The header {name.decode('latin-1')[:100]!r} stands there twice.",
+                        code="duplicate_header",
+                        hint="send it once",
+                    )
 
     def read(self, raw: bytes) -> Body:
         """Parsed and checked. Of a name that stands twice the last counts, for the checks as for
@@ -115,8 +131,14 @@ class Limits:
                 "reduce the image first",
             )
 
-    def check_fetched(self, images: Iterable[Image], param: str) -> None:
-        """Once those behind http(s) URLs are there too."""
+    def check_fetched(self, images: Collection[Image], param: str) -> None:
+        """Once those behind http(s) URLs are there too. What is one colour weighs next to nothing,
+        and is decoded like any other."""
+        for image in images:
+            self.check_image(image, param)
+        pixels = sum(image.width * image.height for image in images)
+        if pixels > (most := TOGETHER * self.image_pixels):
+            too_much(param, f"images of more than {most:,} pixels together")
         if sum(len(image.data) for image in images) > self.image_mb * MB:
             too_much(param, f"images of more than {self.image_mb} MB together")
 
@@ -174,6 +196,8 @@ class Limits:
             elif not isinstance(kind, str):
                 required(part, "type", here)
                 wrong_type(f"{here}.type", "a string", kind)
+            elif kind != "refusal":
+                _check_addresses(part, here)
             self._check_rest(part, known, here)
 
     def _check_image_url(self, reference: object, where: str, count: _Count) -> None:
@@ -210,6 +234,20 @@ class Limits:
             if not layer:
                 return
         too_much(where, f"brackets nested deeper than {self.depth}")
+
+
+def _check_addresses(part: dict[str, object], where: str) -> None:
+    """Servers fetch videos and documents by their URL, from wherever they stand."""
+    for name, value in part.items():
+        inner = [value, *(value.values() if isinstance(value, dict) else ())]
+        if any(isinstance(one, str) and ADDRESS.match(one) for one in inner):
+            where = f"{where}.{name}"[:LONGEST_NAME]
+            raise Refusal(
+                f"Invalid '{where}': only images are fetched by their URL.",
+                code="url_not_fetched",
+                param=where,
+                hint="send what is there, as base64",
+            )
 
 
 class _Count:

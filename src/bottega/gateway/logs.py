@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from queue import SimpleQueue
-from typing import Literal, Protocol, TextIO
+from typing import Literal, NamedTuple, Protocol, TextIO
 
 import orjson
 
@@ -34,6 +35,7 @@ Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")
 MOST_WAITING = 10_000  # lines, while a terminal stands still
 AT_ONCE = 500
+TOGETHER_SECONDS = 0.1
 FRAMES = 12
 # What these say is about files, settings, packages and hosts.
 ABOUT_SETUP = (
@@ -45,8 +47,6 @@ ABOUT_SETUP = (
     EndpointTimeoutError,
     MisconfiguredError,
 )
-
-requests = logging.getLogger("bottega.requests")
 
 
 class Logged(Protocol):
@@ -81,12 +81,10 @@ class Logged(Protocol):
 
 
 def log_request(entry: Logged, why: str = "") -> None:
-    """The line of one request, and in a word why it failed or passed straight through. It is
-    written by another thread: this takes a few microseconds."""
-    if requests.isEnabledFor(logging.INFO):
-        record = logging.LogRecord(requests.name, logging.INFO, "", 0, "request", None, None)
-        record.request, record.why = entry, why
-        requests.handle(record)
+    """The line of one request, and in a word why it failed or passed straight through. It goes
+    straight to the writers: the logging module takes longer than the rest of a replay."""
+    for writer in _writers:
+        writer.put(_Done(entry, why, time.time()))
 
 
 def told(error: BaseException) -> str:
@@ -97,6 +95,12 @@ def told(error: BaseException) -> str:
     if isinstance(error, EndpointError) and error.status is not None:
         return f"{name} {error.status}"
     return name
+
+
+class _Done(NamedTuple):
+    entry: Logged
+    why: str
+    at: float
 
 
 @contextmanager
@@ -112,11 +116,13 @@ def logging_to(
     for one, _, _ in before:  # uvicorn, for one, brings handlers that hide nothing
         one.handlers[:], one.propagate = [], True
     logging.getLogger().handlers[:] = [writer]
+    _writers.append(writer)
     ours.setLevel(logging.INFO)
     threading.excepthook = _of_thread
     try:
         yield writer
     finally:
+        _writers.remove(writer)
         for one, handlers, propagate in before:
             one.handlers[:], one.propagate = handlers, propagate
         ours.setLevel(level)
@@ -136,8 +142,9 @@ def _of_thread(hook: threading.ExceptHookArgs) -> None:
 
 
 class Writer(logging.Handler):
-    """Lines go through a queue to a thread: nobody who logs waits for a terminal, and what does
-    not fit into the queue is counted as `lost`."""
+    """Lines go through a queue to a thread, which looks several times a second: nobody who logs
+    waits for a terminal or wakes another thread, and what does not fit into the queue is counted
+    as `lost`."""
 
     def __init__(self, stream: TextIO, style: Style, scrub: Scrub) -> None:
         super().__init__()
@@ -145,46 +152,62 @@ class Writer(logging.Handler):
         self._stream = stream
         self._line = _json_line if style == "json" else _text_line
         self._scrub = scrub
-        self._waiting: SimpleQueue[logging.LogRecord | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="bottega-logs", daemon=True)
+        self._waiting: deque[logging.LogRecord | _Done] = deque()
+        self._news, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._write_on, name="bottega-logs", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put(record)
+        self.put(record)
+
+    def put(self, record: logging.LogRecord | _Done) -> None:
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(record)
         else:
             self.lost += 1
+        if not self._news.is_set():
+            self._news.set()
 
     def close(self) -> None:
-        self._waiting.put(None)
+        self._stop.set()
+        self._news.set()
         self._thread.join(timeout=1.0)
         super().close()
 
-    def _write(self) -> None:
-        ended, told_lost = False, 0
-        while not ended:
-            records = [self._waiting.get()]
-            while len(records) < AT_ONCE and not self._waiting.empty():
-                records.append(self._waiting.get())
-            ended = None in records
-            lines = [self._text(record) for record in records if record is not None]
-            if self.lost > told_lost:
-                lines.append(self._line(_fields("warning", "lines lost", count=self.lost)))
-                told_lost = self.lost
-            try:
-                self._stream.write("".join(f"{line}\n" for line in lines))
-                self._stream.flush()
-            except (OSError, ValueError):  # nobody reads any more
-                self.lost += len(lines)
+    def _write_on(self) -> None:
+        told_lost = 0
+        while not self._stop.is_set() or self._waiting:
+            self._news.wait()
+            self._stop.wait(TOGETHER_SECONDS)
+            self._news.clear()
+            while self._waiting or self.lost > told_lost:
+                told_lost = self._write(told_lost)
 
-    def _text(self, record: logging.LogRecord) -> str:
+    def _write(self, told_lost: int) -> int:
+        """Some of the lines; how many that were lost it told of."""
+        some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        lines, lost = [self._text(one) for one in some], self.lost
+        if lost > told_lost:
+            lines.append(self._line(_fields("warning", "lines lost", count=lost)))
         try:
-            make = _request if hasattr(record, "request") else _event
-            return self._line(make(record, self._scrub))
+            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads any more
+            self.lost += len(some)
+            return self.lost
+        return lost
+
+    def _text(self, record: logging.LogRecord | _Done) -> str:
+        try:
+            if isinstance(record, _Done):
+                return self._line(_request(record, self._scrub))
+            return self._line(_event(record, self._scrub))
         except Exception as error:  # a message that its arguments do not fit
-            return self._line(
-                _fields("error", "a line failed", logger=record.name, error=told(error))
-            )
+            name = "bottega.requests" if isinstance(record, _Done) else record.name
+            return self._line(_fields("error", "a line failed", logger=name, error=told(error)))
+
+
+_writers: list[Writer] = []
 
 
 def _fields(level: str, event: str, at: float | None = None, **more: object) -> dict[str, object]:
@@ -192,13 +215,12 @@ def _fields(level: str, event: str, at: float | None = None, **more: object) -> 
     return {"time": now.isoformat(timespec="milliseconds"), "level": level, "event": event, **more}
 
 
-def _request(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
-    entry: Logged = record.request  # type: ignore[attr-defined]
-    why: str = record.why  # type: ignore[attr-defined]
+def _request(done: _Done, scrub: Scrub) -> dict[str, object]:
+    entry = done.entry
     return _fields(
         "info",
         "request",
-        record.created,
+        done.at,
         request=scrub(entry.request_id),
         account=entry.account,
         namespace=scrub(entry.namespace),
@@ -212,7 +234,7 @@ def _request(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
         completion_tokens=entry.completion_tokens,
         cost_usd=entry.cost_usd,
         seconds=round(entry.seconds, 4),
-        why=scrub(why) or None,
+        why=scrub(done.why) or None,
     )
 
 

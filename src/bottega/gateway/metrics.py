@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from bottega.gateway.counting import Histogram, Labelled, Reading, counter, histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -60,63 +58,34 @@ class Metrics:
     """The counters of one gateway, in a registry of its own.
 
     Nothing that a client says becomes a label: routes are the operator's tiers (any other is
-    `other`), and of namespaces only the first hundred are told apart. Looking a label up costs
-    microseconds, so the children are kept. Threads may share it.
+    `other`), and of namespaces only the first hundred are told apart. For one event loop; any
+    thread may read.
     """
 
     def __init__(self, routes: Iterable[str] = (), *, namespaces: int = NAMESPACES) -> None:
         self._registry = CollectorRegistry()
         self._routes = {*routes, ""}
         self._most_namespaces = namespaces
-        self._by_outcome: dict[tuple[str, str, int], Counter] = {}
-        self._by_route: dict[str, _Route] = {}
-        self._by_namespace: dict[str, tuple[Counter, Counter]] = {}
-        self._make()
-
-    def _make(self) -> None:
-        self._requests = self._counter(
-            "requests", "Requests by route, state and status", "route", "state", "status"
-        )
-        self._seconds = self._histogram("request_seconds", "Whole requests", SECONDS, "route")
-        self._tokens = self._counter("tokens", "Tokens as upstreams counted them", "route", "kind")
-        self._cost = self._counter("cost_usd", "US dollars, where the price is known", "route")
-        self._unpriced = self._counter("unpriced_requests", "Of no known price", "route")
-        self._of_namespace = self._counter("namespace_requests", "Requests", "namespace")
-        self._usd_of_namespace = self._counter("namespace_cost_usd", "US dollars", "namespace")
-        self._similarity = self._histogram(
-            "similarity", "Of the best demonstration, where one was looked for", SIMILARITY
-        )
-        self._shots = self._histogram("demonstrations", "Shown with an answered request", SHOTS)
+        self._namespaces: set[str] = set()
+        self._tallies: dict[_Key, _Tally] = {}
+        self.upstream = Histogram(SECONDS)
+        self.retrieval, self.store = Histogram(SHORT), Histogram(SHORT)
+        self.in_flight = self._gauge("requests_in_flight", "Requests under way")
         self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
-        stages = self._histogram("stage_seconds", "Parts of a request", SHORT, "stage")
-        self.in_flight = self._gauge("requests_in_flight", "Requests under way")
         self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
-        self.upstream = self._histogram("upstream_seconds", "Calls to upstreams", SECONDS)
-        self.retrieval, self.store = stages.labels("retrieval"), stages.labels("store")
-        for route in self._routes - {""}:  # a series that is there from the start can be alerted on
-            self._counted(route)
+        self.warned = self._counter("warnings", "What went wrong behind answers", "reason")
+        self._registry.register(Reading(self._families))
 
     def observe(self, entry: Observed) -> None:
         """Once for each request, after its end."""
-        route, state, status = entry.route, entry.state, entry.status
-        outcome = self._by_outcome.get((route, state, status))
-        (outcome or self._outcome(route, state, status)).inc()
-        self._counted(route).add(entry)
-        requests, dollars = self._by_namespace.get(entry.namespace) or self._named(entry.namespace)
-        requests.inc()
-        if (cost := entry.cost_usd) is not None and cost > 0:
-            dollars.inc(cost)
-        if entry.similarity is not None:
-            self._similarity.observe(entry.similarity)
-        if state == "answered":
-            self._shots.observe(entry.shots)
+        key = (entry.namespace, entry.route, entry.state, entry.status)
+        (self._tallies.get(key) or self._tally(*key)).add(entry)
 
     def cache_entries(self, namespace: str, count: int) -> None:
-        if namespace in self._by_namespace or len(self._by_namespace) < self._most_namespaces:
-            self._named(namespace)
-            self._entries.labels(namespace).set(count)
+        if (known := self._told_apart(namespace)) != OTHER:
+            self._entries.labels(known).set(count)
 
     def breaker(self, route: str, breaker: Breaks) -> None:
         """Asked whenever the metrics are read."""
@@ -131,72 +100,91 @@ class Metrics:
         """Blocks for a millisecond or a few."""
         return generate_latest(self._registry)
 
-    def _outcome(self, route: str, state: str, status: int) -> Counter:
-        known = self._known(route)
-        code = str(status) if 100 <= status < 600 else OTHER
-        made = self._requests.labels(known, state, code)
-        if known == route and code != OTHER:  # what is not known has no bound
-            self._by_outcome[(route, state, status)] = made
-        return made
+    def _tally(self, namespace: str, route: str, state: str, status: int) -> _Tally:
+        code = status if 100 <= status < 600 else 0
+        known = (self._told_apart(namespace), self._known(route), state, code)
+        return self._tallies.setdefault(known, _Tally())
 
-    def _counted(self, route: str) -> _Route:
-        if (found := self._by_route.get(route)) is not None:
-            return found
-        known = self._known(route)
-        if known not in self._by_route:
-            self._by_route[known] = _Route(
-                known, self._seconds, self._tokens, self._cost, self._unpriced
-            )
-        return self._by_route[known]
-
-    def _named(self, namespace: str) -> tuple[Counter, Counter]:
-        full = len(self._by_namespace) >= self._most_namespaces
-        known = OTHER if full and namespace not in self._by_namespace else namespace
-        if known not in self._by_namespace:
-            self._by_namespace[known] = (
-                self._of_namespace.labels(known),
-                self._usd_of_namespace.labels(known),
-            )
-        return self._by_namespace[known]
+    def _told_apart(self, namespace: str) -> str:
+        if namespace not in self._namespaces:
+            if len(self._namespaces) >= self._most_namespaces:
+                return OTHER
+            self._namespaces.add(namespace)
+        return namespace
 
     def _known(self, route: str) -> str:
         return route if route in self._routes else OTHER
 
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(name, what, labels, namespace="bottega", registry=self._registry)
+    def _families(self) -> Iterator[Metric]:
+        """All tallies, added up by what each family is told apart by."""
+        requests, tokens = Counter[Labelled](), Counter[Labelled]()
+        unpriced, asked = Counter[Labelled](), Counter[Labelled]()
+        cost, spent = defaultdict[Labelled, float](float), defaultdict[Labelled, float](float)
+        seconds: dict[Labelled, Histogram] = {}
+        similarity, shots = Histogram(SIMILARITY), Histogram(SHOTS)
+        # What is there from the start can be alerted on.
+        known = [(("", route, "", 0), _Tally()) for route in sorted(self._routes - {""})]
+        for (namespace, route, state, status), one in [*known, *self._tallies.items()]:
+            if state:
+                requests[route, state, str(status or OTHER)] += one.requests
+                asked[namespace,] += one.requests
+                spent[namespace,] += one.cost
+            tokens[route, "prompt"] += one.prompt
+            tokens[route, "completion"] += one.completion
+            tokens[route, "cached"] += one.cached
+            cost[route,] += one.cost
+            unpriced[route,] += one.unpriced
+            seconds.setdefault((route,), Histogram(SECONDS)).include(one.seconds)
+            similarity.include(one.similarity)
+            if state == "answered":
+                shots.include(one.shots)
+        by_outcome = ("route", "state", "status")
+        yield counter("requests", "Requests by route, state and status", by_outcome, requests)
+        yield histogram("request_seconds", "Whole requests", ["route"], seconds)
+        yield counter("tokens", "Tokens as upstreams counted them", ["route", "kind"], tokens)
+        yield counter("cost_usd", "US dollars, where the price is known", ["route"], cost)
+        yield counter("unpriced_requests", "Of no known price", ["route"], unpriced)
+        yield counter("namespace_requests", "Requests", ["namespace"], asked)
+        yield counter("namespace_cost_usd", "US dollars", ["namespace"], spent)
+        best = "Of the best demonstration, where one was looked for"
+        yield histogram("similarity", best, (), {(): similarity})
+        shown = "Shown with an answered request"
+        yield histogram("demonstrations", shown, (), {(): shots})
+        yield histogram("upstream_seconds", "Calls to upstreams", (), {(): self.upstream})
+        stages: dict[Labelled, Histogram] = {("retrieval",): self.retrieval, ("store",): self.store}
+        yield histogram("stage_seconds", "Parts of a request", ["stage"], stages)
+
+    def _counter(self, name: str, what: str, *labels: str) -> prometheus_client.Counter:
+        return prometheus_client.Counter(
+            name, what, labels, namespace="bottega", registry=self._registry
+        )
 
     def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
         return Gauge(name, what, labels, namespace="bottega", registry=self._registry)
 
-    def _histogram(
-        self, name: str, what: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(
-            name, what, labels, namespace="bottega", registry=self._registry, buckets=buckets
-        )
+
+_Key = tuple[str, str, str, int]  # namespace, route, state, status
 
 
-class _Route:
-    """The children of one route."""
+class _Tally:
+    """Of the requests that have the same labels."""
 
-    def __init__(
-        self, name: str, seconds: Histogram, tokens: Counter, cost: Counter, unpriced: Counter
-    ) -> None:
-        self.seconds = seconds.labels(name)
-        self.prompt = tokens.labels(name, "prompt")
-        self.completion = tokens.labels(name, "completion")
-        self.cached = tokens.labels(name, "cached")
-        self.cost, self.unpriced = cost.labels(name), unpriced.labels(name)
+    def __init__(self) -> None:
+        self.requests = self.unpriced = self.prompt = self.completion = self.cached = 0
+        self.cost = 0.0
+        self.seconds = Histogram(SECONDS)
+        self.similarity, self.shots = Histogram(SIMILARITY), Histogram(SHOTS)
 
     def add(self, entry: Observed) -> None:
+        self.requests += 1
+        self.prompt += entry.prompt_tokens
+        self.completion += entry.completion_tokens
+        self.cached += entry.cached_tokens
         self.seconds.observe(entry.seconds)
-        if entry.prompt_tokens > 0:
-            self.prompt.inc(entry.prompt_tokens)
-        if entry.completion_tokens > 0:
-            self.completion.inc(entry.completion_tokens)
-        if entry.cached_tokens > 0:
-            self.cached.inc(entry.cached_tokens)
+        self.shots.observe(entry.shots)
         if entry.cost_usd is None:
-            self.unpriced.inc()
-        elif entry.cost_usd > 0:
-            self.cost.inc(entry.cost_usd)
+            self.unpriced += 1
+        else:
+            self.cost += entry.cost_usd
+        if entry.similarity is not None:
+            self.similarity.observe(entry.similarity)

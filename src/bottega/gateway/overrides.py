@@ -11,6 +11,7 @@ from bottega.gateway.refusals import Refusal
 PREFIX = "x-bottega-"
 MODEL = "bottega"
 MOST_SHOTS = 64
+LONGEST_MODEL = 1000
 HINT = "bottega:shots=2,master-rate=0.5,namespace=team,no-store,no-retrieve,no-replay"
 
 
@@ -34,7 +35,7 @@ def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, s
     """`tiers` maps every model id that clients may use to the tier it names, "" for the router's
     choice. A header wins over the model's suffix. Raises `Refusal`."""
     name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
-    if name not in tiers:
+    if name not in tiers or len(model) > LONGEST_MODEL:
         raise Refusal(
             f"the model {model[:200]!r} does not exist",
             status=404,

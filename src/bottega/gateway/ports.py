@@ -24,7 +24,7 @@ class Takes:
     context: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Completed:
     """A whole reply: `payload` is its JSON as the client shall get it. `usage` is None where the
     upstream told nothing."""

@@ -31,15 +31,15 @@ STRIDE = 997
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A whole reply as its first client got it: plain JSON, and the headers that describe it."""
+    """A whole reply as its first client got it: plain JSON, and who gave it."""
 
     payload: bytes
-    headers: tuple[tuple[str, str], ...] = ()
+    route: str = ""
+    model: str = ""
 
     @property
     def size(self) -> int:
-        named = sum(len(name) + len(value) for name, value in self.headers)
-        return len(self.payload) + named + OVERHEAD
+        return len(self.payload) + len(self.route) + len(self.model) + OVERHEAD
 
 
 def may_be_repeated(completions: Sequence[Completion]) -> bool:

@@ -11,11 +11,12 @@ from bottega.gateway.events import LAST, event
 from bottega.gateway.repeats import Asked, Remembered
 from bottega.gateway.replaying import events
 
+LONGEST_NAME = 200
+
 
 def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
-    told = dict(reply.headers)
     progress.state = "replayed"
-    progress.route, progress.model = told["x-bottega-route"], told["x-bottega-model"]
+    progress.route, progress.model = reply.route, reply.model
     headers = headers_of(progress)
     if before.stream:
         return Reply(headers, events=again(reply.payload, before.include_usage))
@@ -30,11 +31,12 @@ async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
 
 def headers_of(progress: Progress) -> dict[str, str]:
     """Of what was done, as far as it is known when the reply begins."""
-    states = {"replayed": "replayed", "passed": "passed"}
-    cache = states.get(progress.state, "augmented" if progress.shots else "none")
+    cache: str = progress.state
+    if cache not in ("replayed", "passed"):
+        cache = "augmented" if progress.shots else "none"
     headers = {
         "x-bottega-route": progress.route,
-        "x-bottega-model": progress.model,
+        "x-bottega-model": _plain(progress.model),
         "x-bottega-cache": cache,
         "x-bottega-demonstrations": str(progress.shots),
     }
@@ -50,6 +52,13 @@ def headers_of(progress: Progress) -> dict[str, str]:
     if progress.stored is not None:
         headers["x-bottega-stored"] = progress.stored
     return headers
+
+
+def _plain(model: str) -> str:
+    """A model says itself what it is called."""
+    if model.isprintable() and len(model) <= LONGEST_NAME:
+        return model
+    return "".join(c if c.isprintable() else "?" for c in model[:LONGEST_NAME])
 
 
 def tells_only_usage(payload: bytes) -> bool:

@@ -24,10 +24,38 @@ IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
 TOOL_ROLES = ("tool", "function")
+# How a reply travels, who asked, and what changes a reply no more than chance does.
+TUNING = {
+    "frequency_penalty",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "metadata",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "response_format",
+    "safety_identifier",
+    "seed",
+    "service_tier",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "top_logprobs",
+    "top_p",
+    "user",
+}
+MILD = 1.0  # the temperature up to which a model means what it says
 PLAIN_ROLES = (*INSTRUCTING, "user", "assistant")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """An image as the client refers to it: its URL, and the detail that it asks for."""
 
@@ -35,7 +63,7 @@ class Part:
     detail: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Needs:
     """What a tier must be able to take. `tokens` is an estimate, without the demonstrations."""
 
@@ -53,7 +81,7 @@ class Needs:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chat:
     """`passes` says why nothing can be put before the question, None if something can. `images`
     are those of the whole conversation, `asked` the text of the last user turn."""
@@ -71,11 +99,20 @@ class Chat:
 
     @cached_property
     def context(self) -> str:
-        """What the answer depends on beside the conversation; empty if there is nothing."""
+        """What the answer depends on beside the conversation; empty if there is nothing. Unknown
+        fields count: some servers let them choose the answer's words."""
         instructions, shape = _messages(self.body)[: self.before], self.body.get("response_format")
-        if not instructions and shape is None:
+        steered = {
+            name: value
+            for name in self.body.keys() - TUNING
+            if (value := self.body[name]) not in (None, [], {}, "", 0)
+        }
+        if cast(float, self.body.get("temperature") or 0) > MILD:
+            steered["temperature"] = "hot"
+        if not instructions and shape is None and not steered:
             return ""
-        told = [[_text(message) for message in instructions], shape]
+        told: list[object] = [[_instruction(message) for message in instructions], shape]
+        told += [steered] if steered else []
         return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
     def query(self, pictures: Sequence[Image]) -> Query:
@@ -92,7 +129,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     turns = messages[before:]
     asked = _text(turns[-1]) if turns and turns[-1].get("role") == "user" else ""
     options = body.get("stream_options")
-    tools = seen.tools or any(body.get(name) for name in TOOLS)
+    tools = seen.tools or (not body.keys().isdisjoint(TOOLS) and any(map(body.get, TOOLS)))
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     tokens = int(seen.characters / CHARACTERS_A_TOKEN) + sum(map(_image_tokens, seen.images))
     return Chat(
@@ -176,6 +213,11 @@ def _instructions(messages: Sequence[Body]) -> int:
     while count < len(messages) and messages[count].get("role") in INSTRUCTING:
         count += 1
     return count
+
+
+def _instruction(message: Body) -> object:
+    shown = [hashlib.sha256(one.url.encode()).hexdigest() for one in _images(message)]
+    return [_text(message), *shown] if shown else _text(message)
 
 
 def _parts(message: Body) -> list[Body]:

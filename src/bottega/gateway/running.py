@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -17,6 +18,8 @@ from bottega.gateway.doorway import Doorway
 from bottega.gateway.house import House
 from bottega.gateway.settings import Listening
 
+# The ledger and the log are written by threads: at most so long does the event loop wait for one.
+SWITCH_SECONDS = 0.0005
 # After draining: what still runs is cut.
 CUT_SECONDS = 1
 
@@ -61,6 +64,7 @@ def base_url(listening: Listening, port: int) -> str:
 def run(house: House, listener: socket.socket, started: Callable[[], None]) -> None:
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
     `drain_seconds`; a second signal does not wait."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     config = configured(house.app)
     Draining(config, house.app, house.config.gateway.drain_seconds, started).run([listener])
 

@@ -17,6 +17,7 @@ from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.events import LAST, event
 from bottega.gateway.limiter import Limiter
 from bottega.gateway.limits import Limits
+from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.pictures import Fetch, is_web, pictures, with_fetched
 from bottega.gateway.ports import Completed
@@ -87,7 +88,9 @@ class Gateway:
         self._admit(progress, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
-        scope = (progress.namespace, *(f"{name}={value}" for name, value in sorted(given.items())))
+        told = (f"{name}={value}" for name, value in sorted(given.items()))
+        # An operator may name any namespace: who may not, is not spared the question.
+        scope = (progress.namespace, f"admin={progress.account.admin}", *told)
         if known := self._known(raw, scope):
             return replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)
@@ -112,6 +115,7 @@ class Gateway:
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Whose key the headers bear. Raises `Refusal`."""
         if self.authenticate is None:
+            check_origin(headers.get("origin"))
             return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
         account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
@@ -157,7 +161,9 @@ class Gateway:
         replays = self.replaying is not None and overrides.replay
         wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
         parts = [one for one in chat.images if wanted or is_web(one.url)]
-        return await pictures(parts, self.fetch) if parts else {}
+        found = await pictures(parts, self.fetch) if parts else {}
+        self.limits.check_fetched(found.values(), "messages")
+        return found
 
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
         """Whether anything is looked up or kept for this request."""
@@ -274,8 +280,7 @@ def _ignore(reply: Remembered) -> None:
 
 def _land(completed: Completed, progress: Progress, remember: Land) -> None:
     if may_be_repeated(completed.completions):
-        told = (("x-bottega-route", progress.route), ("x-bottega-model", progress.model))
-        remember(Remembered(completed.payload, told))
+        remember(Remembered(completed.payload, progress.route, progress.model))
 
 
 def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:

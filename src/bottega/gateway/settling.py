@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Asked, Call, Question
@@ -14,12 +13,11 @@ from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed
 from bottega.gateway.replaying import tokens_said
 from bottega.gateway.requests import INSTRUCTING, parts_of
+from bottega.gateway.warning import Warn
 from bottega.generation.wire import add_usage
 from bottega.image import Image
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
-
-log = logging.getLogger(__name__)
 
 ONE_OF_EACH = Usage(1, 1)
 
@@ -27,6 +25,7 @@ ONE_OF_EACH = Usage(1, 1)
 @dataclass(frozen=True)
 class Settling:
     price: Pricer
+    warn: Warn = field(default_factory=Warn)
 
     async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         """Never raises: the client has its answer, or is about to get it."""
@@ -40,7 +39,7 @@ class Settling:
         try:
             await asked.question.pipeline.record(_trace(progress, asked, asked.question, answered))
         except BottegaError as error:
-            log.warning("request %s: not recorded: %s", progress.request_id, error)
+            self.warn("not recorded", error)
 
     async def alone(
         self, progress: Progress, asked: Asked, call: Call, completed: Completed
@@ -58,7 +57,7 @@ class Settling:
         try:
             progress.stored = await self._keep(progress, asked, question, call, completed)
         except BottegaError as error:
-            log.warning("request %s: not stored: %s", progress.request_id, error)
+            self.warn("not stored", error)
 
     def broken_off(
         self, progress: Progress, asked: Asked, call: Call, steps: Sequence[bytes]
@@ -71,20 +70,23 @@ class Settling:
         progress.cost_usd = self.price(progress.model, spent)
 
     def _count(self, progress: Progress, answered: Answered) -> None:
-        progress.usage = Usage()
-        dismissed = [self._cost(progress, *one) for one in answered.dismissed]
-        costs = [*dismissed, self._cost(progress, answered.call, answered.completed)]
-        known = [cost for cost in costs if cost is not None]
-        progress.cost_usd = sum(known) if len(known) == len(costs) else None
-        progress.dismissed_usd = sum(cost for cost in dismissed if cost is not None)
-        progress.model = answered.completed.model
+        completed = answered.completed
+        progress.model, progress.usage = completed.model, completed.usage or Usage()
+        progress.cost_usd = self._cost(answered.call, completed.usage)
+        for call, other in answered.dismissed:
+            cost = self._cost(call, other.usage)
+            progress.usage = add_usage(progress.usage, other.usage or Usage())
+            progress.dismissed_usd += cost or 0.0
+            if cost is None or progress.cost_usd is None:
+                progress.cost_usd = None
+            else:
+                progress.cost_usd += cost
 
-    def _cost(self, progress: Progress, call: Call, completed: Completed) -> float | None:
+    def _cost(self, call: Call, usage: Usage | None) -> float | None:
         """Without a count of its tokens the price is not known either, unless nothing has one."""
-        model, usage = call.served.upstream.model, completed.usage
+        model = call.served.upstream.model
         if usage is None:
             return 0.0 if self.price(model, ONE_OF_EACH) == 0 else None
-        progress.usage = add_usage(progress.usage, usage)
         return self.price(model, usage)
 
     async def _keep(
@@ -108,9 +110,11 @@ class Settling:
         if progress.account.id:
             tags["account"] = progress.account.id
         source = f"{call.served.name}:{completed.model}"
-        return await workshop.keeper.keep(
-            Example(question.query, first.text, tags=tags, source=source)
-        )
+        example = Example(question.query, first.text, tags=tags, source=source)
+        stored = await workshop.keeper.keep(example)
+        if stored is None:
+            self.warn("not remembered")
+        return stored
 
 
 def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from time import perf_counter
 
-from prometheus_client import Histogram
-
+from bottega.gateway.counting import Histogram
 from bottega.gateway.ports import Body, Completed, Upstream
 from bottega.gateway.workshop import Keeper
 from bottega.protocols import Retriever
@@ -24,8 +24,11 @@ class TimedUpstream:
         return self._upstream.model
 
     async def complete(self, body: Body, /) -> Completed:
-        with self._seconds.time():
+        start = perf_counter()
+        try:
             return await self._upstream.complete(body)
+        finally:
+            self._seconds.observe(perf_counter() - start)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         async with aclosing(self._upstream.stream(body)) as events:

@@ -31,7 +31,7 @@ NO_CONNECTION = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Response:
     status: int
     headers: Mapping[str, str]
@@ -68,12 +68,13 @@ def sendable(body: bytes | None) -> bytes | io.BytesIO | None:
 
 
 async def read_whole(response: aiohttp.ClientResponse, where: str) -> bytes:
-    payload = bytearray()
+    chunks, size = list[bytes](), 0
     async for chunk in response.content.iter_any():
-        payload += chunk
-        if len(payload) > LONGEST_MB << 20:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > LONGEST_MB << 20:
             raise too_long(where)
-    return bytes(payload)
+    return b"".join(chunks)
 
 
 def too_long(where: str) -> GarbledError:

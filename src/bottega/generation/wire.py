@@ -97,6 +97,21 @@ def reported_failure(body: JSONObject) -> tuple[int, str] | None:
     return None
 
 
+def plain_completion(body: JSONObject) -> Completion | None:
+    """Of the usual reply, read in one look: one choice that came to its end, with a text, and the
+    usage. None for any other, which may be right all the same."""
+    choices = body.get("choices")
+    if body.get("error") or not (isinstance(choices, list) and len(choices) == 1):
+        return None
+    choice = choices[0]
+    if not isinstance(choice, dict) or choice.get("finish_reason") != "stop":
+        return None
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    odd = choice.get("error") or choice.get("logprobs") or not isinstance(body.get("usage"), dict)
+    return Completion(text) if isinstance(text, str) and not odd else None
+
+
 def parse_completions(body: JSONObject, where: str) -> tuple[Completion, ...]:
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -108,8 +123,8 @@ def _completion(choice: object, where: str) -> Completion:
     message = _get(choice, "message")
     if not isinstance(message, dict):
         raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
-    text, refusal = joined(message.get("content"), "text"), _refusal(message)
-    finish = _get(choice, "finish_reason")
+    text, finish = joined(message.get("content"), "text"), _get(choice, "finish_reason")
+    refusal = _refusal(message) if text is None else None
     if text is None and refusal is not None:
         return Completion(refusal, "refusal")
     if text is None and not _speechless(message, finish):
@@ -147,9 +162,11 @@ def _logprob(choice: object) -> float | None:
 
 def parse_usage(body: JSONObject) -> Usage:
     usage = body.get("usage")
-    prompt = _count(_get(usage, "prompt_tokens"))
-    cached = _count(_get(_get(usage, "prompt_tokens_details"), "cached_tokens"))
-    completion = _count(_get(usage, "completion_tokens"))
+    if not isinstance(usage, dict):
+        return Usage()
+    prompt = _count(usage.get("prompt_tokens"))
+    cached = _count(_get(usage.get("prompt_tokens_details"), "cached_tokens"))
+    completion = _count(usage.get("completion_tokens"))
     return Usage(prompt, completion, min(cached, prompt))
 
 

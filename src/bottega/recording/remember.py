@@ -104,11 +104,11 @@ class Remember:
                 done.set_result(id)
 
     def _tell_bad(self, error: BottegaError) -> None:
-        self._tell(type(error).__name__, error)
+        self._tell(type(error).__name__, type(error).__name__)
 
-    def _tell(self, kind: str, reason: object) -> None:
-        """Once for each kind: whoever sends what cannot be stored may do so all day. An error is
-        given as it is: it may quote the question, and who writes logs decides whether they may."""
+    def _tell(self, kind: str, reason: str) -> None:
+        """Once for each kind, without the error's words: whoever sends what cannot be stored may do
+        so all day, and they may quote the question."""
         if kind not in self._told:
             self._told.add(kind)
             log.warning("an answer is not remembered: %s", reason)

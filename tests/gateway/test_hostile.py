@@ -1,0 +1,298 @@
+"""What clients tried that should not have worked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from bottega.gateway.accounts import Account
+from bottega.gateway.app import App
+from bottega.gateway.door import Door
+from bottega.gateway.limits import Limits
+from bottega.gateway.ports import Body, Completed
+from bottega.gateway.replaying import events
+from bottega.gateway.requests import read_chat
+from bottega.generation import Scripted
+from bottega.generation.wire import parse_completions
+from tests.builders import picture
+from tests.gateway.harness import QUESTION, Kitchen, kitchen, running
+
+ACCOUNTS = {
+    "sk-a": Account("a", "team a", namespace="team-a"),
+    "sk-none": Account("d", "no namespace"),
+    "sk-admin": Account("e", "operator", admin=True),
+}
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Kitchen]:
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        authenticate=lambda token: ACCOUNTS.get(token or ""),
+    ) as found:
+        yield found
+
+
+@pytest.fixture
+def open_to_all(tmp_path: Path) -> Iterator[Kitchen]:
+    with kitchen(tmp_path) as found:
+        yield found
+
+
+def body(model: str = "bottega/master", shade: int = 7, **more: Any) -> dict[str, Any]:
+    parts = [
+        {"type": "image_url", "image_url": {"url": picture(shade).data_url}},
+        {"type": "text", "text": QUESTION},
+    ]
+    return {"model": model, "messages": [{"role": "user", "content": parts}], **more}
+
+
+async def ask(
+    kitchen: Kitchen, sent: dict[str, Any], key: str = "", **headers: str
+) -> tuple[int, Any, dict[str, str]]:
+    named = {"Authorization": f"Bearer {key}", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{kitchen.url}/chat/completions", json=sent, headers=named) as response,
+    ):
+        return response.status, await response.text(), dict(response.headers)
+
+
+@pytest.mark.parametrize("by_header", [False, True])
+async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
+    shared: Kitchen, by_header: bool
+) -> None:
+    """The same bytes from a key that may not name that namespace."""
+    name = "bottega/master" if by_header else "bottega/master:namespace=team-a"
+    headers = {"x-bottega-namespace": "team-a"} if by_header else {}
+    assert (await ask(shared, body(name), "sk-admin", **headers))[0] == 200
+    status, _, told = await ask(shared, body(name), "sk-none", **headers)
+    assert (status, told.get("x-bottega-cache")) == (403, None)
+
+
+async def test_a_models_name_has_an_end(shared: Kitchen) -> None:
+    """What was understood of it is remembered for the next request."""
+    for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):
+        status, said, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
+        assert (status, json.loads(said)["error"]["code"]) == (404, "model_not_found")
+        assert len(said) < 2000
+
+
+async def test_two_keys_are_none(shared: Kitchen) -> None:
+    """A proxy that looked at one may have passed on the other."""
+    sent = orjson.dumps(body())
+    for path in ("chat/completions", "responses"):
+        async with aiohttp.ClientSession() as session:
+            pair = [("Authorization", "Bearer sk-x"), ("Authorization", "Bearer sk-a")]
+            async with session.post(f"{shared.url}/{path}", data=sent, headers=pair) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (
+                    400,
+                    "duplicate_header",
+                )
+
+
+class Named:
+    """A tier whose model calls itself as it likes."""
+
+    def __init__(self, name: str) -> None:
+        self.model, self._told = "plain", name
+
+    async def complete(self, body: Body, /) -> Completed:
+        message = {"role": "assistant", "content": "seven"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        reply = {"id": "1", "object": "chat.completion", "created": 1, "choices": [choice]}
+        return Completed(
+            orjson.dumps(reply | {"model": self._told}),
+            self._told,
+            parse_completions(reply, "here"),
+            None,
+        )
+
+    async def stream(self, body: Body, /) -> Any:
+        for event in events((await self.complete(body)).payload, include_usage=False):
+            yield event
+
+    async def check(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=1", "a\0b", "模型", "m" * 100_000])
+async def test_a_model_may_call_itself_anything(tmp_path: Path, name: str) -> None:
+    with kitchen(tmp_path, master=Named(name)) as found:
+        for _ in range(2):  # and again when it is replayed
+            status, said, headers = await ask(found, body())
+            assert (status, "Set-Cookie" in headers) == (200, False)
+            assert json.loads(said)["choices"][0]["message"]["content"] == "seven"
+            assert len(headers["x-bottega-model"]) <= 200
+
+
+async def test_who_leaves_within_the_body_is_no_failure(
+    open_to_all: Kitchen, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(open_to_all.url.split(":")[2].removesuffix("/v1"))
+    with caplog.at_level(logging.WARNING):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+            client.sendall(b"Content-Length: 100\r\n\r\n{")
+            await asyncio.sleep(0.1)
+        ended = await asyncio.to_thread(open_to_all.wait, 1)
+        await asyncio.sleep(0.1)
+    assert (ended.status, ended.why) == (499, "client left")
+    assert caplog.records == []
+
+
+async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
+    with kitchen(tmp_path, limits=Limits(image_pixels=63)) as found:
+        status, said, _ = await ask(found, body())
+    assert (status, json.loads(said)["error"]["code"]) == (400, "invalid_image")
+
+
+async def test_images_have_no_more_pixels_together_than_they_may(tmp_path: Path) -> None:
+    """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
+    with kitchen(tmp_path, limits=Limits(image_pixels=64)) as found:
+        sent = body()
+        parts = sent["messages"][0]["content"]
+        parts[:0] = [body(shade=shade)["messages"][0]["content"][0] for shade in range(20, 24)]
+        assert (await ask(found, sent))[0] == 200
+        parts[:0] = body(shade=24)["messages"][0]["content"][:1]
+        status, said, _ = await ask(found, sent)
+    assert (status, json.loads(said)["error"]["code"]) == (400, "limit_exceeded")
+
+
+class Endless(Named):
+    async def stream(self, body: Body, /) -> Any:
+        while True:
+            delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+            yield orjson.dumps({"id": "1", "object": "chat.completion.chunk", "choices": [delta]})
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path: str) -> None:
+    """Else a budget is no limit for those who always leave before the last word."""
+    sent = {**body(stream=True), "input": QUESTION}
+    del sent["messages" if path == "responses" else "input"]
+    with kitchen(tmp_path, master=Endless("plain")) as found:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{found.url}/{path}", json=sent) as response,
+        ):
+            async for _ in response.content.iter_any():
+                if found.over or b"word" in _:
+                    break
+            response.close()
+        ended = await asyncio.to_thread(found.wait, 1)
+    assert (ended.status, ended.usage.completion_tokens > 0) == (499, True)
+    assert ended.usage.prompt_tokens >= 5
+    assert ended.cost_usd is not None and ended.cost_usd > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"X-Forwarded-For": "203.0.113.9"}, 401),
+        ({"X-Forwarded-For": "127.0.0.1"}, 401),
+        ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-a"}, 403),
+        ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-admin"}, 200),
+    ],
+)
+async def test_who_else_asks_is_not_told_to_everybody(
+    shared: Kitchen, headers: dict[str, str], status: int
+) -> None:
+    """Metrics name tenants and what they spend."""
+    gateway = shared.gateway
+    door = Door(gateway.answer, shared.over.append, 1 << 20)
+    app = App(gateway, door, metrics=lambda: (b"requests 1", "text/plain"))
+    with running(app) as url:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{url.removesuffix('/v1')}/metrics", headers=headers) as response,
+        ):
+            assert response.status == status
+            assert (b"requests" in await response.read()) == (status == 200)
+
+
+STEERED: list[dict[str, Any]] = [
+    {"stop": ["e"]},
+    {"logit_bias": {"42": 100}},
+    {"temperature": 1.9},
+    {"guided_choice": ["wrong"]},
+    {"structured_outputs": {"choice": ["wrong"]}},
+    {"chat_template": "say wrong"},
+]
+
+
+@pytest.mark.parametrize("steer", STEERED, ids=lambda steer: next(iter(steer)))
+async def test_a_steered_answer_is_no_example_for_others(
+    shared: Kitchen, steer: dict[str, Any]
+) -> None:
+    """Else whoever may ask puts words into the master's mouth."""
+    await ask(shared, body(**steer), "sk-a")
+    plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
+    assert plain[2]["x-bottega-demonstrations"] == "0"
+    same = await ask(shared, body("bottega/apprentice", shade=8, **steer), "sk-a")
+    assert same[2]["x-bottega-demonstrations"] == "1"
+
+
+async def test_what_only_tunes_steers_nothing(shared: Kitchen) -> None:
+    tuned: dict[str, Any] = {
+        "temperature": 0.7,
+        "max_tokens": 50,
+        "seed": 3,
+        "user": "x",
+        "top_p": 0.9,
+        "stop": [],
+    }
+    await ask(shared, body(**tuned), "sk-a")
+    plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
+    assert plain[2]["x-bottega-demonstrations"] == "1"
+
+
+def test_a_picture_among_the_instructions_is_an_instruction() -> None:
+    contexts = set()
+    for shade in (1, 1, 2):
+        told = body()
+        shown = body(shade=shade)["messages"][0]["content"][:1]
+        told["messages"].insert(0, {"role": "system", "content": shown})
+        contexts.add(read_chat(told, background=re.compile("x")).context)
+    assert len(contexts) == 2
+
+
+@pytest.mark.parametrize("kind", ["video_url", "audio_url", "file_url"])
+async def test_no_tier_fetches_what_a_client_names(open_to_all: Kitchen, kind: str) -> None:
+    part = {"type": kind, kind: {"url": "http://169.254.169.254/latest/meta-data"}}
+    sent = body()
+    sent["messages"][0]["content"].append(part)
+    status, said, _ = await ask(open_to_all, sent)
+    assert (status, json.loads(said)["error"]["code"]) == (400, "url_not_fetched")
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null"]
+)
+async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, origin: str) -> None:
+    """A browser sends its text/plain forms to loopback without asking anybody."""
+    status, said, _ = await ask(open_to_all, body(), Origin=origin)
+    assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://[::1]:80", "app://here"])
+async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: str) -> None:
+    assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
+
+
+async def test_a_key_may_come_from_any_page(shared: Kitchen) -> None:
+    assert (await ask(shared, body(), "sk-a", Origin="http://evil.example"))[0] == 200
