@@ -150,6 +150,15 @@ def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
         build(parse_config(priced.format("a", 1) + priced.format("b", 2)), {})
 
 
+def test_a_file_that_is_no_cache_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """Else every request would fail, and only the log would say why."""
+    (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"cache\.db is not a knowledge base"):
+        build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
+    (tmp_path / "cache.db").write_bytes(b"")
+    asyncio.run(build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT).aclose())
+
+
 def test_a_budget_needs_prices(tmp_path: Path) -> None:
     by = '[route]\nby = "budget"\nusd_per_1k = 1.0\n'
     tier = '[tiers.{}]\nmodel = "openai:{}"\nbase_url = "http://localhost:9/v1"\n'

@@ -45,6 +45,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in staff.served)
         file = CacheFile(config, staff.timed(metrics), metrics, ledger)
+        file.check()
         spaces = Namespaces(file.open, config.cache.open_namespaces)
         house = _house(config, file.staff, spaces, metrics, accounts, ledger)
         opened.pop_all()

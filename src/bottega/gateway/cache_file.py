@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import cast
 
 import orjson
 
-from bottega.errors import BottegaError, EmbedderMismatchError, SettingError
+from bottega.errors import BottegaError, EmbedderMismatchError, SettingError, StoreBusyError
 from bottega.gateway.door import Progress
 from bottega.gateway.ledger import Ledger
 from bottega.gateway.metrics import Metrics
@@ -81,6 +82,13 @@ class CacheFile:
     @cached_property
     def embedder(self) -> Embedder:
         return open_embedder(self.config.cache.embed)
+
+    def check(self) -> None:
+        """Raises `StoreError` for a file that waiting makes no cache, before anything is loaded."""
+        if not self.file.is_file() or not self.file.stat().st_size:  # as a kill may leave it
+            return
+        with suppress(StoreBusyError):  # there will be another try when it is needed
+            KnowledgeBase.open(self.file, None).close()
 
     def open(self, namespace: str) -> Opened:
         """Blocks; the first time while the embedder is loaded."""

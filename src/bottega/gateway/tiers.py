@@ -142,7 +142,7 @@ def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> N
     for one in served:
         if prices(one.upstream.model, Usage(1, 1)) is None:
             raise SettingError(
-                f"{config.file}: a budget needs the price of tiers.{one.name}, which is not known",
+                f"{config.file}: by 'budget' needs the price of tiers.{one.name}",
                 hint=f"[tiers.{one.name}] price = [0.15, 0.60]: US dollars per million tokens",
             )
 
