@@ -328,6 +328,27 @@ async def _is_open(base: KnowledgeBase) -> bool:
     return True
 
 
+async def test_entries_are_counted_again_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
+    failures = [StoreError("cache.db is closed")]
+    counted, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def counts() -> dict[str, int]:
+        if failures:
+            raise failures.pop()
+        loop.call_soon_threadsafe(counted.set)
+        return {"": 3}
+
+    monkeypatch.setattr("bottega.gateway.house.COUNT_SECONDS", 0.01)
+    monkeypatch.setattr(house.spaces, "counts", counts)
+    counting = asyncio.create_task(house._count())
+    await asyncio.wait_for(counted.wait(), 5)
+    counting.cancel()
+    await house.aclose()
+
+
 async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
     calls: list[str] = []
 

@@ -26,11 +26,14 @@ class Speaking:
 
     model = "wordy"
 
+    def __init__(self, usage: Usage | None = None) -> None:
+        self.usage = usage
+
     async def complete(self, body: Body, /) -> Completed:
         said = {"role": "assistant", "content": "some words"}
         choice = {"index": 0, "message": said, "finish_reason": "stop"}
         payload = orjson.dumps({"model": self.model, "choices": [choice]})
-        return Completed(payload, self.model, (Completion("some words"),), None)
+        return Completed(payload, self.model, (Completion("some words"),), self.usage)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         for word in ["words "] * 5000:
@@ -47,9 +50,10 @@ def priced(model: str, usage: Usage) -> float:
     return (usage.prompt_tokens + usage.completion_tokens) * 1e-6
 
 
-def test_what_nobody_counted_has_no_price(tmp_path: Path) -> None:
+@pytest.mark.parametrize("usage", [None, Usage()])
+def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
     """As nothing it would never use up a budget, and a router would take the model for free."""
-    with kitchen(tmp_path, apprentice=Speaking()) as found:
+    with kitchen(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         raw(found, asked(1))
         assert found.wait(1).cost_usd is None

@@ -120,8 +120,11 @@ class House:
 
     async def _count(self) -> None:
         while True:
-            for name, count in (await asyncio.to_thread(self.spaces.counts)).items():
-                self.metrics.cache_entries(name, count)
+            try:
+                for name, count in (await asyncio.to_thread(self.spaces.counts)).items():
+                    self.metrics.cache_entries(name, count)
+            except BottegaError as error:  # closed meanwhile, or a disk that fails
+                log.warning("the cache's entries are not counted: %s", error)
             await asyncio.sleep(COUNT_SECONDS)
 
     async def aclose(self) -> None:

@@ -83,9 +83,10 @@ class Settling:
                 progress.cost_usd += cost
 
     def _cost(self, call: Call, usage: Usage | None) -> float | None:
-        """Without a count of its tokens the price is not known either, unless nothing has one."""
+        """Without a count of its tokens the price is not known either, unless nothing has one. No
+        request has no tokens: then they were not counted."""
         model = call.served.upstream.model
-        if usage is None:
+        if usage is None or not usage.prompt_tokens + usage.completion_tokens:
             return 0.0 if self.price(model, ONE_OF_EACH) == 0 else None
         return self.price(model, usage)
 
