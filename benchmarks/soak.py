@@ -42,7 +42,8 @@ LEAK = 0.10
 DRAINS = 40.0
 QUESTIONS = 500
 """A namespace. So few that the cache holds nearly all of them within two minutes, and replays come
-and go within their 20 s: before the second fifth of half an hour, which the last is compared with."""
+and go within their 20 s: before the second fifth of half an hour, the one that the last is compared
+with."""
 CONFIG = """
 [gateway]
 port = {port}
