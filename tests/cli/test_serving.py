@@ -76,7 +76,7 @@ def _rest(stream: IO[str] | None) -> str:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Not `communicate`: what came with the first line is buffered already, and it would miss it."""
+    """Not `communicate`: it would miss what came with the first line and is buffered already."""
     process.wait(30)
     return _rest(process.stdout), _rest(process.stderr)
 

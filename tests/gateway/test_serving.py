@@ -283,3 +283,20 @@ async def test_identical_requests_at_once_ask_the_model_once(tmp_path: Path) -> 
             )
     assert {reply.choices[0].message.content for reply in replies} == {"one"}
     assert len(slow.calls) == 1
+
+
+def test_what_a_master_thought_is_not_kept(tmp_path: Path) -> None:
+    replies = ["<think>bows, two of them</think>It is a 3.", "<think>still thinking"]
+    with kitchen(tmp_path, master=Scripted(replies, name="big")) as found:
+        thought = raw(found, asked(1), "bottega/master")
+        assert thought.parse().choices[0].message.content == replies[0]
+        assert "x-bottega-stored" not in raw(found, asked(2), "bottega/master").headers
+        assert [example.answer for example in found.examples()] == ["It is a 3."]
+
+
+def test_a_cache_that_cannot_be_opened_fails_nobody(tmp_path: Path) -> None:
+    (tmp_path / "cache.db").write_bytes(b"this is no database" * 100)
+    with kitchen(tmp_path) as found:
+        reply = raw(found, asked(1))
+        assert reply.headers["x-bottega-route"] == "apprentice"
+        assert reply.headers["x-bottega-demonstrations"] == "0"

@@ -32,6 +32,9 @@ from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
 
+# Why there is no question to be routed; None: the cache could not be opened.
+CHEAP = (None, "background")
+
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 
@@ -113,7 +116,7 @@ class Answering:
                     continue
                 if not waiting or _is_the_clients(error):
                     break
-                log.warning("%s failed, another tier is asked: %s", call.served.name, error)
+                self._fell_back(call, error)
                 continue
             better = await self._better(asked, call, completed)
             if better is None:
@@ -144,13 +147,19 @@ class Answering:
                     continue
                 if not waiting or _is_the_clients(error):
                     raise
-                log.warning("%s failed, another tier is asked: %s", call.served.name, error)
+                self._fell_back(call, error)
                 continue
             return Streaming(call, _from(first, events))
 
     def may_go_on(self, asked: Asked) -> bool:
         """Whether an answer has to be whole before it is known that it is the one."""
         return self._escalates(asked) and any(one.asks for one in self.served)
+
+    def _fell_back(self, call: Call, error: BottegaError) -> None:
+        """What another tier answers may cost more than was planned: the operator must see it."""
+        name = call.served.name
+        self.warn(f"{name} failed, another tier asked", error)
+        log.warning("%s failed, another tier is asked: %s", name, error)
 
     async def _in_turn(self, asked: Asked) -> list[Served]:
         """The chosen tier, then dearer ones, then cheaper ones; a tier that was named is the only
@@ -175,8 +184,8 @@ class Answering:
         if overrides.master_rate is not None:
             lucky = self.random.random() < overrides.master_rate
             return self.served[-1 if lucky else 0].name, False
-        if question is None:  # nobody waits for what is asked in the background
-            return self.served[0 if asked.chat.passes == "background" else -1].name, False
+        if question is None:  # the master is for tools and the like, not for what nobody waits for
+            return self.served[0 if asked.chat.passes in CHEAP else -1].name, False
         try:
             return (await question.pipeline.route(question.query)).name, False
         except BottegaError as error:

@@ -176,7 +176,11 @@ class Gateway:
     ) -> Question | None:
         if not self._may_ask(chat, overrides):
             return None
-        workshop = await self.workshops.open(progress.namespace)
+        try:
+            workshop = await self.workshops.open(progress.namespace)
+        except BottegaError as error:  # an answer without examples is better than none
+            self.settle.warn("the cache cannot be opened", error)
+            return None
         query = chat.query([found[one.url] for one in chat.images])
         return Question(query, workshop, found)
 

@@ -16,6 +16,7 @@ from bottega.gateway.requests import INSTRUCTING, parts_of
 from bottega.gateway.warning import Warn
 from bottega.generation.wire import add_usage
 from bottega.image import Image
+from bottega.parsing import spoken
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
@@ -95,6 +96,7 @@ class Settling:
     ) -> str | None:
         """Only what a teacher said to its end, to a question that stands for itself."""
         workshop, first = question.workshop, completed.completions[0]
+        said = spoken(first.text)  # what was thought before is neither shown nor searched
         may = (
             workshop.keeper is not None
             and progress.account.may_store
@@ -103,7 +105,7 @@ class Settling:
             and call.served.name in workshop.teachers
             and len(completed.completions) == 1
             and first.finish_reason == "stop"
-            and first.text.strip()
+            and said
         )
         if not may or workshop.keeper is None:
             return None
@@ -111,7 +113,7 @@ class Settling:
         if progress.account.id:
             tags["account"] = progress.account.id
         source = f"{call.served.name}:{completed.model}"
-        example = Example(question.query, first.text, tags=tags, source=source)
+        example = Example(question.query, said, tags=tags, source=source)
         stored = await workshop.keeper.keep(example)
         if stored is None:
             self.warn("not remembered")

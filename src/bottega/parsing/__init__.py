@@ -5,6 +5,7 @@ from bottega.parsing.agreement import agreement
 from bottega.parsing.choices import ChoiceParser, open_candidates
 from bottega.parsing.final import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
+from bottega.parsing.replies import spoken
 from bottega.parsing.voting import most_confident, most_frequent
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "most_frequent",
     "open_candidates",
     "plain_text",
+    "spoken",
 ]
