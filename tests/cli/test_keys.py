@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounts import Accounts
+from bottega.gateway.accounting.accounts import Accounts
 from tests.cli.conftest import Run
 
 

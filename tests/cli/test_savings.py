@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bottega.gateway.ledger import Entry, Ledger
+from bottega.gateway.accounting.ledger import Entry, Ledger
 from tests.cli.conftest import Run
 
 MOMENT = 1_700_000_000.0

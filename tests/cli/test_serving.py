@@ -21,8 +21,8 @@ import pytest
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from bottega.gateway.running import base_url
-from bottega.gateway.settings import Listening
+from bottega.gateway.config.settings import Listening
+from bottega.gateway.running.listening import base_url
 from bottega.image import Image
 from tests.cli.conftest import Run
 from tests.server import Server, ok, slowly

@@ -12,19 +12,19 @@ from typing import Any
 
 import uvicorn
 
-from bottega.gateway.accounts import Account
+from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.answering import Answering
 from bottega.gateway.app import App
 from bottega.gateway.door import Door, Progress
 from bottega.gateway.limits import Limits
-from bottega.gateway.local_upstream import LocalUpstream
 from bottega.gateway.pictures import Fetch
 from bottega.gateway.ports import Served, Takes, Upstream
-from bottega.gateway.repeats import Bodies, Flights, Repeats
-from bottega.gateway.running import configured
+from bottega.gateway.repeats.memory import Bodies, Flights, Repeats
+from bottega.gateway.running.listening import configured
 from bottega.gateway.serving import Gateway, Replaying
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.gateway.workshop import Pair, Workshop
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import NotFoundError, SettingError, StoreError
-from bottega.gateway.accounts import TOKEN, Accounts
+from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.knowledge import KnowledgeBase
 
 
@@ -80,7 +80,7 @@ def test_a_leaked_key_may_be_revoked_by_itself(accounts: Accounts) -> None:
 def test_another_process_is_heard_within_a_second(accounts: Accounts, tmp_path: Path) -> None:
     account, token = accounts.add("team-a")
     code = (
-        "import sys; from bottega.gateway.accounts import Accounts\n"
+        "import sys; from bottega.gateway.accounting.accounts import Accounts\n"
         "accounts = Accounts.open(sys.argv[1])\n"
         "print(accounts.add('team-b')[1])\naccounts.revoke(sys.argv[2])\naccounts.close()"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.addresses import is_public
+from bottega.gateway.fetching.addresses import is_public
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from bottega.gateway.accounts import Accounts
-from bottega.gateway.admin import admin_routes
-from bottega.gateway.ledger import Entry, Ledger
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.refusals import Refusal
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example, Query

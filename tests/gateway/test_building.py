@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from bottega.errors import SettingError, StoreError
-from bottega.gateway.accounts import Accounts
-from bottega.gateway.building import build, build_around
-from bottega.gateway.config import parse_config
-from bottega.gateway.database import FILE
-from bottega.gateway.doorway import Doorway
-from bottega.gateway.house import House
-from bottega.gateway.ledger import Ledger
-from bottega.gateway.namespaces import Namespaces
-from bottega.gateway.pointing import config_of, load_pipeline
-from bottega.gateway.settings import Config
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.settings import Config
+from bottega.gateway.running.building import build, build_around
+from bottega.gateway.running.doorway import Doorway
+from bottega.gateway.running.house import House
+from bottega.gateway.running.namespaces import Namespaces
+from bottega.gateway.running.pointing import config_of, load_pipeline
 from bottega.gateway.workshop import Workshop
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
@@ -341,7 +341,7 @@ async def test_entries_are_counted_again_after_a_failure(
         loop.call_soon_threadsafe(counted.set)
         return {"": 3}
 
-    monkeypatch.setattr("bottega.gateway.house.COUNT_SECONDS", 0.01)
+    monkeypatch.setattr("bottega.gateway.running.house.COUNT_SECONDS", 0.01)
     monkeypatch.setattr(house.spaces, "counts", counts)
     counting = asyncio.create_task(house._count())
     await asyncio.wait_for(counted.wait(), 5)

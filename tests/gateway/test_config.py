@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.config import SECTIONS, Config, load_config, parse_config
-from bottega.gateway.settings import TierSettings
+from bottega.gateway.config.loading import SECTIONS, Config, load_config, parse_config
+from bottega.gateway.config.settings import TierSettings
 
 EXAMPLE = Path("examples/bottega.toml")
 TWO = """

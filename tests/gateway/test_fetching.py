@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 from PIL import Image as Pillow
 
-from bottega.gateway.fetching import Fetcher
+from bottega.gateway.fetching.fetcher import Fetcher
 from bottega.gateway.refusals import Refusal
 from bottega.image import Image
 

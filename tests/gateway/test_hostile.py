@@ -15,12 +15,12 @@ import aiohttp
 import orjson
 import pytest
 
-from bottega.gateway.accounts import Account
+from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.app import App
 from bottega.gateway.door import Door
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body, Completed
-from bottega.gateway.replaying import events
+from bottega.gateway.repeats.replaying import events
 from bottega.gateway.requests import read_chat
 from bottega.generation import Scripted
 from bottega.generation.wire import parse_completions

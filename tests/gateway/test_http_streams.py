@@ -15,9 +15,9 @@ from bottega.errors import (
     GarbledError,
     ServerFailedError,
 )
-from bottega.gateway.breaker import Breaker, Tolerance
-from bottega.gateway.http_upstream import HttpUpstream
-from bottega.gateway.streaming import Timeouts
+from bottega.gateway.upstreams.breaker import Breaker, Tolerance
+from bottega.gateway.upstreams.http import HttpUpstream
+from bottega.gateway.upstreams.streaming import Timeouts
 from tests.gateway.upstreams import (
     BODY,
     WHOLE,
@@ -135,7 +135,7 @@ async def test_a_flood_is_not_read(
     endpoint: Server, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size == "event":
-        monkeypatch.setattr("bottega.gateway.events.LONGEST_EVENT", 1 << 16)
+        monkeypatch.setattr("bottega.gateway.upstreams.events.LONGEST_EVENT", 1 << 16)
         flood = [b"data: "] + [b"x" * 50_000] * 40
     else:
         monkeypatch.setattr("bottega.generation.exchange.LONGEST_MB", 1)

@@ -14,9 +14,9 @@ from bottega.errors import (
     ServerFailedError,
     UnreachableError,
 )
-from bottega.gateway.breaker import Breaker, PausedError, Tolerance
-from bottega.gateway.http_upstream import HttpUpstream
-from bottega.gateway.upstream_errors import MisconfiguredError, RefusedError
+from bottega.gateway.upstreams.breaker import Breaker, PausedError, Tolerance
+from bottega.gateway.upstreams.errors import MisconfiguredError, RefusedError
+from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.generation import Retrying
 from bottega.types import Completion, Usage
 from tests.gateway.upstreams import (

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bottega.gateway.accounts import Account
+from bottega.gateway.accounting.accounts import Account
 from bottega.generation import Scripted
 from bottega.types import Prompt
 from tests.builders import picture

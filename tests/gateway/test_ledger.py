@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway import ledger as module
-from bottega.gateway.accounts import Accounts
-from bottega.gateway.ledger import Entry, Ledger
+from bottega.gateway.accounting import ledger as module
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger import Entry, Ledger
 
 NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
 DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
@@ -164,7 +164,7 @@ def test_what_upstreams_tell_keeps_no_row_from_the_file(ledger: Ledger, file: Pa
 def test_a_locked_file_fails_nothing_and_is_told(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(module, "MOST_WAITING", 10)
     ledger = Ledger.open(file)
@@ -237,7 +237,7 @@ def test_gates_keep_their_state(file: Path) -> None:
 
 WRITER = """
 import sys, time
-from bottega.gateway.ledger import Entry, Ledger
+from bottega.gateway.accounting.ledger import Entry, Ledger
 ledger = Ledger.open(sys.argv[1])
 number = 0
 while True:

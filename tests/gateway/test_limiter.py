@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bottega.gateway.accounts import Account
-from bottega.gateway.limiter import Limiter
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.refusals import Refusal
 
 

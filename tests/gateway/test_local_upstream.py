@@ -10,8 +10,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.gateway.local_upstream import LocalUpstream
 from bottega.gateway.ports import Upstream
+from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.generation import Scripted
 from bottega.image import Image
 from bottega.types import Completion, Message, Prompt, Reply, Sampling, Usage

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, SettingError, StoreError
-from bottega.gateway.logs import Style, log_request, logging_to
+from bottega.gateway.telemetry.logs import Style, log_request, logging_to
 from bottega.generation import OpenAICompatible
 from bottega.types import Message, Prompt, Sampling
 from tests.server import Server, refuse

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from bottega.gateway.metrics import Metrics
+from bottega.gateway.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.repeats import (
+from bottega.gateway.repeats.memory import (
     Asked,
     Bodies,
     Flights,

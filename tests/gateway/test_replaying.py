@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
-from bottega.gateway.repeats import may_be_repeated
-from bottega.gateway.replaying import assembled, events, sse
+from bottega.gateway.repeats.memory import may_be_repeated
+from bottega.gateway.repeats.replaying import assembled, events, sse
 from bottega.types import Completion, Usage
 from tests import server
 

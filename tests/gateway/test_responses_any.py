@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from bottega.gateway.ports import Body, Completed
-from bottega.gateway.replaying import events
+from bottega.gateway.repeats.replaying import events
 from bottega.generation.wire import parse_completions
 from tests.gateway.harness import Kitchen, kitchen
 from tests.gateway.test_responses import EVENT, asked

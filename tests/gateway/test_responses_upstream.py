@@ -14,8 +14,8 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from bottega.gateway.door import Progress, Reply
-from bottega.gateway.events import LAST, event
-from bottega.gateway.responses import Responses
+from bottega.gateway.responses.door import Responses
+from bottega.gateway.upstreams.events import LAST, event
 from tests import server as doubles
 from tests.gateway.harness import Kitchen, kitchen
 from tests.gateway.test_responses import checked, raw, streamed

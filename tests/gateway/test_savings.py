@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.ledger import Entry, Ledger, State
-from bottega.gateway.savings import Savings, savings
+from bottega.gateway.accounting.ledger import Entry, Ledger, State
+from bottega.gateway.accounting.savings import Savings, savings
 
 
 @pytest.fixture

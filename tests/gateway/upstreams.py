@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from bottega.gateway.http_upstream import HttpUpstream
+from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.generation import Retrying
 from tests.server import Answer, Server
 

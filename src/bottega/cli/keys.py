@@ -10,8 +10,8 @@ import typer
 
 from bottega.cli.options import DataFolder, Json
 from bottega.cli.output import note, print_json, print_table, say
-from bottega.gateway.accounts import Account, Accounts
-from bottega.gateway.database import FILE
+from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.database import FILE
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
 

@@ -21,8 +21,8 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.image import Image
 
 if TYPE_CHECKING:
-    from bottega.gateway.house import House
-    from bottega.gateway.settings import Config
+    from bottega.gateway.config.settings import Config
+    from bottega.gateway.running.house import House
     from bottega.pipeline import Pipeline
 
 USUAL = Path("bottega.toml")
@@ -69,7 +69,7 @@ def serve(
 ) -> None:
     """Serve Cache-of-Thought to OpenAI clients: one base URL, several models behind it."""
     with _needed():
-        from bottega.gateway.logs import STYLES
+        from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
         raise SettingError(f"--log-format {log_format!r} is not known", hint="use json or text")
     style = log_format or ("text" if sys.stderr.isatty() else "json")
@@ -89,8 +89,8 @@ def serve(
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
     with _needed():
-        from bottega.gateway.config import load_config, parse_config
-        from bottega.gateway.pointing import config_of, load_pipeline
+        from bottega.gateway.config.loading import load_config, parse_config
+        from bottega.gateway.running.pointing import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
         raise SettingError("there are several gateways to serve", hint="name one of them")
     if target is not None:
@@ -108,9 +108,9 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
     with _needed():
-        from bottega.gateway.building import build, build_around
-        from bottega.gateway.logs import Style, logging_to
-        from bottega.gateway.running import base_url, bound, run
+        from bottega.gateway.running.building import build, build_around
+        from bottega.gateway.running.listening import base_url, bound, run
+        from bottega.gateway.telemetry.logs import Style, logging_to
 
     with bound(config.gateway) as listener:
         house = build(config) if pipeline is None else build_around(pipeline, config)
@@ -134,7 +134,7 @@ def _announce(house: House, url: str, demo: bool) -> None:
 
 def _check_staff(config: Config) -> None:
     """A check that passes where the gateway would not start is none. Raises `SettingError`."""
-    from bottega.gateway.tiers import hire
+    from bottega.gateway.running.tiers import hire
 
     hire(config, os.environ)
 
@@ -153,7 +153,7 @@ def _question(demo: bool) -> str:
 
 def _print(config: Config) -> None:
     """Every setting, with the defaults; of keys only where they come from."""
-    from bottega.gateway.tiers import key_variable
+    from bottega.gateway.running.tiers import key_variable
 
     rows = []
     for tier in config.tiers:

@@ -23,8 +23,8 @@ from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Completed, Served
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.requests import Chat
-from bottega.gateway.upstream_errors import MisconfiguredError
-from bottega.gateway.warning import Warn
+from bottega.gateway.telemetry.warning import Warn
+from bottega.gateway.upstreams.errors import MisconfiguredError
 from bottega.gateway.workshop import Workshop
 from bottega.image import Image
 from bottega.pipeline import Pipeline

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from bottega.gateway.door import Door, Scope, Send
 from bottega.gateway.refusals import Refusal, refusal_of
-from bottega.gateway.responses import Responses
+from bottega.gateway.responses.door import Responses
 from bottega.gateway.serving import Gateway
 from bottega.gateway.watching import Receive
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bottega.errors import BottegaError
-from bottega.gateway.accounts import Account
-from bottega.gateway.entries import State
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.entries import State
 from bottega.gateway.refusals import Refusal, refusal_of
 from bottega.gateway.watching import Receive, Watch, Watched
 from bottega.types import Usage

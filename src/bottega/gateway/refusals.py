@@ -16,8 +16,8 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.breaker import PausedError
-from bottega.gateway.upstream_errors import MisconfiguredError, RefusedError
+from bottega.gateway.upstreams.breaker import PausedError
+from bottega.gateway.upstreams.errors import MisconfiguredError, RefusedError
 
 # The client's libraries would try again what was tried several times already.
 FINAL = {"x-should-retry": "false"}

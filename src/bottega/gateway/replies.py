@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 import orjson
 
 from bottega.gateway.door import Progress, Reply
-from bottega.gateway.events import LAST, event
-from bottega.gateway.repeats import Asked, Remembered
-from bottega.gateway.replaying import events
+from bottega.gateway.repeats.memory import Asked, Remembered
+from bottega.gateway.repeats.replaying import events
+from bottega.gateway.upstreams.events import LAST, event
 
 LONGEST_NAME = 200
 

@@ -11,33 +11,33 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bottega.errors import BottegaError
-from bottega.gateway.accounts import Account
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
 from bottega.gateway.door import NOBODY, Progress, Reply
-from bottega.gateway.events import LAST, event
-from bottega.gateway.limiter import Limiter
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.pictures import Fetch, is_web, pictures, with_fetched
 from bottega.gateway.ports import Completed
 from bottega.gateway.refusals import Refusal, refusal_of
-from bottega.gateway.repeat_keys import Identity, exact_key, image_digest
-from bottega.gateway.repeats import (
+from bottega.gateway.repeats.keys import Identity, exact_key, image_digest
+from bottega.gateway.repeats.memory import (
     Asked as AskedBefore,
 )
-from bottega.gateway.repeats import (
+from bottega.gateway.repeats.memory import (
     Bodies,
     Flights,
     Remembered,
     Repeats,
     may_be_repeated,
 )
-from bottega.gateway.replaying import assembled
+from bottega.gateway.repeats.replaying import assembled
 from bottega.gateway.replies import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
 from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.upstreams.events import LAST, event
 from bottega.gateway.workshop import Workshops
 from bottega.image import Image
 

@@ -11,9 +11,9 @@ from bottega.gateway.answering import Answered, Asked, Call, Question
 from bottega.gateway.augmenting import expected_tokens, worked
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed
-from bottega.gateway.replaying import tokens_said
+from bottega.gateway.repeats.replaying import tokens_said
 from bottega.gateway.requests import INSTRUCTING, parts_of
-from bottega.gateway.warning import Warn
+from bottega.gateway.telemetry.warning import Warn
 from bottega.generation.wire import add_usage
 from bottega.image import Image
 from bottega.parsing import spoken

@@ -1,0 +1,1 @@
+"""Who asks, what it may cost, what it did."""

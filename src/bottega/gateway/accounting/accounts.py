@@ -1,0 +1,234 @@
+"""Who may use the gateway: keys, stored as hashes, with what each may do."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from bottega.errors import BottegaError, NotFoundError, SettingError
+from bottega.gateway.accounting.database import GATEWAY_DB, connect
+from bottega.image import path_text
+from bottega.knowledge.records import is_text
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.8
+LONGEST_NAME = 200
+# Clients such as VLMEvalKit take only keys that begin with sk-.
+TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
+NOBODY = "0" * 12, "0" * 64
+COLUMNS = (
+    "id, name, namespace, admin, may_store, requests_per_minute, usd_per_month, created, revoked"
+)
+
+
+@dataclass(frozen=True)
+class Account:
+    """`requests_per_minute` and `usd_per_month` are None where nothing limits them. Times are unix
+    seconds; `revoked` is None while the key is good."""
+
+    id: str
+    name: str
+    namespace: str = ""
+    admin: bool = False
+    may_store: bool = True
+    requests_per_minute: int | None = None
+    usd_per_month: float | None = None
+    created: float = 0.0
+    revoked: float | None = None
+
+
+@dataclass(frozen=True)
+class _Known:
+    account: Account
+    digest: bytes
+
+
+class Accounts:
+    """Accounts in gateway.db. A key is 256 random bits, of which only the sha256 is kept: nobody
+    can read it again. `authenticate` looks into memory; a thread renews that within a second of a
+    change by any process, until `close`. Everything else blocks. Raises `StoreError`."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._known: Mapping[str, _Known] = {}
+        self._stamp: object = None
+        self._version: tuple[int, int] | None = None
+        self._failing = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep_looking, name="bottega-accounts", daemon=True
+        )
+
+    @classmethod
+    def open(cls, path: str | Path, *, create: bool = True) -> Accounts:
+        accounts = cls(Path(path), connect(Path(path), create=create))
+        try:
+            accounts._look()
+        except BaseException:
+            accounts._connection.close()
+            raise
+        accounts._thread.start()
+        return accounts
+
+    def authenticate(self, token: str | None) -> Account | None:
+        """Whose key it is, None if it is nobody's or revoked. Takes microseconds, and as long for
+        an unknown key as for a known one."""
+        found = TOKEN.fullmatch(token or "")
+        id, secret = found.groups() if found else NOBODY
+        known = self._known.get(id, UNKNOWN)
+        right = hmac.compare_digest(sha256(secret.encode()).digest(), known.digest)
+        return known.account if right and known.account.revoked is None else None
+
+    def add(
+        self,
+        name: str,
+        *,
+        namespace: str = "",
+        admin: bool = False,
+        may_store: bool = True,
+        requests_per_minute: int | None = None,
+        usd_per_month: float | None = None,
+    ) -> tuple[Account, str]:
+        """The account and its key, which is never shown again. Raises `SettingError`."""
+        _check_name(name)
+        _check_namespace(namespace)
+        _check_limits(requests_per_minute, usd_per_month)
+        secret = secrets.token_hex(32)
+        account = Account(
+            secrets.token_hex(6),
+            name,
+            namespace,
+            admin,
+            may_store,
+            requests_per_minute,
+            usd_per_month,
+            time.time(),
+        )
+        digest = sha256(secret.encode()).digest()
+        values = (*(getattr(account, field) for field in COLUMNS.split(", ")), digest)
+        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
+            self._connection.execute(
+                f"INSERT INTO accounts ({COLUMNS}, secret) VALUES (?,?,?,?,?,?,?,?,?,?)", values
+            )
+        self._look()
+        return account, f"sk-bottega-{account.id}-{secret}"
+
+    def list(self) -> list[Account]:
+        """The oldest first, revoked ones too."""
+        self._look()
+        return [known.account for known in self._known.values()]
+
+    def revoke(self, id: str) -> Account:
+        """By its id, or by the key itself, for one that leaked. Revoking again changes nothing."""
+        if found := TOKEN.fullmatch(id):
+            id = found[1]
+        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
+            self._connection.execute(
+                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?",
+                (time.time(), id),
+            )
+        self._look()
+        if id not in self._known:  # what was given is not repeated: it may be a key
+            raise NotFoundError("no key has this id", hint="`bottega keys ls` shows the ids")
+        return self._known[id].account
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        with self._lock:
+            self._connection.close()
+
+    def _keep_looking(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            try:
+                self._look()
+            except BottegaError as error:
+                if not self._failing:
+                    log.error("keys are as they were last read: %s", error)
+                self._failing = True
+            else:
+                self._failing = False
+
+    def _look(self) -> None:
+        """Reads the accounts if they changed since. The ledger writes to the same file, and rows
+        are only added and revoked: their numbers tell."""
+        name = path_text(self.path)
+        with self._lock, GATEWAY_DB.translated(name), GATEWAY_DB.reading(name):
+            # Asked first: what is committed after it shows the next time.
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            changed = self._connection.total_changes
+            if (version, changed) == self._version:
+                return
+            stamp = self._connection.execute(
+                "SELECT count(*), count(revoked), total(revoked) FROM accounts"
+            ).fetchone()
+            if stamp != self._stamp:
+                rows = self._connection.execute(
+                    f"SELECT secret, {COLUMNS} FROM accounts ORDER BY created, id"
+                )
+                self._known = {row[1]: _known(*row) for row in rows}
+            self._stamp, self._version = stamp, (version, changed)
+
+
+def _known(
+    digest: bytes,
+    id: str,
+    name: str,
+    namespace: str,
+    admin: int,
+    may_store: int,
+    per_minute: int | None,
+    per_month: float | None,
+    created: float,
+    revoked: float | None,
+) -> _Known:
+    if not (isinstance(digest, bytes) and is_text(id) and is_text(name) and is_text(namespace)):
+        raise TypeError(f"account {id!a} is damaged")
+    account = Account(
+        id, name, namespace, bool(admin), bool(may_store), per_minute, per_month, created, revoked
+    )
+    return _Known(account, digest)
+
+
+UNKNOWN = _Known(Account("", "nobody", revoked=0.0), sha256(secrets.token_bytes(32)).digest())
+
+
+def _check_name(name: str) -> None:
+    if not is_text(name) or not name.isprintable() or not 0 < len(name.strip()) <= LONGEST_NAME:
+        raise SettingError(
+            f"an account cannot be called {name[:LONGEST_NAME]!a}",
+            hint=f"give up to {LONGEST_NAME} printable characters, such as 'team-a'",
+        )
+
+
+def _check_namespace(namespace: str) -> None:
+    printable = is_text(namespace) and (namespace.isprintable() or not namespace)
+    if not printable or len(namespace) > LONGEST_NAME:
+        raise SettingError(
+            f"{namespace[:LONGEST_NAME]!a} cannot name a namespace",
+            hint=f"give up to {LONGEST_NAME} printable characters, such as 'team-a'",
+        )
+
+
+def _check_limits(per_minute: int | None, per_month: float | None) -> None:
+    if per_minute is not None and not 1 <= per_minute < 2**31:
+        raise SettingError(
+            f"{per_minute} requests per minute cannot be held", hint="give 1 or more, or nothing"
+        )
+    if per_month is not None and not (math.isfinite(per_month) and per_month >= 0):
+        raise SettingError(
+            f"{per_month} USD per month is no budget", hint="give 0 or more, or nothing"
+        )

@@ -1,0 +1,291 @@
+"""What every request was and what it cost, kept without making any wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.entries import (
+    MONTHS_ACCOUNT,
+    Batch,
+    Entry,
+    EntryFile,
+    Row,
+    Shadow,
+    Spent,
+    State,
+    Value,
+    dollars,
+    month_around,
+    month_of,
+)
+
+__all__ = ["Entry", "Ledger", "Shadow", "State"]
+
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 0.1
+AGAIN_SECONDS = 1.0
+MOST_WAITING = 100_000
+PRUNE_SECONDS = 3600.0
+DAY = 86_400.0
+GATE, MASTER, LOST = "gate:", "master", "lost"
+NOTHING = Spent()
+Purses = dict[MONTHS_ACCOUNT, Spent]
+
+
+class Ledger:
+    """Entries in gateway.db, written by a thread within half a second: a process that is killed
+    loses the last half second, `close` loses nothing. What several processes write is counted
+    together as soon as each of them writes.
+
+    Where the file cannot be written, requests go on: rows wait in memory, and the oldest are `lost`
+    when there are too many, or on `close`. With `keep_days` older rows are forgotten; what was
+    spent in a month is not. Reading blocks.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        keep_days: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.lost = 0
+        self._keep_days = keep_days
+        self._clock = clock
+        self._file = EntryFile(path, create=create)
+        self._file_lock = threading.Lock()  # taken before the other one, where both are
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+        self._shadows: list[Shadow] = []
+        self._notes: dict[str, str] = {}
+        self._untold = 0  # lost, and not yet written down
+        self._month, self._month_begins, self._month_ends = "", 0.0, 0.0
+        # What an account spent is always in one of the three.
+        self._waiting: Purses = {}
+        self._under_way: Purses = {}
+        self._stored: Purses = {}
+        self._failing = False
+        self._pruned_at = float("-inf")
+        self._news, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        create: bool = True,
+        keep_days: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Ledger:
+        ledger = cls(Path(path), create=create, keep_days=keep_days, clock=clock)
+        try:
+            ledger._stored = ledger._file.spent_since(month_of(clock()))
+        except BaseException:
+            ledger._file.close()
+            raise
+        return ledger
+
+    def note(self, entry: Entry) -> None:
+        """Takes microseconds; from any thread."""
+        cost = dollars(entry.cost_usd)
+        with self._lock:
+            self._entries.append(entry)
+            if cost:
+                key = (self._month_at(entry.time), entry.account)
+                self._waiting[key] = self._waiting.get(key, NOTHING).plus(Spent(cost, cost))
+        self._tell()
+
+    def note_shadow(
+        self,
+        namespace: str,
+        similarity: float,
+        with_score: float,
+        without_score: float,
+        time: float,
+        request_id: str,
+    ) -> None:
+        shadow = Shadow(time, request_id, namespace, similarity, with_score, without_score)
+        with self._lock:
+            self._shadows.append(shadow)
+        self._tell()
+
+    def set_gate(self, namespace: str, state: str) -> None:
+        """Keeps a gate's state, a JSON text, as rows are kept: without waiting."""
+        self._set_note(GATE + namespace, state)
+
+    def gate(self, namespace: str) -> str | None:
+        return self._note(GATE + namespace)
+
+    def set_master(self, route: str) -> None:
+        """The tier that savings compare the others with."""
+        self._set_note(MASTER, route)
+
+    def master(self) -> str | None:
+        return self._note(MASTER)
+
+    def lost_by_all(self) -> int:
+        """Rows that any process lost and could say so."""
+        return int(self._note(LOST) or 0)
+
+    def spent_this_month(self, account: str, /) -> float:
+        """US dollars, from memory: this process's to the last request, others' as last written."""
+        return self._spent(account).usd
+
+    def dearest_this_month(self, account: str, /) -> float:
+        return self._spent(account).dearest
+
+    def read(self, sql: str, *values: Value) -> list[Row]:
+        """For reports, over a connection of its own: the writer does not wait for them."""
+        file = EntryFile(self.path, create=False)
+        try:
+            return file.read(sql, *values)
+        finally:
+            file.close()
+
+    def flush(self) -> None:
+        """Writes what waits. Raises `StoreError`; what could not be written goes on waiting."""
+        with self._file_lock:
+            batch = self._take()
+            if batch.is_empty:
+                return
+            try:
+                self._file.write(batch)
+            except BaseException:
+                self._put_back(batch)
+                raise
+            with self._lock:
+                self._stored = _together(self._stored, self._under_way)
+                self._under_way = {}
+            stored = self._file.spent_since(month_of(self._clock()))
+            with self._lock:
+                self._stored = stored
+
+    def prune(self, keep_days: float) -> int:
+        """Forgets entries and shadows that are older; how many."""
+        before, gone = self._clock() - keep_days * DAY, 0
+        while not self._stop.is_set():
+            with self._file_lock:
+                some = self._file.prune(before)
+            if not some:
+                break
+            gone += some
+        return gone
+
+    def close(self) -> None:
+        """Writes what waits. What cannot be written is logged and lost."""
+        self._stop.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+        if not self._done(self.flush):
+            with self._lock:
+                self.lost += len(self._entries) + len(self._shadows)
+            log.error("%d rows could not be written to %s: lost", self.lost, self.path.name)
+        with self._file_lock:
+            self._file.close()
+
+    def _spent(self, account: str) -> Spent:
+        with self._lock:
+            key = (self._month_at(self._clock()), account)
+            spent = self._stored.get(key, NOTHING)
+            for purse in (self._under_way, self._waiting):
+                if key in purse:
+                    spent = spent.plus(purse[key])
+            return spent
+
+    def _month_at(self, moment: float) -> str:
+        if not self._month_begins <= moment < self._month_ends:
+            self._month = month_of(moment)
+            self._month_begins, self._month_ends = month_around(moment)
+        return self._month
+
+    def _set_note(self, name: str, value: str) -> None:
+        with self._lock:
+            self._notes[name] = value
+        self._tell()
+
+    def _note(self, name: str) -> str | None:
+        with self._file_lock:  # nothing is on its way to the file
+            with self._lock:
+                if name in self._notes:
+                    return self._notes[name]
+            rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
+            return str(rows[0][0]) if rows else None
+
+    def _tell(self) -> None:
+        if not self._news.is_set():
+            self._news.set()
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(
+                    target=self._write_on, name="bottega-ledger", daemon=True
+                )
+                self._thread.start()
+
+    def _write_on(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait()
+            self._stop.wait(FLUSH_SECONDS)  # what comes together is written together
+            self._news.clear()
+            if not (self._done(self.flush) and self._done(self._prune_now_and_then)):
+                self._stop.wait(AGAIN_SECONDS)
+                self._news.set()
+
+    def _done(self, work: Callable[[], None]) -> bool:
+        """Whether it could be done; a failure is logged once, not with every attempt."""
+        try:
+            work()
+        except BottegaError as error:
+            if not self._failing:
+                log.error("the ledger cannot be written, requests go on: %s", error)
+            self._failing = True
+            return False
+        if self._failing:
+            log.warning("the ledger is written again; %d rows were lost", self.lost)
+        self._failing = False
+        return True
+
+    def _prune_now_and_then(self) -> None:
+        now = time.monotonic()
+        if self._keep_days is not None and now - self._pruned_at > PRUNE_SECONDS:
+            self._pruned_at = now
+            self.prune(self._keep_days)
+
+    def _take(self) -> Batch:
+        with self._lock:
+            self._under_way = self._waiting
+            batch = Batch(self._entries, self._shadows, self._notes, self._waiting, self._untold)
+            self._entries, self._shadows = [], []
+            self._notes, self._waiting, self._untold = {}, {}, 0
+            return batch
+
+    def _put_back(self, batch: Batch) -> None:
+        with self._lock:
+            entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
+            lost = max(0, len(entries) - MOST_WAITING) + max(0, len(shadows) - MOST_WAITING)
+            self._entries, self._shadows = entries[-MOST_WAITING:], shadows[-MOST_WAITING:]
+            self._notes = {**batch.notes, **self._notes}
+            self._waiting = _together(batch.spent, self._waiting)
+            self._under_way = {}
+            self._untold += batch.lost + lost
+            self.lost += lost
+
+
+def _together(one: Mapping[MONTHS_ACCOUNT, Spent], other: Purses) -> Purses:
+    both = dict(one)
+    for key, spent in other.items():
+        both[key] = both.get(key, NOTHING).plus(spent)
+    return both

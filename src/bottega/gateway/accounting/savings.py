@@ -1,0 +1,217 @@
+"""What the gateway spent, and what the master alone would have cost."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.gateway.accounting.entries import Row
+from bottega.gateway.accounting.ledger import Ledger
+
+Floats = NDArray[np.float64]
+MASTER = "master"
+RESAMPLES = 2000
+FEW, MANY = 10, 10_000  # answers of the master
+SEED = 0
+NONE = np.zeros(RESAMPLES + 1)
+# Agresti and Coull, The American Statistician 52 (1998), for shares; Agresti and Min, Statistics in
+# Medicine 24 (2005), for differences of paired ones.
+AGREEMENT = {0.0: 2.0, 1.0: 2.0}
+DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
+SPAN = "SELECT min(time), max(time) FROM entries WHERE {where}"
+SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
+ROUTES = """
+SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
+    CASE WHEN state = 'answered' THEN shots ELSE 0 END AS shown, count(*),
+    sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens), total(cost_usd),
+    CASE WHEN state = 'replayed' THEN 0 ELSE count(*) - count(cost_usd) END,
+    avg(seconds), avg(similarity), count(similarity)
+FROM entries WHERE {where} GROUP BY state, tier, shown
+ORDER BY state = 'shadow', state = 'failed', state = 'passed', state = 'answered', tier = ?,
+    tier, shown
+"""
+# Replays are of answers that were paid for before.
+OTHERS = """
+SELECT namespace, count(*) FROM entries
+WHERE {where} AND state NOT IN ('failed', 'shadow') AND (route != ? OR state = 'replayed')
+GROUP BY namespace
+"""
+OWN = """
+SELECT namespace, state, cost_usd - dismissed_usd, cost_usd IS NULL FROM entries
+WHERE time >= ? AND route = ? AND state IN ('answered', 'passed', 'shadow')
+"""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """With its 95 % interval, None where `n` is too small for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """Requests that went the same way. `seconds` and `similarity` are means, the second one over
+    the `compared` requests for which something was looked for."""
+
+    state: str
+    tier: str
+    shots: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost_usd: float
+    unpriced: int
+    seconds: float
+    similarity: float | None
+    compared: int
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What the master alone would have cost: an estimate. Its own answers cost what they cost; each
+    of the `estimated` requests that others answered costs the mean of its answers in the same
+    namespace or, for `borrowed` ones, in all. Each `n` counts the answers behind the means. `saved`
+    is less what was spent."""
+
+    usd: Figure
+    saved: Figure
+    estimated: int
+    borrowed: int
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How far answers agree with the master's, with demonstrations and without, on the same
+    questions; `gain` is the mean of the differences."""
+
+    shown: Figure
+    bare: Figure
+    gain: Figure
+
+
+@dataclass(frozen=True)
+class Savings:
+    """`alone` is None without a priced answer of the master, `quality` without shadow samples.
+    `spent_usd` leaves out `unpriced` requests; `lost` ones stand nowhere, whenever they were."""
+
+    master: str
+    namespace: str | None
+    first: float | None
+    last: float | None
+    requests: int
+    routes: tuple[Route, ...]
+    spent_usd: float
+    unpriced: int
+    alone: Alone | None
+    quality: Quality | None
+    lost: int
+
+
+def savings(
+    ledger: Ledger,
+    *,
+    namespace: str | None = None,
+    since: float | None = None,
+    master: str | None = None,
+) -> Savings:
+    """Of every namespace if none is named. `since` is in unix seconds. Blocks."""
+    master = master or ledger.master() or MASTER
+    since = since or 0.0
+    where, chosen = "time >= ?", tuple[str | float, ...]((since,))
+    if namespace is not None:
+        where, chosen = f"{where} AND namespace = ?", (since, namespace)
+    routes = tuple(Route(*row) for row in ledger.read(ROUTES.format(where=where), *chosen, master))
+    ((first, last),) = ledger.read(SPAN.format(where=where), *chosen)
+    spent = sum(route.cost_usd for route in routes)
+    others = ledger.read(OTHERS.format(where=where), *chosen, master)
+    own = ledger.read(OWN, since, master)
+    return Savings(
+        master,
+        namespace,
+        first,
+        last,
+        sum(route.requests for route in routes if route.state != "shadow"),
+        routes,
+        spent,
+        sum(route.unpriced for route in routes),
+        _alone(dict(others), own, namespace, spent),
+        _quality(ledger.read(SHADOWS.format(where=where), *chosen)),
+        ledger.lost_by_all(),
+    )
+
+
+def _alone(
+    others: Mapping[str, int], own: Sequence[Row], namespace: str | None, spent: float
+) -> Alone | None:
+    answers = defaultdict[str, list[float]](list)
+    paid = 0.0
+    for where, state, cost, unpriced in own:
+        if not unpriced and state != "passed":
+            answers[where].append(cost)
+        if not unpriced and state != "shadow" and namespace in (None, where):
+            paid += cost
+    if not answers:
+        return None
+    means, sizes = _means(answers), {where: len(costs) for where, costs in answers.items()}
+    # For a namespace without an answer of the master's.
+    pooled = sum((means[where] * n for where, n in sizes.items()), NONE) / sum(sizes.values())
+    usd = sum((count * means.get(where, pooled) for where, count in others.items()), NONE) + paid
+    borrowed = sum(count for where, count in others.items() if where not in answers)
+    sure = all(sizes.get(where, sum(sizes.values())) >= FEW for where in others)
+    n = sum(n for where, n in sizes.items() if borrowed or not others or where in others)
+    return Alone(
+        _figure(usd, n, sure=sure),
+        _figure(usd - spent, n, sure=sure),
+        sum(others.values()),
+        borrowed,
+    )
+
+
+def _means(answers: Mapping[str, Sequence[float]]) -> dict[str, Floats]:
+    """Of each namespace, the mean, and after it the means of bootstrap samples."""
+    draw, means = np.random.default_rng(SEED), {}
+    for where, costs in answers.items():
+        known = np.asarray(costs, np.float64)
+        n, mean = len(known), known.mean()
+        if n > MANY:  # what the bootstrap tends to
+            drawn = mean + draw.standard_normal(RESAMPLES) * known.std() / math.sqrt(n)
+        else:
+            drawn = np.array([known[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
+        means[where] = np.concatenate([[mean], drawn])
+    return means
+
+
+def _figure(draws: Floats, n: int, *, sure: bool) -> Figure:
+    if not sure:
+        return Figure(float(draws[0]), None, None, n)
+    low, high = np.percentile(draws[1:], [2.5, 97.5])
+    return Figure(float(draws[0]), float(low), float(high), n)
+
+
+def _quality(samples: Sequence[Row]) -> Quality | None:
+    if not samples:
+        return None
+    shown, bare = np.asarray(samples, np.float64).T
+    return Quality(_wald(shown, AGREEMENT), _wald(bare, AGREEMENT), _wald(shown - bare, DIFFERENCE))
+
+
+def _wald(values: Floats, added: Mapping[float, float]) -> Figure:
+    """Their mean, and the interval that Wald's method gives after so many values were added. With
+    few or equal values it stays wide, where the bootstrap's shrinks to a point."""
+    numbers = np.concatenate([values, list(added)])
+    weights = np.concatenate([np.ones(len(values)), list(added.values())])
+    middle = np.average(numbers, weights=weights)
+    variance = np.average((numbers - middle) ** 2, weights=weights)
+    reach = 1.96 * math.sqrt(variance / weights.sum())
+    low, high = max(middle - reach, min(added)), min(middle + reach, max(added))
+    return Figure(float(values.mean()), float(low), float(high), len(values))

@@ -1,0 +1,218 @@
+"""A namespace's cache through the administration API: looked at, thinned, filled, taken along."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.admin.http import HEADERS, answered, check_length, number
+from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
+from bottega.types import Example
+
+OpenCache = Callable[[str], KnowledgeBase]
+
+PAGE, LONGEST_PAGE = 20, 200
+MOST = 2**53
+MOST_NAMED = 100
+IN_MEMORY = 1024 * 1024
+# Whatever the bytes are, a browser runs nothing of them.
+IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
+PROVENANCE, IMPORTED = "provenance", "imported"
+
+
+class Caches:
+    def __init__(
+        self, open_cache: OpenCache, forget: Callable[[str], None], longest_import: int
+    ) -> None:
+        self._open = open_cache
+        self._forget = forget
+        self._longest_import = longest_import
+
+    async def stats(self, request: Request, _: Account) -> Response:
+        def work() -> dict[str, object]:
+            cache = self._open(_namespace(request))
+            counted = asdict(cache.stats())
+            del counted["path"]
+            return {**counted, "namespaces": cache.namespaces()}
+
+        return answered(await asyncio.to_thread(work))
+
+    async def browse(self, request: Request, _: Account) -> Response:
+        """The newest first."""
+        limit = number(request, "limit", PAGE, LONGEST_PAGE)
+        offset = number(request, "offset", 0, MOST)
+
+        def work() -> dict[str, object]:
+            cache = self._open(_namespace(request))
+            found = cache.ids(where=_filter(request))[::-1]
+            page = found[offset : offset + limit]
+            return {"total": len(found), "offset": offset, "examples": _still_there(cache, page)}
+
+        return answered(await asyncio.to_thread(work))
+
+    async def show(self, request: Request, _: Account) -> Response:
+        def work() -> dict[str, object]:
+            return _described(self._open(_namespace(request)), _id(request))
+
+        return answered(await asyncio.to_thread(work))
+
+    async def image(self, request: Request, _: Account) -> Response:
+        """The bytes as they are stored."""
+        example = await asyncio.to_thread(lambda: self._open(_namespace(request)).get(_id(request)))
+        images, which = example.query.images, int(request.path_params["number"])
+        if which >= len(images):
+            raise NotFoundError(
+                f"the example has {len(images)} images", hint="they are numbered from 0"
+            )
+        return Response(images[which].data, 200, IMAGE_HEADERS, images[which].media_type)
+
+    async def delete(self, request: Request, _: Account) -> Response:
+        def work() -> dict[str, object]:
+            namespace = _namespace(request)
+            cache = self._open(namespace)
+            removed = cache.delete([_id(request)])
+            self._forget(namespace)
+            return {"removed": removed, "examples": len(cache)}
+
+        return answered(await asyncio.to_thread(work))
+
+    async def pin(self, request: Request, _: Account) -> Response:
+        return await self._pinned(request, KnowledgeBase.pin)
+
+    async def unpin(self, request: Request, _: Account) -> Response:
+        return await self._pinned(request, KnowledgeBase.unpin)
+
+    async def _pinned(
+        self, request: Request, change: Callable[[KnowledgeBase, list[str]], int]
+    ) -> Response:
+        def work() -> dict[str, object]:
+            cache = self._open(_namespace(request))
+            return {"changed": change(cache, [_id(request)]), "pinned": cache.stats().pinned}
+
+        return answered(await asyncio.to_thread(work))
+
+    async def import_(self, request: Request, account: Account) -> Response:
+        """Lines of JSON with images as data URLs: the lines of `export`, or of `load_jsonl`. What
+        cannot be read is named and left out. An example says that it was imported, and by whom."""
+        with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
+            length = 0
+            async for chunk in request.stream():
+                length += len(chunk)
+                check_length(length, self._longest_import)
+                await asyncio.to_thread(file.write, chunk)
+            file.seek(0)
+            added = await asyncio.to_thread(self._import, file, _namespace(request), account)
+        return answered(added)
+
+    def _import(
+        self, lines: Iterable[bytes], namespace: str, account: Account
+    ) -> dict[str, object]:
+        bad: list[BottegaError] = []
+        cache = self._open(namespace)
+        examples = read_jsonl(lines, "the upload", whole_replies=True, on_bad=bad.append)
+        added = cache.add((_imported(one, account) for one in examples), on_bad=bad.append)
+        named = [{"reason": str(error), "hint": error.hint} for error in bad[:MOST_NAMED]]
+        return {
+            "new": added.new,
+            "duplicates": added.duplicates,
+            "bad": len(bad),
+            "skipped": named,
+            "examples": len(cache),
+        }
+
+    async def export(self, request: Request, _: Account) -> Response:
+        """A line of JSON an example. One that is damaged cuts the answer short: `bottega export`
+        names it and writes the others."""
+        namespace = _namespace(request)
+        cache = await asyncio.to_thread(self._open, namespace)
+        headers = {**HEADERS, "content-disposition": 'attachment; filename="cache.jsonl"'}
+        return StreamingResponse(_lines(cache), 200, headers, "application/x-ndjson")
+
+
+def _lines(cache: KnowledgeBase) -> Iterator[bytes]:
+    for example in cache:
+        query = example.query
+        row = {
+            "id": example.id,
+            "question": query.text,
+            "answer": example.answer,
+            "images": [_data_url(image.media_type, image.data) for image in query.images],
+            "labels": example.labels,
+            "choices": query.choices,
+            "rationale": example.rationale,
+            "tags": dict(example.tags),
+            "source": example.source,
+        }
+        yield orjson.dumps(row) + b"\n"
+
+
+def _data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def _imported(example: Example, account: Account) -> Example:
+    tags = {**example.tags, PROVENANCE: IMPORTED}
+    return replace(example, tags=tags, source=f"imported by {account.name}")
+
+
+def _still_there(cache: KnowledgeBase, ids: Sequence[str]) -> list[dict[str, object]]:
+    found = []
+    for id in ids:
+        with suppress(NotFoundError):  # deleted or evicted meanwhile
+            found.append(_described(cache, id))
+    return found
+
+
+def _described(cache: KnowledgeBase, id: str) -> dict[str, object]:
+    example, standing = cache.get(id), cache.standing(id)
+    query = example.query
+    images = [
+        {
+            "sha256": image.sha256,
+            "media_type": image.media_type,
+            "bytes": len(image.data),
+            "width": image.width,
+            "height": image.height,
+        }
+        for image in query.images
+    ]
+    return {
+        "id": example.id,
+        "question": query.text,
+        "answer": example.answer,
+        "choices": query.choices,
+        "labels": example.labels,
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+        "images": images,
+        **asdict(standing),
+    }
+
+
+def _filter(request: Request) -> Filter:
+    params = request.query_params
+    parts: list[Filter] = []
+    if text := params.get("text"):
+        parts.append(Contains(text))
+    if source := params.get("source"):
+        parts.append(Eq("source", source))
+    return And(tuple(parts))
+
+
+def _namespace(request: Request) -> str:
+    return request.query_params.get("namespace", "")
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])

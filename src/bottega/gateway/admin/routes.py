@@ -1,0 +1,158 @@
+"""The administration API under /admin: keys, savings and the caches. For admin keys only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.savings import savings
+from bottega.gateway.admin.caches import Caches, OpenCache
+from bottega.gateway.admin.http import answered, refusal, sent_object
+from bottega.gateway.refusals import Refusal
+
+log = logging.getLogger(__name__)
+
+LONGEST_IMPORT = 256 * 1024 * 1024
+LONGEST_KEY = 64 * 1024
+KEY_FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "namespace": (str,),
+    "admin": (bool,),
+    "may_store": (bool,),
+    "requests_per_minute": (int,),
+    "usd_per_month": (int, float),
+}
+Handler = Callable[[Request, Account], Awaitable[Response]]
+
+
+def admin_routes(
+    accounts: Accounts,
+    ledger: Ledger,
+    open_cache: OpenCache,
+    *,
+    forget: Callable[[str], None] = lambda namespace: None,
+    longest_import: int = LONGEST_IMPORT,
+) -> list[BaseRoute]:
+    """`open_cache` gives the handle of a namespace that the gateway itself uses; nothing here
+    closes it. `forget` is told a namespace from which examples were deleted, so that no exact
+    repeat brings them back. Both are called in threads. What is refused is raised as `Refusal`."""
+    admin = _Admin(accounts, ledger)
+    caches = Caches(open_cache, forget, longest_import)
+    handlers: list[tuple[str, str, Handler]] = [
+        ("GET", "/keys", admin.list_keys),
+        ("POST", "/keys", admin.add_key),
+        ("DELETE", "/keys/{id}", admin.revoke_key),
+        ("GET", "/savings", admin.savings),
+        ("GET", "/stats", caches.stats),
+        ("GET", "/cache", caches.browse),
+        ("GET", "/cache/{id}", caches.show),
+        ("DELETE", "/cache/{id}", caches.delete),
+        ("GET", "/cache/{id}/images/{number:int}", caches.image),
+        ("POST", "/cache/{id}/pin", caches.pin),
+        ("POST", "/cache/{id}/unpin", caches.unpin),
+        ("POST", "/import", caches.import_),
+        ("GET", "/export", caches.export),
+    ]
+    return [
+        Route(f"/admin{path}", _guarded(accounts, handler, path), methods=[method])
+        for method, path, handler in handlers
+    ]
+
+
+def _guarded(
+    accounts: Accounts, handler: Handler, path: str
+) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        account = _administrator(accounts, request)
+        try:
+            response = await handler(request, account)
+        except BottegaError as error:
+            raise refusal(error) from error
+        if request.method not in ("GET", "HEAD"):
+            log.info("admin %s: %s /admin%s", account.id, request.method, path)
+        return response
+
+    return handle
+
+
+def _administrator(accounts: Accounts, request: Request) -> Account:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+    if account is None:
+        raise Refusal(
+            "this needs an admin key",
+            status=401,
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+            hint="bottega keys add NAME --admin makes one; send it as Authorization: Bearer KEY",
+        )
+    if not account.admin:
+        raise Refusal(
+            "this key may not administer",
+            status=403,
+            type="permission_error",
+            code="not_an_admin",
+            hint="bottega keys add NAME --admin makes one that may",
+        )
+    return account
+
+
+@dataclass(frozen=True)
+class _Admin:
+    accounts: Accounts
+    ledger: Ledger
+
+    async def list_keys(self, request: Request, _: Account) -> Response:
+        found = await asyncio.to_thread(self.accounts.list)
+        return answered({"keys": [self._described(account) for account in found]})
+
+    async def add_key(self, request: Request, _: Account) -> Response:
+        """The only answer that ever holds the key."""
+        fields: dict[str, Any] = await sent_object(request, KEY_FIELDS, LONGEST_KEY)
+        account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
+        return answered({"key": token, "account": self._described(account)}, 201)
+
+    async def revoke_key(self, request: Request, _: Account) -> Response:
+        id = request.path_params["id"]
+        if TOKEN.fullmatch(id):
+            raise Refusal("a key is revoked by its id", hint="paths stand in logs: give no keys")
+        account = await asyncio.to_thread(self.accounts.revoke, id)
+        return answered(self._described(account))
+
+    async def savings(self, request: Request, _: Account) -> Response:
+        params = request.query_params
+        found = await asyncio.to_thread(
+            savings,
+            self.ledger,
+            namespace=params.get("namespace"),
+            since=_since(params.get("since")),
+            master=params.get("master"),
+        )
+        return answered(found)
+
+    def _described(self, account: Account) -> dict[str, object]:
+        spent = self.ledger.spent_this_month(account.id)
+        return {**asdict(account), "spent_this_month_usd": spent}
+
+
+def _since(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = float(text)
+    except ValueError:
+        moment = math.nan
+    if not math.isfinite(moment):
+        raise Refusal(f"since is {text[:40]!a}", param="since", hint="give unix seconds")
+    return moment

@@ -1,0 +1,1 @@
+"""What `bottega serve --config` reads."""

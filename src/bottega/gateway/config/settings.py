@@ -1,0 +1,195 @@
+"""The settings of a gateway, one dataclass a section. Every one of them is described in
+examples/bottega.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+
+from bottega.gateway.config.reading import Place, one_of, within
+from bottega.naming import REMOTE
+
+VIRTUAL = "bottega"  # the model that clients ask for, whoever answers
+ROUTES = ("always", "coin", "budget", "coverage", "confidence")
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Listening:
+    """[gateway]"""
+
+    host: str = "127.0.0.1"
+    port: int = within(8000, 0, 65535)
+    data: Path = Path("bottega-data")
+    aliases: tuple[str, ...] = ()
+    drain_seconds: float = within(30.0, 0)
+    max_concurrent: int = within(256, 1)
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """[tiers.NAME]. None stands for what suits the model, or its place among the tiers."""
+
+    name: str
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = None
+    teaches: bool | None = None
+    shots: int | None = within(None, 0)
+    images: int | None = within(None, 0)
+    tools: bool | None = None
+    audio: bool = False
+    context: int | None = within(None, 1)
+    price: tuple[float, ...] | None = within(None, 0)
+    timeout: float = within(120.0, above=0)
+    retries: int = within(2, 0)
+    concurrency: int = within(16, 1)
+    extra_body: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.model.startswith(REMOTE)
+
+    @property
+    def upstream_name(self) -> str:
+        """What the endpoint calls the model."""
+        return self.model.removeprefix(REMOTE)
+
+
+@dataclass(frozen=True)
+class Route:
+    """[route]. `cold_start`: so many first queries of a namespace all go to the master."""
+
+    by: str | None = one_of(None, *ROUTES)
+    tier: str | None = None
+    master_rate: float | None = within(None, 0, 1)
+    seed: int = within(0, 0)
+    usd_per_1k: float | None = within(None, above=0)
+    at_least: float | None = within(None, -1, 1)
+    below: float | None = within(None, 0, 1)
+    samples: int | None = within(None, 2, 16)
+    cold_start: int = within(0, 0)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """[cache]. `at_least`: what is less similar is not shown. `longest`: characters of an answer
+    that may be kept. `open_namespaces`: so many are held open at once."""
+
+    file: Path | None = None
+    embed: str = "dual"
+    retrieve: str = one_of("nearest", "nearest", "bm25")
+    capacity: int | None = within(100_000, 1)
+    evict: str = one_of("least-recent", "least-recent", "least-frequent", "least-saving", "random")
+    order: str = one_of("nearest-last", "nearest-last", "nearest-first", "shuffled")
+    at_least: float | None = within(None, -1, 1)
+    longest: int = within(32_000, 1)
+    open_namespaces: int = within(64, 1)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """[replay]: exact repeats. `identity` says whether the same pixels in another file are one."""
+
+    seconds: float = within(3600.0, 0)
+    memory_mb: float = within(256.0, 0)
+    sampled: bool = False
+    identity: str = one_of("bytes", "bytes", "pixels")
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """[limits]: what one request may hold, and whether the gateway fetches images for it."""
+
+    body_mb: int = within(20, 1)
+    messages: int = within(200, 1)
+    text_characters: int = within(1_000_000, 1)
+    images: int = within(16, 0)
+    image_mb: int = within(20, 1)
+    image_pixels: int = within(40_000_000, 1)
+    fetch_images: bool = False
+    fetch_hosts: tuple[str, ...] = ()
+    fetch_mb: int = within(20, 1)
+    fetch_seconds: float = within(10.0, above=0)
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """[shadow]: of the apprentice's answers so many are compared with the master's; `gate` shows
+    demonstrations only where these comparisons found that they help."""
+
+    rate: float = within(0.0, 0, 1)
+    gate: bool = False
+
+
+@dataclass(frozen=True)
+class Keys:
+    """[keys]. None: required unless the host is loopback."""
+
+    required: bool | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """`tiers` stand cheapest first."""
+
+    file: str
+    tiers: tuple[TierSettings, ...]
+    gateway: Listening = Listening()
+    route: Route = Route()
+    cache: Cache = Cache()
+    replay: Replay = Replay()
+    limits: ClientLimits = ClientLimits()
+    shadow: Shadow = Shadow()
+    keys: Keys = Keys()
+
+    @property
+    def master(self) -> TierSettings:
+        return self.tiers[-1]
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Whose answers are kept: the last tier's, if none says that it teaches and that one does
+        not say that it does not."""
+        said = any(tier.teaches for tier in self.tiers)
+        usual = "" if said or self.master.teaches is False else self.master.name
+        return tuple(tier.name for tier in self.tiers if tier.teaches or tier.name == usual)
+
+    @property
+    def keys_required(self) -> bool:
+        return not self.gateway.is_loopback if self.keys.required is None else self.keys.required
+
+    @property
+    def aliases(self) -> frozenset[str]:
+        """Model ids that mean `bottega`."""
+        return frozenset([*self.gateway.aliases, *(tier.upstream_name for tier in self.tiers)])
+
+    def told(self, *, host: str | None, port: int | None, data: Path | None) -> Config:
+        """With what a command line says otherwise."""
+        said = self.gateway
+        listening = replace(
+            said,
+            host=said.host if host is None else host,
+            port=said.port if port is None else port,
+            data=said.data if data is None else data,
+        )
+        changed = replace(self, gateway=listening)
+        changed.check_public()
+        return changed
+
+    def check_public(self) -> None:
+        """Nobody else's requests are paid for by accident."""
+        if not self.gateway.is_loopback and not self.keys_required:
+            raise (Place(self.file) / "keys" / "required").error(
+                f"is false, and {self.gateway.host} can be reached by others",
+                hint='leave it out (bottega keys add makes keys), or host = "127.0.0.1"',
+            )

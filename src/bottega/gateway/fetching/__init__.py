@@ -1,0 +1,1 @@
+"""Images from URLs, without a way into the inner network."""

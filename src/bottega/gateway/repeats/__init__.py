@@ -1,0 +1,1 @@
+"""Exact repeats, answered from memory."""

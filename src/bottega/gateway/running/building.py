@@ -1,0 +1,175 @@
+"""From a configuration to a gateway that answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from typing import cast
+
+from bottega.errors import SettingError
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.admin.routes import admin_routes
+from bottega.gateway.answering import Answering
+from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
+from bottega.gateway.fetching.fetcher import Fetcher
+from bottega.gateway.limits import Limits
+from bottega.gateway.pictures import Fetch
+from bottega.gateway.repeats.keys import Identity
+from bottega.gateway.repeats.memory import Bodies, Flights, Repeats
+from bottega.gateway.running.cache_file import CacheFile
+from bottega.gateway.running.house import House, Spaces
+from bottega.gateway.running.namespaces import Namespaces
+from bottega.gateway.running.pointing import OnePipeline
+from bottega.gateway.running.tiers import Staff, hire, hired
+from bottega.gateway.serving import Gateway, Replaying
+from bottega.gateway.settling import Settling
+from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.telemetry.metrics import Metrics
+from bottega.gateway.telemetry.warning import Warn
+from bottega.generation.recent import Recent
+from bottega.image import Image
+from bottega.pipeline import Pipeline
+
+KEEP_ENCODED = 64 * MB
+
+
+def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
+    """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
+    `SettingError` and `StoreError`."""
+    staff = hire(config, environment)
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(one.name for one in staff.served)
+        file = CacheFile(config, staff.timed(metrics), metrics, ledger)
+        file.check()
+        spaces = Namespaces(file.open, config.cache.open_namespaces)
+        house = _house(config, file.staff, spaces, metrics, accounts, ledger)
+        opened.pop_all()
+    gateway = house.gateway
+    if config.shadow.rate:
+        gateway.shadowing = Shadowing(gateway.answering, gateway.settle, house.over, file.measured)
+    repeats = gateway.replaying.repeats if gateway.replaying else None
+
+    def forget(namespace: str) -> None:
+        if repeats is not None:
+            spaces.soon(repeats.clear)
+
+    house.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
+    return house
+
+
+def build_around(pipeline: Pipeline, config: Config) -> House:
+    """A gateway for a pipeline that somebody else made."""
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(tier.name for tier in pipeline.tiers)
+        staff = hired(pipeline).timed(metrics)
+        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger)
+        opened.pop_all()
+    house.open_door()
+    return house
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
+    """Both are closed again if what follows fails."""
+    with ExitStack() as opened:
+        config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        accounts = Accounts.open(config.gateway.data / FILE)
+        opened.callback(accounts.close)
+        ledger = Ledger.open(config.gateway.data / FILE)
+        opened.callback(ledger.close)
+        ledger.set_master(config.master.name)
+        yield accounts, ledger, opened
+
+
+def _house(
+    config: Config,
+    staff: Staff,
+    spaces: Spaces,
+    metrics: Metrics,
+    accounts: Accounts,
+    ledger: Ledger,
+) -> House:
+    protected = check_keys(config, accounts)
+    limiter = Limiter(ledger)
+    warn = Warn(lambda what: metrics.warned.labels(what).inc())
+    gateway = Gateway(
+        Answering(staff.served, _data_urls(), warn=warn),
+        spaces,
+        Settling(staff.prices, warn),
+        models(config),
+        limits=_limits(config.limits),
+        authenticate=accounts.authenticate if protected else None,
+        limiter=limiter,
+        replaying=_replaying(config),
+        fetch=_fetch(config.limits),
+    )
+    return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
+
+
+def check_keys(config: Config, accounts: Accounts) -> bool:
+    """Whether requests need a key. Who has made keys means them, even on loopback: a proxy may
+    stand in front."""
+    alive = any(account.revoked is None for account in accounts.list())
+    required = config.keys_required or (config.keys.required is None and alive)
+    if required and not alive:
+        where = config.gateway.data
+        raise SettingError(
+            f"requests to {config.gateway.host} need a key, and there are none in {where}",
+            hint=f'bottega keys add NAME --data {where}, or host = "127.0.0.1" without keys',
+        )
+    return required
+
+
+def models(config: Config) -> dict[str, str]:
+    """What clients may ask for: by default the router chooses."""
+    names = [VIRTUAL, *sorted(config.aliases)]
+    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
+
+
+def _replaying(config: Config) -> Replaying | None:
+    """Most of the memory holds bodies: replies are short, images are not."""
+    replay, memory = config.replay, int(config.replay.memory_mb * MB)
+    if not (replay.seconds and memory):
+        return None
+    return Replaying(
+        Repeats(memory // 4, replay.seconds),
+        Bodies(memory - memory // 4),
+        Flights(),
+        cast(Identity, replay.identity),
+        replay.sampled,
+    )
+
+
+def _limits(given: ClientLimits) -> Limits:
+    known = {one.name for one in fields(Limits)}
+    return Limits(**{name: value for name, value in vars(given).items() if name in known})
+
+
+def _fetch(given: ClientLimits) -> Fetch | None:
+    if not given.fetch_images:
+        return None
+    fetcher = Fetcher(
+        enabled=True,
+        hosts=given.fetch_hosts or None,
+        max_bytes=given.fetch_mb * MB,
+        seconds=given.fetch_seconds,
+    )
+    return fetcher.fetch
+
+
+def _data_urls() -> Callable[[Image], str]:
+    """The same few examples are shown again and again."""
+    encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
+
+    def data_url(image: Image) -> str:
+        url = encoded.get(image.sha256)
+        if url is None:
+            encoded.put(image.sha256, url := image.data_url)
+        return url
+
+    return data_url

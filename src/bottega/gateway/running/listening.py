@@ -1,0 +1,120 @@
+"""The process: a port, uvicorn on it, and an end that lets requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from bottega.errors import SettingError
+from bottega.gateway.config.settings import Listening
+from bottega.gateway.running.connection import Connection
+from bottega.gateway.running.doorway import Doorway
+from bottega.gateway.running.house import House
+
+# The ledger and the log are written by threads: at most so long does the event loop wait for one.
+SWITCH_SECONDS = 0.0005
+# After draining: what still runs is cut.
+CUT_SECONDS = 1
+
+
+def bound(listening: Listening) -> socket.socket:
+    """The port, before anything is loaded. Raises `SettingError`."""
+    host, port = listening.host, listening.port
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(2048)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        raise SettingError(
+            f"nothing can listen on {host}:{port}: {error.strerror}",
+            hint=_elsewhere(error, port),
+        ) from error
+    return found
+
+
+def _elsewhere(error: OSError, port: int) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
+    other = port + 1 if 1023 < port < 65535 else 8000
+    return f"--port {other} takes another port, --port 0 any that is free"
+
+
+def base_url(listening: Listening, port: int) -> str:
+    """As a client on this machine writes it."""
+    host = listening.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{shown}]' if ':' in shown and '[' not in shown else shown}:{port}/v1"
+
+
+def run(house: House, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
+    `drain_seconds`; a second signal does not wait."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    config = configured(house.app)
+    Draining(config, house.app, house.config.gateway.drain_seconds, started).run([listener])
+
+
+def configured(app: Any) -> uvicorn.Config:
+    """As the gateway meets its clients."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=CUT_SECONDS,
+        server_header=False,
+        ws="none",
+    )
+
+
+class Draining(uvicorn.Server):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        doorway: Doorway,
+        seconds: float,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(config)
+        self._doorway, self._seconds, self._told = doorway, seconds, started
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            self._told()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._doorway.closing or self._loop is None:
+            super().handle_exit(sig, frame)
+            self.force_exit = True
+            return
+        self._doorway.closing = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._draining = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        """The port stays open meanwhile: `/readyz` tells load balancers, and who comes in spite of
+        it is told to go elsewhere."""
+        await self._doorway.close(self._seconds)
+        self.should_exit = True

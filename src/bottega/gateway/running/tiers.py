@@ -1,0 +1,160 @@
+"""The tiers of a configuration as models that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bottega.errors import SettingError
+from bottega.gateway.config.settings import Config, TierSettings
+from bottega.gateway.ports import Body, Served, Takes, Upstream
+from bottega.gateway.telemetry.metrics import Metrics
+from bottega.gateway.upstreams.http import HttpUpstream
+from bottega.gateway.upstreams.local import LocalUpstream
+from bottega.gateway.upstreams.timing import TimedUpstream
+from bottega.generation import OpenAICompatible
+from bottega.naming import open_model
+from bottega.pipeline import Pipeline
+from bottega.protocols import Generator, Tier
+from bottega.recording import Price, Prices
+from bottega.types import Usage
+
+OPENAI = "https://api.openai.com/v1"
+OPENAI_KEY = "OPENAI_API_KEY"
+# What tells how sure an answer is. A local model says it unasked, and one sample is what it gives.
+REMOTE_ASKS: Body = {"logprobs": True}
+LOCAL_ASKS: Body = {"n": 1}
+
+
+@dataclass(frozen=True)
+class Staff:
+    """`served` stand cheapest first. `secrets` are what no log may show."""
+
+    served: tuple[Served, ...]
+    prices: Prices
+    secrets: tuple[str, ...] = ()
+
+    def timed(self, metrics: Metrics) -> Staff:
+        """The same, with its calls and its breakers in the metrics."""
+        for one in self.served:
+            if isinstance(one.upstream, HttpUpstream):
+                metrics.breaker(one.name, one.upstream.breaker)
+        served = (
+            replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream))
+            for one in self.served
+        )
+        return replace(self, served=tuple(served))
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return tuple(one.tier for one in self.served)
+
+    async def aclose(self) -> None:
+        for one in self.served:
+            await one.upstream.aclose()
+            await one.tier.generator.aclose()
+
+
+def hire(config: Config, environment: Mapping[str, str]) -> Staff:
+    """No model is loaded and nobody is asked yet. Raises `SettingError`."""
+    keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
+    served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
+    prices = _prices(config, served)
+    if config.route.by == "budget":
+        _check_priced(config, served, prices)
+    return Staff(served, prices, tuple(filter(None, keys.values())))
+
+
+def hired(pipeline: Pipeline) -> Staff:
+    """The tiers of a pipeline that somebody else made."""
+    served = tuple(
+        Served(tier, LocalUpstream(tier.generator), Takes(tools=False)) for tier in pipeline.tiers
+    )
+    return Staff(served, Prices())
+
+
+def key_variable(tier: TierSettings) -> str | None:
+    """Without a base URL it is OpenAI that is asked, and OpenAI's own variable that is read; to
+    no other endpoint goes a key that the file does not name."""
+    if tier.api_key_env is None and tier.is_remote and tier.base_url is None:
+        return OPENAI_KEY
+    return tier.api_key_env
+
+
+def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str:
+    variable = key_variable(tier)
+    if variable is None:
+        return ""
+    if not environment.get(variable):
+        raise SettingError(
+            f"{file}: the key of tiers.{tier.name} is missing: {variable} is not set",
+            hint=f"export {variable}=... where bottega serve runs, or name another api_key_env",
+        )
+    return environment[variable]
+
+
+def _served(tier: TierSettings, key: str, config: Config) -> Served:
+    teaches = tier.name in config.teachers
+    shots = tier.shots if tier.shots is not None else 0 if teaches else 1
+    tools = tier.is_remote if tier.tools is None else tier.tools
+    generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier)
+    unsure = config.route.by == "confidence" and tier is not config.master
+    asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
+    if config.route.samples is not None:
+        asks = {"n": config.route.samples}
+    return Served(
+        Tier(tier.name, generator, shots),
+        upstream,
+        Takes(tier.images, tools, tier.audio, tier.context),
+        asks if unsure else {},
+    )
+
+
+def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
+    name, url = tier.upstream_name, tier.base_url or OPENAI
+    generator = OpenAICompatible(
+        name,
+        base_url=url,
+        api_key=key,
+        timeout=tier.timeout,
+        retries=tier.retries,
+        concurrency=tier.concurrency,
+        extra_body=tier.extra_body,
+    )
+    upstream = HttpUpstream(
+        name,
+        base_url=url,
+        api_key=key,
+        timeout=tier.timeout,
+        retries=tier.retries,
+        concurrency=tier.concurrency,
+        extra_body=tier.extra_body,
+    )
+    return generator, upstream
+
+
+def _local(tier: TierSettings) -> tuple[Generator, Upstream]:
+    generator = open_model(tier.model)
+    return generator, LocalUpstream(generator)
+
+
+def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> None:
+    for one in served:
+        if prices(one.upstream.model, Usage(1, 1)) is None:
+            raise SettingError(
+                f"{config.file}: by 'budget' needs the price of tiers.{one.name}",
+                hint=f"[tiers.{one.name}] price = [0.15, 0.60]: US dollars per million tokens",
+            )
+
+
+def _prices(config: Config, served: tuple[Served, ...]) -> Prices:
+    """By the model's name, as upstreams are priced by it."""
+    given: dict[str, tuple[float, ...] | None] = {}
+    for tier, one in zip(config.tiers, served, strict=True):
+        name = one.upstream.model
+        if given.setdefault(name, tier.price) != tier.price:
+            raise SettingError(
+                f"{config.file}: two tiers ask {name!r}, at different prices",
+                hint="a price goes by the model's name: serve one of them under another",
+            )
+    return Prices({name: Price(*price) for name, price in given.items() if price})

@@ -1,0 +1,284 @@
+"""Lines for whoever runs the gateway: one JSON object for each request and each event.
+
+Never in them: prompts, replies, image bytes, keys, query strings. Of an exception that is not about
+the operator's own set-up only type and place are told: its message may quote what a client sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple, Protocol, TextIO
+
+import orjson
+
+from bottega.errors import (
+    EndpointError,
+    EndpointTimeoutError,
+    MissingDependencyError,
+    ModelLoadError,
+    SettingError,
+    StoreError,
+    UnreachableError,
+)
+from bottega.gateway.telemetry.scrubbing import Scrub, printable, scrubber
+from bottega.gateway.upstreams.errors import MisconfiguredError
+
+Style = Literal["json", "text"]
+STYLES: tuple[Style, ...] = ("json", "text")
+MOST_WAITING = 10_000  # lines, while a terminal stands still
+AT_ONCE = 500
+TOGETHER_SECONDS = 0.1
+FRAMES = 12
+# What these say is about files, settings, packages and hosts.
+ABOUT_SETUP = (
+    SettingError,
+    StoreError,
+    MissingDependencyError,
+    ModelLoadError,
+    UnreachableError,
+    EndpointTimeoutError,
+    MisconfiguredError,
+)
+
+
+class Logged(Protocol):
+    """Of the ledger's entry what a line tells."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def shots(self) -> int: ...
+    @property
+    def similarity(self) -> float | None: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cost_usd(self) -> float | None: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def status(self) -> int: ...
+
+
+def log_request(entry: Logged, why: str = "") -> None:
+    """The line of one request, and in a word why it failed or passed straight through. It goes
+    straight to the writers: the logging module takes longer than the rest of a replay."""
+    for writer in _writers:
+        writer.put(_Done(entry, why, time.time()))
+
+
+def told(error: BaseException) -> str:
+    """What of an error may stand in a log."""
+    name = type(error).__name__
+    if isinstance(error, ABOUT_SETUP):
+        return f"{name}: {error}"
+    if isinstance(error, EndpointError) and error.status is not None:
+        return f"{name} {error.status}"
+    return name
+
+
+class _Done(NamedTuple):
+    entry: Logged
+    why: str
+    at: float
+
+
+@contextmanager
+def logging_to(
+    stream: TextIO | None = None, style: Style = "json", secrets: Iterable[str] = ()
+) -> Iterator[Writer]:
+    """All loggers of the process write there, instead of where they did. What was logged is
+    written when this ends, if the stream takes it within a second."""
+    writer = Writer(stream or sys.stderr, style, scrubber(secrets))
+    ours, hook = logging.getLogger("bottega"), threading.excepthook
+    level = ours.level
+    before = [(one, one.handlers[:], one.propagate) for one in _loggers()]
+    for one, _, _ in before:  # uvicorn, for one, brings handlers that hide nothing
+        one.handlers[:], one.propagate = [], True
+    logging.getLogger().handlers[:] = [writer]
+    _writers.append(writer)
+    ours.setLevel(logging.INFO)
+    threading.excepthook = _of_thread
+    try:
+        yield writer
+    finally:
+        _writers.remove(writer)
+        for one, handlers, propagate in before:
+            one.handlers[:], one.propagate = handlers, propagate
+        ours.setLevel(level)
+        threading.excepthook = hook
+        writer.close()
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.root.manager.loggerDict.values()
+    return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
+
+
+def _of_thread(hook: threading.ExceptHookArgs) -> None:
+    if hook.exc_value is not None:
+        ours = logging.getLogger("bottega.threads")
+        ours.error("a thread ended", exc_info=hook.exc_value)
+
+
+class Writer(logging.Handler):
+    """Lines go through a queue to a thread, which looks several times a second: nobody who logs
+    waits for a terminal or wakes another thread, and what does not fit into the queue is counted
+    as `lost`."""
+
+    def __init__(self, stream: TextIO, style: Style, scrub: Scrub) -> None:
+        super().__init__()
+        self.lost = 0
+        self._stream = stream
+        self._line = _json_line if style == "json" else _text_line
+        self._scrub = scrub
+        self._waiting: deque[logging.LogRecord | _Done] = deque()
+        self._news, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._write_on, name="bottega-logs", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.put(record)
+
+    def put(self, record: logging.LogRecord | _Done) -> None:
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append(record)
+        else:
+            self.lost += 1
+        if not self._news.is_set():
+            self._news.set()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._news.set()
+        self._thread.join(timeout=1.0)
+        super().close()
+
+    def _write_on(self) -> None:
+        told_lost = 0
+        while not self._stop.is_set() or self._waiting:
+            self._news.wait()
+            self._stop.wait(TOGETHER_SECONDS)
+            self._news.clear()
+            while self._waiting or self.lost > told_lost:
+                told_lost = self._write(told_lost)
+
+    def _write(self, told_lost: int) -> int:
+        """Some of the lines; how many that were lost it told of."""
+        some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        lines, lost = [self._text(one) for one in some], self.lost
+        if lost > told_lost:
+            lines.append(self._line(_fields("warning", "lines lost", count=lost)))
+        try:
+            self._stream.write("".join(f"{line}\n" for line in lines))
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads any more
+            self.lost += len(some)
+            return self.lost
+        return lost
+
+    def _text(self, record: logging.LogRecord | _Done) -> str:
+        try:
+            if isinstance(record, _Done):
+                return self._line(_request(record, self._scrub))
+            return self._line(_event(record, self._scrub))
+        except Exception as error:  # a message that its arguments do not fit
+            name = "bottega.requests" if isinstance(record, _Done) else record.name
+            return self._line(_fields("error", "a line failed", logger=name, error=told(error)))
+
+
+_writers: list[Writer] = []
+
+
+def _fields(level: str, event: str, at: float | None = None, **more: object) -> dict[str, object]:
+    now = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+    return {"time": now.isoformat(timespec="milliseconds"), "level": level, "event": event, **more}
+
+
+def _request(done: _Done, scrub: Scrub) -> dict[str, object]:
+    entry = done.entry
+    return _fields(
+        "info",
+        "request",
+        done.at,
+        request=scrub(entry.request_id),
+        account=entry.account,
+        namespace=scrub(entry.namespace),
+        status=entry.status,
+        state=entry.state,
+        route=entry.route,
+        model=scrub(entry.model),
+        shots=entry.shots,
+        similarity=None if entry.similarity is None else round(entry.similarity, 4),
+        prompt_tokens=entry.prompt_tokens,
+        completion_tokens=entry.completion_tokens,
+        cost_usd=entry.cost_usd,
+        seconds=round(entry.seconds, 4),
+        why=scrub(done.why) or None,
+    )
+
+
+def _event(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
+    arguments = record.args
+    if isinstance(arguments, tuple):
+        arguments = tuple(told(a) if isinstance(a, BaseException) else a for a in arguments)
+    text = str(record.msg) % arguments if arguments else str(record.msg)
+    ours = record.name.partition(".")[0] == "bottega"
+    if isinstance(record.msg, BaseException):
+        text = told(record.msg)
+    elif not ours:  # asyncio, for one, shows whole exceptions below
+        text = text.strip().partition("\n")[0]
+    fields = _fields(record.levelname.lower(), scrub(text), record.created, logger=record.name)
+    if record.exc_info and record.exc_info[1] is not None:
+        fields |= _failure(record.exc_info[1], scrub)
+    return fields
+
+
+def _failure(error: BaseException, scrub: Scrub) -> Mapping[str, object]:
+    chain: list[str] = []
+    seen: BaseException | None = error
+    while seen is not None and len(chain) < FRAMES:
+        chain.append(told(seen))
+        seen = seen.__cause__ or seen.__context__
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    return {
+        "error": scrub(" <- ".join(chain)),
+        "hint": scrub(error.hint) if isinstance(error, ABOUT_SETUP) else None,
+        "at": " ".join(f"{frame.filename}:{frame.lineno}:{frame.name}" for frame in frames),
+    }
+
+
+def _json_line(fields: Mapping[str, object]) -> str:
+    return orjson.dumps(
+        {name: value for name, value in fields.items() if value is not None},
+        default=str,
+        option=orjson.OPT_NON_STR_KEYS,
+    ).decode()
+
+
+def _text_line(fields: Mapping[str, object]) -> str:
+    """For people: time, level and event in columns, the rest as name=value."""
+    rest = dict(fields)
+    clock, level, event = (str(rest.pop(name)) for name in ("time", "level", "event"))
+    more = " ".join(f"{name}={value}" for name, value in rest.items() if value not in (None, ""))
+    return printable(f"{clock[11:23]} {level:<7} {event} {more}".rstrip())

@@ -1,0 +1,190 @@
+"""What Prometheus reads at `/metrics`: bounded labels, and microseconds a request."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import prometheus_client
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from bottega.gateway.telemetry.counting import Histogram, Labelled, Reading, counter, histogram
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+SIMILARITY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+SHOTS = (0, 1, 2, 4, 8, 16, 32)
+NAMESPACES = 100
+OTHER = "other"
+BREAKER = {"closed": 0, "half-open": 1, "open": 2}
+
+
+class Observed(Protocol):
+    """Of the ledger's entry what is counted."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def shots(self) -> int: ...
+    @property
+    def similarity(self) -> float | None: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def cost_usd(self) -> float | None: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def status(self) -> int: ...
+
+
+class Breaks(Protocol):
+    @property
+    def state(self) -> str: ...
+
+
+class Metrics:
+    """The counters of one gateway, in a registry of its own.
+
+    Nothing that a client says becomes a label: routes are the operator's tiers (any other is
+    `other`), and of namespaces only the first hundred are told apart. For one event loop; any
+    thread may read.
+    """
+
+    def __init__(self, routes: Iterable[str] = (), *, namespaces: int = NAMESPACES) -> None:
+        self._registry = CollectorRegistry()
+        self._routes = {*routes, ""}
+        self._most_namespaces = namespaces
+        self._namespaces: set[str] = set()
+        self._tallies: dict[_Key, _Tally] = {}
+        self.upstream = Histogram(SECONDS)
+        self.retrieval, self.store = Histogram(SHORT), Histogram(SHORT)
+        self.in_flight = self._gauge("requests_in_flight", "Requests under way")
+        self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
+        self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
+        shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
+        self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
+        self.warned = self._counter("warnings", "What went wrong behind answers", "reason")
+        self._registry.register(Reading(self._families))
+
+    def observe(self, entry: Observed) -> None:
+        """Once for each request, after its end."""
+        key = (entry.namespace, entry.route, entry.state, entry.status)
+        (self._tallies.get(key) or self._tally(*key)).add(entry)
+
+    def cache_entries(self, namespace: str, count: int) -> None:
+        if (known := self._told_apart(namespace)) != OTHER:
+            self._entries.labels(known).set(count)
+
+    def breaker(self, route: str, breaker: Breaks) -> None:
+        """Asked whenever the metrics are read."""
+        self._breaker.labels(self._known(route)).set_function(lambda: BREAKER[breaker.state])
+
+    def lost_rows(self, count: Callable[[], float]) -> None:
+        """Asked whenever the metrics are read."""
+        gauge = self._gauge("ledger_rows_lost", "Requests that the ledger could not write")
+        gauge.set_function(count)
+
+    def exposition(self) -> bytes:
+        """Blocks for a millisecond or a few."""
+        return generate_latest(self._registry)
+
+    def _tally(self, namespace: str, route: str, state: str, status: int) -> _Tally:
+        code = status if 100 <= status < 600 else 0
+        known = (self._told_apart(namespace), self._known(route), state, code)
+        return self._tallies.setdefault(known, _Tally())
+
+    def _told_apart(self, namespace: str) -> str:
+        if namespace not in self._namespaces:
+            if len(self._namespaces) >= self._most_namespaces:
+                return OTHER
+            self._namespaces.add(namespace)
+        return namespace
+
+    def _known(self, route: str) -> str:
+        return route if route in self._routes else OTHER
+
+    def _families(self) -> Iterator[Metric]:
+        """All tallies, added up by what each family is told apart by."""
+        requests, tokens = Counter[Labelled](), Counter[Labelled]()
+        unpriced, asked = Counter[Labelled](), Counter[Labelled]()
+        cost, spent = defaultdict[Labelled, float](float), defaultdict[Labelled, float](float)
+        seconds: dict[Labelled, Histogram] = {}
+        similarity, shots = Histogram(SIMILARITY), Histogram(SHOTS)
+        # What is there from the start can be alerted on.
+        known = [(("", route, "", 0), _Tally()) for route in sorted(self._routes - {""})]
+        for (namespace, route, state, status), one in [*known, *self._tallies.items()]:
+            if state:
+                requests[route, state, str(status or OTHER)] += one.requests
+                asked[namespace,] += one.requests
+                spent[namespace,] += one.cost
+            tokens[route, "prompt"] += one.prompt
+            tokens[route, "completion"] += one.completion
+            tokens[route, "cached"] += one.cached
+            cost[route,] += one.cost
+            unpriced[route,] += one.unpriced
+            seconds.setdefault((route,), Histogram(SECONDS)).include(one.seconds)
+            similarity.include(one.similarity)
+            if state == "answered":
+                shots.include(one.shots)
+        by_outcome = ("route", "state", "status")
+        yield counter("requests", "Requests by route, state and status", by_outcome, requests)
+        yield histogram("request_seconds", "Whole requests", ["route"], seconds)
+        yield counter("tokens", "Tokens as upstreams counted them", ["route", "kind"], tokens)
+        yield counter("cost_usd", "US dollars, where the price is known", ["route"], cost)
+        yield counter("unpriced_requests", "Of no known price", ["route"], unpriced)
+        yield counter("namespace_requests", "Requests", ["namespace"], asked)
+        yield counter("namespace_cost_usd", "US dollars", ["namespace"], spent)
+        best = "Of the best demonstration, where one was looked for"
+        yield histogram("similarity", best, (), {(): similarity})
+        shown = "Shown with an answered request"
+        yield histogram("demonstrations", shown, (), {(): shots})
+        yield histogram("upstream_seconds", "Calls to upstreams", (), {(): self.upstream})
+        stages: dict[Labelled, Histogram] = {("retrieval",): self.retrieval, ("store",): self.store}
+        yield histogram("stage_seconds", "Parts of a request", ["stage"], stages)
+
+    def _counter(self, name: str, what: str, *labels: str) -> prometheus_client.Counter:
+        return prometheus_client.Counter(
+            name, what, labels, namespace="bottega", registry=self._registry
+        )
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(name, what, labels, namespace="bottega", registry=self._registry)
+
+
+_Key = tuple[str, str, str, int]  # namespace, route, state, status
+
+
+class _Tally:
+    """Of the requests that have the same labels."""
+
+    def __init__(self) -> None:
+        self.requests = self.unpriced = self.prompt = self.completion = self.cached = 0
+        self.cost = 0.0
+        self.seconds = Histogram(SECONDS)
+        self.similarity, self.shots = Histogram(SIMILARITY), Histogram(SHOTS)
+
+    def add(self, entry: Observed) -> None:
+        self.requests += 1
+        self.prompt += entry.prompt_tokens
+        self.completion += entry.completion_tokens
+        self.cached += entry.cached_tokens
+        self.seconds.observe(entry.seconds)
+        self.shots.observe(entry.shots)
+        if entry.cost_usd is None:
+            self.unpriced += 1
+        else:
+            self.cost += entry.cost_usd
+        if entry.similarity is not None:
+            self.similarity.observe(entry.similarity)

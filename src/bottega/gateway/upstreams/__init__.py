@@ -1,0 +1,1 @@
+"""Whoever answers: endpoints and models in this process."""

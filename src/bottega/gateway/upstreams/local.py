@@ -1,0 +1,229 @@
+"""A generator in this process behind the gateway's port: bodies to prompts, replies to JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Protocol, cast, runtime_checkable
+
+import orjson
+
+from bottega.errors import SettingError
+from bottega.gateway.ports import Body, Completed
+from bottega.gateway.repeats.replaying import events
+from bottega.image import Image
+from bottega.protocols import Generator
+from bottega.types import Completion, Message, Prompt, Reply, Role, Sampling, Usage
+
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+MOST_CHOICES = 128  # as OpenAI allows
+MOST_STOPS = 16
+
+
+@runtime_checkable
+class Loads(Protocol):
+    async def load(self) -> None: ...
+
+
+class LocalUpstream:
+    """Answers with a generator. `sampling` gives what a body leaves out: without a temperature the
+    answer is greedy, unlike OpenAI's.
+
+    A body that asks for what a generator cannot do (tools, JSON formats, log-probabilities, audio)
+    raises `SettingError`, as does one that makes no sense; a picture that is none `ImageError`.
+    Finer knobs of sampling, such as `top_p`, have no effect. A stream comes when the whole answer
+    is there.
+    """
+
+    def __init__(self, generator: Generator, *, sampling: Sampling | None = None) -> None:
+        self._generator = generator
+        self._sampling = sampling or Sampling()
+
+    @property
+    def model(self) -> str:
+        return self._generator.name
+
+    def __repr__(self) -> str:
+        return f"LocalUpstream({self.model!r})"
+
+    async def complete(self, body: Body, /) -> Completed:
+        reply = await self._reply(body)
+        payload = orjson.dumps(completion_json(reply))
+        return Completed(payload, reply.model, reply.completions, reply.usage)
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        completed = await self.complete(body)
+        for payload in events(completed.payload, include_usage=True):
+            yield payload
+
+    async def check(self) -> None:
+        """Loads the model if it is not loaded yet."""
+        if isinstance(self._generator, Loads):
+            await self._generator.load()
+
+    async def aclose(self) -> None:
+        await self._generator.aclose()
+
+    async def _reply(self, body: Body) -> Reply:
+        sampling = body_to_sampling(body, self._sampling)
+        return await self._generator.generate(await body_to_prompt(body), sampling)
+
+
+def completion_json(reply: Reply) -> dict[str, object]:
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": reply.model,
+        "choices": [_choice(index, one) for index, one in enumerate(reply.completions)],
+        "usage": usage_json(reply.usage),
+    }
+
+
+def _choice(index: int, completion: Completion) -> dict[str, object]:
+    refused = completion.finish_reason == "refusal"
+    return {
+        "index": index,
+        "message": {
+            "role": "assistant",
+            "content": "" if refused else completion.text,
+            "refusal": completion.text if refused else None,
+        },
+        "logprobs": None,
+        "finish_reason": "stop" if refused else completion.finish_reason,
+    }
+
+
+def usage_json(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+async def body_to_prompt(body: Body) -> Prompt:
+    """Decodes data URLs off the event loop; other addresses must have been fetched before."""
+    turns = body.get("messages")
+    if not isinstance(turns, list) or not turns:
+        raise SettingError("messages must be a list that is not empty", hint="send some messages")
+    if any(_is_image(part) for turn in turns for part in _parts(turn)):
+        return await asyncio.to_thread(_prompt, turns)
+    return _prompt(turns)
+
+
+def _prompt(turns: list[object]) -> Prompt:
+    return Prompt(tuple(_message(turn, f"messages[{place}]") for place, turn in enumerate(turns)))
+
+
+def _message(turn: object, place: str) -> Message:
+    role = ROLES.get(str(turn.get("role"))) if isinstance(turn, dict) else None
+    if not isinstance(turn, dict) or role is None:
+        raise SettingError(
+            f"{place} has no role that this model takes",
+            hint=f"use one of {', '.join(ROLES)}",
+        )
+    if turn.get("tool_calls") or turn.get("function_call"):
+        raise _cannot(f"{place}.tool_calls")
+    content = turn.get("content")
+    if not isinstance(content, str | list) or content == []:
+        raise SettingError(f"{place}.content must be a text or a list of parts", hint=PARTS)
+    if isinstance(content, str):
+        return Message(role, (content,))
+    parts = [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
+    return Message(role, tuple(parts))
+
+
+PARTS = 'a part is {"type": "text", "text": ...} or {"type": "image_url", "image_url": ...}'
+
+
+def _parts(turn: object) -> Iterator[object]:
+    content = turn.get("content") if isinstance(turn, dict) else None
+    yield from content if isinstance(content, list) else ()
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
+def _part(part: object, place: str) -> str | Image:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return cast(str, part["text"])
+    if not (isinstance(part, dict) and part.get("type") == "image_url"):
+        raise SettingError(f"{place} is neither a text nor an image", hint=PARTS)
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise SettingError(f"{place} is not a data URL", hint="send data:image/png;base64,...")
+    return Image.from_data_url(url, source=place)
+
+
+def body_to_sampling(body: Body, base: Sampling) -> Sampling:
+    for name in CANNOT:
+        if body.get(name) not in (None, False, [], 0, "none"):
+            raise _cannot(name)
+    kind = body.get("response_format")
+    if isinstance(kind, dict) and kind.get("type") != "text":
+        raise _cannot("response_format")
+    if body.get("modalities") not in (None, ["text"]):
+        raise _cannot("modalities")
+    limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    n = _whole(body, "n", base.n)
+    if n > MOST_CHOICES:
+        raise SettingError(f"n is {n}", hint=f"ask for {MOST_CHOICES} choices at most")
+    return Sampling(
+        temperature=_number(body, "temperature", base.temperature),
+        max_tokens=_whole(body, limit, base.max_tokens),
+        n=n,
+        seed=base.seed if body.get("seed") is None else _whole(body, "seed", 0),
+        stop=_stops(body.get("stop"), base.stop),
+    )
+
+
+CANNOT = ("tools", "functions", "logprobs", "top_logprobs", "audio")
+
+
+def _cannot(name: str) -> SettingError:
+    return SettingError(
+        f"{name} is nothing that this model can follow",
+        hint="leave it out, or ask a model behind an endpoint",
+    )
+
+
+def _number(body: Body, name: str, base: float) -> float:
+    value = body.get(name)
+    if value is None:
+        return base
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SettingError(f"{name} must be a number", hint=f"send {name} as a JSON number")
+    return float(value)
+
+
+def _whole(body: Body, name: str, base: int) -> int:
+    found = body.get(name)
+    if isinstance(found, int) and not isinstance(found, bool):
+        return found
+    value = _number(body, name, float(base))
+    if not value.is_integer():
+        raise SettingError(f"{name} is {value:g}", hint=f"send {name} as a whole number")
+    return int(value)
+
+
+def _stops(given: object, base: tuple[str, ...]) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given
+    if stops is None:
+        return base
+    fits = isinstance(stops, list) and len(stops) <= MOST_STOPS
+    if not fits or not all(isinstance(one, str) and one for one in cast(list[object], stops)):
+        raise SettingError(
+            "stop must be a text or a list of texts", hint=f"send {MOST_STOPS} at most, none empty"
+        )
+    return tuple(cast(list[str], stops))
