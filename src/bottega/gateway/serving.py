@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
@@ -178,7 +178,7 @@ class Gateway:
             return None
         try:
             workshop = await self.workshops.open(progress.namespace)
-        except BottegaError as error:  # an answer without examples is better than none
+        except (StoreError, EmbeddingError) as error:  # examples are not worth an answer
             self.settle.warn("the cache cannot be opened", error)
             return None
         query = chat.query([found[one.url] for one in chat.images])
