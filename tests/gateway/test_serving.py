@@ -16,8 +16,9 @@ import pytest
 from bottega.errors import RejectedError, ServerFailedError
 from bottega.gateway.ports import Takes
 from bottega.generation import Scripted
+from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
-from bottega.types import Answer, Query
+from bottega.types import Answer, Prompt, Query, Trace
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Kitchen, kitchen
 
@@ -300,3 +301,29 @@ def test_a_cache_that_cannot_be_opened_fails_nobody(tmp_path: Path) -> None:
         reply = raw(found, asked(1))
         assert reply.headers["x-bottega-route"] == "apprentice"
         assert reply.headers["x-bottega-demonstrations"] == "0"
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_examples_stand_in_the_order_of_the_clients_own_turn(
+    tmp_path: Path, text_first: bool
+) -> None:
+    def first(prompt: Prompt) -> str:
+        kinds = ["text" if isinstance(turn.parts[0], str) else "image" for turn in prompt.messages]
+        return " ".join(kinds[::2])
+
+    seen: list[Trace] = []
+
+    async def record(trace: Trace, /) -> None:
+        seen.append(trace)
+
+    def recorded(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, record=record)
+
+    with kitchen(tmp_path, apprentice=Scripted(first), change=recorded) as found:
+        raw(found, asked(1), "bottega/master")
+        (turn,) = asked(2)
+        if text_first:
+            turn["content"].reverse()
+        reply = raw(found, [turn]).parse().choices[0].message.content
+    assert reply == ("text text" if text_first else "image image")
+    assert first(seen[-1].prompt) == reply
