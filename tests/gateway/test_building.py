@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from bottega.errors import SettingError, StoreError
+from bottega.errors import ServerFailedError, SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -36,7 +37,7 @@ from bottega.reranking import Gated
 from bottega.routing import Budgeted, Covered, always
 from bottega.types import Candidate, Example, Query
 from tests.gateway.harness import running
-from tests.server import Server, ok
+from tests.server import Server, ok, reply
 
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
 
@@ -115,6 +116,40 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
         "large",
     )
     ledger.close()
+
+
+def test_readiness_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
+    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    endpoint.answers = [ok("seven")]
+    with serving(house) as url:
+        ready = url.removesuffix("/v1") + "/readyz"
+        with urllib.request.urlopen(ready, timeout=20) as said:
+            assert json.load(said) == {"status": "ready", "paused": []}
+        for _ in range(5):
+            with pytest.raises(ServerFailedError), house.staff.breakers["large"].attempt():
+                raise ServerFailedError("down", status=500)
+        with urllib.request.urlopen(ready, timeout=20) as said:
+            assert json.load(said) == {"status": "ready", "paused": ["large"]}
+
+
+def test_the_operator_says_who_answers_for_a_tier_that_failed(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    text = configured(tmp_path, endpoint.url)
+    never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))
+    house = build(never, ENVIRONMENT)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asks_master = request.method == "POST" and (await request.json())["model"] == "huge"
+        return await (reply(None, status=401) if asks_master else ok("seven"))(request)
+
+    endpoint.answers = [answer]
+    with serving(house) as url:
+        with pytest.raises(urllib.error.HTTPError) as refused:  # by the master, of a cold start
+            ask(url, "What is 3 + 4?")
+        with refused.value as error:
+            assert error.code == 502
+        assert ask(url, "What is 4 + 3?")[1]["x-bottega-route"] == "small"
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:

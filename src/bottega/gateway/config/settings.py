@@ -67,7 +67,8 @@ class TierSettings:
 
 @dataclass(frozen=True)
 class Route:
-    """[route]. `cold_start`: so many first queries of a namespace all go to the master."""
+    """[route]. `cold_start`: so many first queries of a namespace all go to the master.
+    `fallback`: who may answer for a tier that failed."""
 
     by: str | None = one_of(None, *ROUTES)
     tier: str | None = None
@@ -78,6 +79,7 @@ class Route:
     below: float | None = within(None, 0, 1)
     samples: int | None = within(None, 2, 16)
     cold_start: int = within(0, 0)
+    fallback: str = one_of("any", "any", "up", "never")
 
 
 @dataclass(frozen=True)
