@@ -152,6 +152,28 @@ def test_the_operator_says_who_answers_for_a_tier_that_failed(
         assert ask(url, "What is 4 + 3?")[1]["x-bottega-route"] == "small"
 
 
+def test_who_answers_for_another_is_shown_nothing_far_either(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, endpoint.url, "at_least = 0.9\n")
+    calls = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asks_master = request.method == "POST" and (await request.json())["model"] == "huge"
+        calls[0] += asks_master
+        is_down = asks_master and calls[0] > 1
+        return await (reply(None, status=401) if is_down else ok("seven"))(request)
+
+    endpoint.answers = [answer]
+    cold = dataclasses.replace(config, route=dataclasses.replace(config.route, cold_start=2))
+    with serving(build(cold, ENVIRONMENT)) as url:
+        assert ask(url, "What is 3 + 4?")[1]["x-bottega-route"] == "large"
+        far = ask(url, "Which animal is this?")[1]
+        assert (far["x-bottega-fallback"], far["x-bottega-demonstrations"]) == ("large", "0")
+        near = ask(url, "What is 4 + 3?")[1]
+        assert near["x-bottega-demonstrations"] == "1"
+
+
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
     house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
     with serving(house) as url:

@@ -84,8 +84,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Cache:
-    """[cache]. `at_least`: what is less similar is not shown. `longest`: characters of an answer
-    that may be kept. `open_namespaces`: so many are held open at once."""
+    """[cache]. `at_least`: what is less similar is not shown, whoever answers. `longest`:
+    characters of an answer that may be kept. `open_namespaces`: so many are held open at once."""
 
     file: Path | None = None
     embed: str = "dual"
