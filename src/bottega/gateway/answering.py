@@ -130,13 +130,13 @@ class Answering:
                 continue
             better = await self._better(asked, call, completed)
             if better is None:
-                completed = self._as_asked(asked, call, completed)
+                completed = self.as_asked(asked, call, completed)
                 return Answered(call, completed, tuple(dismissed), tuple(failed))
             dismissed.append((call, completed))
             waiting = [better, *(one for one in waiting if one is not better)]
         if dismissed and self.fallback == "any":  # not sure enough, and better than none
             call, completed = dismissed.pop()
-            completed = self._as_asked(asked, call, completed)
+            completed = self.as_asked(asked, call, completed)
             return Answered(call, completed, tuple(dismissed), tuple(failed))
         assert failure is not None
         raise failure
@@ -252,7 +252,7 @@ class Answering:
         found = [one for one in self.served if tier is not None and one.name == tier.name]
         return next((one for one in found if asked.chat.needs.met_by(one.takes)), None)
 
-    def _as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
+    def as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
         """One choice of several, without the log-probabilities that only the gateway wanted."""
         question = asked.question
         if question is None or not (call.served.asks and self._escalates(asked)):
