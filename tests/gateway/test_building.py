@@ -314,6 +314,24 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     assert len(before["samples"]) == 25
 
 
+@pytest.mark.parametrize("gated", [True, False])
+async def test_an_unmeasured_gate_is_measured_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gated: bool
+) -> None:
+    more = f"[shadow]\nrate = 1e-9\ngate = {str(gated).lower()}\n"
+    house = build(configured(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
+    try:
+        with caplog.at_level("INFO"):
+            measure: Any = (await house.spaces.open("team")).shadow
+        assert measure.begins() is gated
+        assert caplog.text.count("has too few samples") == gated
+        for _ in range(20):
+            measure.gate.learn([_near()], 1.0, 0.0)
+        assert not measure.begins()
+    finally:
+        await house.aclose()
+
+
 def _near() -> Candidate:
     return Candidate(Example(Query("q"), "a", id="1"), 0.9)
 

@@ -127,7 +127,8 @@ class ClientLimits:
 @dataclass(frozen=True)
 class Shadow:
     """[shadow]: of the apprentice's answers so many are compared with the master's; `gate` shows
-    demonstrations only where these comparisons found that they help."""
+    demonstrations only where these comparisons found that they help, and has every answer compared
+    until there are enough of them."""
 
     rate: float = within(0.0, 0, 1)
     gate: bool = False

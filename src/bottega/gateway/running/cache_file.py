@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 
 CACHE = "cache.db"
 AGREES = 0.5
+FIRST_MEASURED = (
+    "the gate of %r has too few samples: every answer of an apprentice is compared until it has"
+    " enough, and no examples are shown until then"
+)
 EVICT: dict[str, Callable[[], Eviction]] = {
     "least-recent": LeastRecentlyUsed,
     "least-frequent": LeastFrequentlyUsed,
@@ -74,6 +78,7 @@ class CacheFile:
     metrics: Metrics
     ledger: Ledger
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     @property
     def file(self) -> Path:
@@ -136,7 +141,10 @@ class CacheFile:
         if not config.shadow.rate:
             return Workshop(pipeline, timed, teachers)
         gate = self._gate(namespace)
-        shadow = Shadow(gate, agreement, rate=config.shadow.rate)
+        shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
+        if config.shadow.gate and not gate.is_measured and namespace not in self._told:
+            self._told.add(namespace)
+            log.info(FIRST_MEASURED, namespace)
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
