@@ -174,6 +174,24 @@ def test_who_answers_for_another_is_shown_nothing_far_either(
         assert near["x-bottega-demonstrations"] == "1"
 
 
+def test_how_near_the_nearest_was_is_told_whoever_answered(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    more = "at_least = 0.9\n"
+    config = configured(tmp_path, endpoint.url, more)
+    covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
+    endpoint.answers = [ok("seven")]
+    house = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
+    with serving(house) as url:
+        cold = ask(url, "What is 3 + 4?")[1]
+        headers = ask(url, "What is 5 + 9?")[1]
+        said = house.metrics.exposition().decode()
+    assert "x-bottega-similarity" not in cold  # nothing was looked up
+    assert (headers["x-bottega-route"], headers["x-bottega-demonstrations"]) == ("large", "0")
+    assert 0.3 < float(headers["x-bottega-similarity"]) < 0.9
+    assert "bottega_similarity_count 1.0" in said
+
+
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
     house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
     with serving(house) as url:
