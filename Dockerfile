@@ -22,7 +22,8 @@ USER 10001:10001
 WORKDIR /etc/bottega
 VOLUME /data
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
+# Whether it lives; whether requests may come is what a load balancer asks of /readyz.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/healthz', timeout=2)"]
 ENTRYPOINT ["bottega"]
 CMD ["serve", "--config", "/etc/bottega/bottega.toml", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]

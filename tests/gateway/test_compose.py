@@ -1,0 +1,52 @@
+"""compose.yaml beside the configuration that it mounts: there is no Docker here to try them."""
+
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from bottega.gateway.config.loading import load_config
+from bottega.gateway.config.settings import Config
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    return cast(dict[str, Any], yaml.safe_load(Path("compose.yaml").read_text("utf-8"))["services"])
+
+
+@pytest.fixture
+def config(services: dict[str, Any]) -> Config:
+    file, inside, _ = services["gateway"]["volumes"][0].split(":")
+    assert inside in Path("Dockerfile").read_text("utf-8")
+    return load_config(Path(file))
+
+
+def test_the_apprentice_is_the_service_as_it_is_started(
+    services: dict[str, Any], config: Config
+) -> None:
+    apprentice = config.tiers[0]
+    host = urlsplit(apprentice.base_url or "").hostname
+    assert host is not None
+    command = services[host]["command"]
+    assert apprentice.upstream_name == command[0]
+    assert f"--max-model-len={apprentice.context}" in command
+    assert f'--limit-mm-per-prompt={{"image":{apprentice.images}}}' in command
+
+
+def test_it_does_not_start_without_the_masters_key(
+    services: dict[str, Any], config: Config
+) -> None:
+    name = config.master.api_key_env
+    assert name is not None
+    assert services["gateway"]["environment"][name].startswith(f"${{{name}:?")
+
+
+def test_it_has_the_time_and_the_memory_that_it_may_take(
+    services: dict[str, Any], config: Config
+) -> None:
+    gateway = services["gateway"]
+    assert float(gateway["stop_grace_period"].removesuffix("s")) > config.gateway.drain_seconds
+    bodies = config.gateway.max_concurrent * config.limits.body_mb
+    assert bodies * 2 < int(gateway["mem_limit"].removesuffix("g")) * 1024
