@@ -163,13 +163,19 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
             )
             streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        out, err = ended(process)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.choices[0].message.content.endswith("red")
     assert str(reply.choices[0].message.content).endswith("red")
     assert streamed == reply.choices[0].message.content
     assert process.returncode == 0
     assert "the models are loading" in loading
+    assert "goes with this process" in loading
+    assert "prices are pretended" in out
+    assert "at pretended prices: spent 0.000" in out
+    assert "the master alone would have cost about 0.000" in out
+    assert "the apprentice answered" in out
+    assert "not ready" not in err
     assert "route=master" in err
     assert list(tmp_path.iterdir()) == []
     assert used.ru_utime + used.ru_stime - before < 10
@@ -220,3 +226,67 @@ def test_a_port_that_is_taken(run: Run) -> None:
 )
 def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
     assert base_url(Listening(host), 80) == f"http://{shown}:80/v1"
+
+
+SLOW = """
+import sys, time
+from bottega.gateway.running import cache_file
+from bottega.cli import main
+
+def load(spec):
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(120)
+
+cache_file.open_embedder = load
+main()
+"""
+
+
+def test_who_is_loading_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
+    file = written(tmp_path, endpoint.url)
+    command = [sys.executable, "-c", SLOW, "serve", "--port", "0", "--config", str(file)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "LARGE_KEY": SECRET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None and process.stdout is not None
+            assert process.stderr.readline() == "loading\n"
+            process.stdout.readline()
+            begun = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, err = ended(process)
+        finally:
+            process.kill()
+    assert time.monotonic() - begun < 15
+    assert process.returncode == 0
+    assert "draining: 0 requests" in err
+
+
+@pytest.mark.parametrize("embed", ["duel", "clip", "./nowhere", "duel:text", "a/b/c"])
+@pytest.mark.parametrize("more", [["--check"], ["--port", "0"]])
+def test_an_embedder_that_cannot_be_is_refused_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, more: list[str]
+) -> None:
+    monkeypatch.setenv("LARGE_KEY", SECRET)
+    file = written(tmp_path, "http://localhost:9/v1")
+    file.write_text(file.read_text().replace('"words"', f'"{embed}"'))
+    done = run("serve", *more)
+    assert done.code == 2
+    assert f"cache.embed: {embed!r} is no embedder" in " ".join(done.err.split())
+
+
+def test_without_torch_the_start_fails_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.naming.find_spec", lambda name: None)
+    monkeypatch.setenv("LARGE_KEY", SECRET)
+    file = written(tmp_path, "http://localhost:9/v1")
+    assert run("serve", "--check").code == 0  # words need none
+    assert "pip install 'bottega[local]'" in run("serve", "--demo", "--port", "0").err
+    file.write_text(file.read_text().replace('"words"', '"dual"'))
+    assert "pip install 'bottega[local]'" in run("serve", "--port", "0").err

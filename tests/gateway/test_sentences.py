@@ -213,3 +213,14 @@ def test_what_operators_are_told(route: str, said: str, hint: str) -> None:
         parse_config(BOTH + route, "f")
     assert str(caught.value) == said
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("path", ["models", "nowhere", "models/boss"])
+async def test_errors_elsewhere_can_be_asked_about(tmp_path: Path, path: str) -> None:
+    with kitchen(tmp_path, authenticate=lambda key: None) as found:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{found.url}/{path}") as response,
+        ):
+            assert response.status in (401, 404)
+            assert response.headers["x-request-id"].startswith("req_")

@@ -97,6 +97,16 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(FAILED, status=500, type="server_error", headers=FINAL)
 
 
+CLOSING = Refusal(
+    "the gateway is shutting down",
+    status=503,
+    type="server_error",
+    code="shutting_down",
+    headers={"retry-after": "1", "connection": "close"},
+    hint="try again: another one may answer",
+)
+
+
 def unknown_key(key: str) -> Refusal:
     said, hint = "this API key is not known here", "ask the operator for one"
     if not key:
