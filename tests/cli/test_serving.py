@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 import openai
 import pytest
+from aiohttp import web
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
@@ -226,6 +228,46 @@ def test_a_port_that_is_taken(run: Run) -> None:
 )
 def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
     assert base_url(Listening(host), 80) == f"http://{shown}:80/v1"
+
+
+async def begun(request: web.Request) -> web.StreamResponse:
+    """A stream that does not end."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    choice = '{"index": 0, "delta": {"content": "se"}, "finish_reason": null}'
+    event = f'{{"id": "x", "object": "chat.completion.chunk", "choices": [{choice}]}}'
+    await response.write(f"data: {event}\n\n".encode())
+    await asyncio.sleep(30)
+    return response
+
+
+def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None:
+    file = written(tmp_path, endpoint.url)
+    with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
+        wait_for(url.removesuffix("/v1") + "/readyz", 200)
+        endpoint.answers = [begun]
+        body = {"model": "bottega", "stream": True, "messages": [{"role": "user", "content": "?"}]}
+        asking = urllib.request.Request(
+            f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "text/json"}
+        )
+        with urllib.request.urlopen(asking, timeout=30) as reply:
+            assert b'"se"' in reply.readline()
+            process.send_signal(signal.SIGINT)
+            wait_for(url.removesuffix("/v1") + "/readyz", 503)
+            at = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            rest = reply.read()
+        _, err = ended(process)
+    assert time.monotonic() - at < 4
+    assert b"shutting_down" in rest
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in err.splitlines()]
+    events = [line["event"] for line in lines]
+    assert "draining: 1 requests under way" in events
+    assert events[-1] == "stopped"
+    assert not any("Exception" in event for event in events)
+    [line] = [line for line in lines if line["event"] == "request"]
+    assert (line["status"], line["why"]) == (503, "shutting down")
 
 
 SLOW = """
