@@ -4,6 +4,7 @@ BottegaError
 ├── SettingError              a parameter, or a combination of parts, that cannot work
 ├── MissingDependencyError    an optional package is not installed
 ├── ImageError                bytes that cannot be decoded, or may not be (too large)
+│   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
 ├── EmbeddingError            an embedder that cannot be loaded or that failed
 ├── StoreError                a knowledge base or trace store that cannot be read or written
@@ -54,6 +55,10 @@ class MissingDependencyError(BottegaError):
 
 
 class ImageError(BottegaError):
+    pass
+
+
+class TooManyPixelsError(ImageError):
     pass
 
 

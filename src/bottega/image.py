@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image as Pillow
 
 from bottega import pixels
-from bottega.errors import ImageError
+from bottega.errors import ImageError, TooManyPixelsError
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
@@ -70,7 +70,7 @@ class Image:
         opened = _header(data, name)
         width, height = opened.size
         if width * height > MAX_PIXELS:
-            raise ImageError(
+            raise TooManyPixelsError(
                 f"{name} has {width} x {height} pixels, more than {MAX_PIXELS:,}", hint=SMALLER
             )
         media_type = Pillow.MIME.get(opened.format or "", "application/octet-stream")
@@ -209,11 +209,14 @@ def _formats() -> tuple[str, ...]:
 def _header(data: bytes, name: str) -> Pillow.Image:
     try:
         return Pillow.open(io.BytesIO(data), formats=_formats())
+    except Pillow.DecompressionBombError as error:
+        raise TooManyPixelsError(
+            f"{name} has more than {MAX_PIXELS:,} pixels", hint=SMALLER
+        ) from error
     except Exception as error:  # same boundary as in `_naming_damage`
-        too_large = isinstance(error, Pillow.DecompressionBombError)
         raise ImageError(
             f"{name} is not an image that can be read: {_reason(error)}",
-            hint=SMALLER if too_large else "use JPEG, PNG, WebP, GIF, BMP or TIFF",
+            hint="use JPEG, PNG, WebP, GIF, BMP or TIFF",
         ) from error
 
 

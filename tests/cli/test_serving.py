@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 import openai
 import pytest
+from aiohttp import web
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
@@ -163,13 +165,19 @@ def test_the_demonstration_answers_the_openai_client(tmp_path: Path) -> None:
             )
             streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        out, err = ended(process)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.choices[0].message.content.endswith("red")
     assert str(reply.choices[0].message.content).endswith("red")
     assert streamed == reply.choices[0].message.content
     assert process.returncode == 0
     assert "the models are loading" in loading
+    assert "goes with this process" in loading
+    assert "prices are pretended" in out
+    assert "at pretended prices: spent 0.000" in out
+    assert "the master alone would have cost about 0.000" in out
+    assert "the apprentice answered" in out
+    assert "not ready" not in err
     assert "route=master" in err
     assert list(tmp_path.iterdir()) == []
     assert used.ru_utime + used.ru_stime - before < 10
@@ -220,3 +228,107 @@ def test_a_port_that_is_taken(run: Run) -> None:
 )
 def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
     assert base_url(Listening(host), 80) == f"http://{shown}:80/v1"
+
+
+async def begun(request: web.Request) -> web.StreamResponse:
+    """A stream that does not end."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    choice = '{"index": 0, "delta": {"content": "se"}, "finish_reason": null}'
+    event = f'{{"id": "x", "object": "chat.completion.chunk", "choices": [{choice}]}}'
+    await response.write(f"data: {event}\n\n".encode())
+    await asyncio.sleep(30)
+    return response
+
+
+def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None:
+    file = written(tmp_path, endpoint.url)
+    with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
+        wait_for(url.removesuffix("/v1") + "/readyz", 200)
+        endpoint.answers = [begun]
+        body = {"model": "bottega", "stream": True, "messages": [{"role": "user", "content": "?"}]}
+        asking = urllib.request.Request(
+            f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "text/json"}
+        )
+        with urllib.request.urlopen(asking, timeout=30) as reply:
+            assert b'"se"' in reply.readline()
+            process.send_signal(signal.SIGINT)
+            wait_for(url.removesuffix("/v1") + "/readyz", 503)
+            at = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            rest = reply.read()
+        _, err = ended(process)
+    assert time.monotonic() - at < 4
+    assert b"shutting_down" in rest
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in err.splitlines()]
+    events = [line["event"] for line in lines]
+    assert "draining: 1 requests under way" in events
+    assert events[-1] == "stopped"
+    assert not any("Exception" in event for event in events)
+    [line] = [line for line in lines if line["event"] == "request"]
+    assert (line["status"], line["why"]) == (503, "shutting down")
+
+
+SLOW = """
+import sys, time
+from bottega.gateway.running import cache_file
+from bottega.cli import main
+
+def load(spec):
+    print("loading", file=sys.stderr, flush=True)
+    time.sleep(120)
+
+cache_file.open_embedder = load
+main()
+"""
+
+
+def test_who_is_loading_can_be_stopped(endpoint: Server, tmp_path: Path) -> None:
+    file = written(tmp_path, endpoint.url)
+    command = [sys.executable, "-c", SLOW, "serve", "--port", "0", "--config", str(file)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "LARGE_KEY": SECRET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None and process.stdout is not None
+            assert process.stderr.readline() == "loading\n"
+            process.stdout.readline()
+            begun = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            _, err = ended(process)
+        finally:
+            process.kill()
+    assert time.monotonic() - begun < 15
+    assert process.returncode == 0
+    assert "draining: 0 requests" in err
+
+
+@pytest.mark.parametrize("embed", ["duel", "clip", "./nowhere", "duel:text", "a/b/c"])
+@pytest.mark.parametrize("more", [["--check"], ["--port", "0"]])
+def test_an_embedder_that_cannot_be_is_refused_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, more: list[str]
+) -> None:
+    monkeypatch.setenv("LARGE_KEY", SECRET)
+    file = written(tmp_path, "http://localhost:9/v1")
+    file.write_text(file.read_text().replace('"words"', f'"{embed}"'))
+    done = run("serve", *more)
+    assert done.code == 2
+    assert f"cache.embed: {embed!r} is no embedder" in " ".join(done.err.split())
+
+
+def test_without_torch_the_start_fails_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.naming.find_spec", lambda name: None)
+    monkeypatch.setenv("LARGE_KEY", SECRET)
+    file = written(tmp_path, "http://localhost:9/v1")
+    assert run("serve", "--check").code == 0  # words need none
+    assert "pip install 'bottega[local]'" in run("serve", "--demo", "--port", "0").err
+    file.write_text(file.read_text().replace('"words"', '"dual"'))
+    assert "pip install 'bottega[local]'" in run("serve", "--port", "0").err

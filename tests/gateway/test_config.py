@@ -116,8 +116,8 @@ def test_other_tiers_may_teach() -> None:
         (TWO + "[limits]\nbody_mb = 0", "limits.body_mb is out of range", "1 or more"),
         (TWO + "[route]\nby = 'always'\nmaster_rate = 0.5", "route.master_rate", 'by = "coin"'),
         (TWO + "[route]\nby = 'always'\ntier = 'medium'", "route.tier", "use small, large"),
-        (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = ..."),
-        (TWO + "[route]\nby = 'coverage'", "at_least or master_rate", "at_least = ..."),
+        (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = 1.0"),
+        (TWO + "[route]\nby = 'coverage'", "at_least or master_rate", "at_least = 0.8"),
         (
             TWO + "[route]\nby = 'coverage'\nat_least = 0\nmaster_rate = 0.1",
             "either at_least or",

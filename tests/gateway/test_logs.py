@@ -232,3 +232,18 @@ def test_loggers_are_as_before_afterwards() -> None:
         assert logging.getLogger().handlers != before[0]
     assert (logging.getLogger().handlers, logging.getLogger("bottega").level) == before
     assert threading.excepthook is hook
+
+
+def test_a_library_that_is_loaded_later_writes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    with logging_to(out):
+        library = logging.getLogger("library_that_is_loaded_later")
+        library.addHandler(logging.StreamHandler())
+        library.propagate = False
+        library.warning("slow")
+        logging.getLogger("library_that_is_loaded_later.part").warning("slower")
+    assert [orjson.loads(line)["event"] for line in out.getvalue().splitlines()] == [
+        "slow",
+        "slower",
+    ]
+    assert capsys.readouterr().err == ""

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from bottega.pipeline import Pipeline
 
 USUAL = Path("bottega.toml")
-# Nothing is downloaded and nobody is asked over a network.
+# Nothing is downloaded and nobody is asked over a network. The prices are pretended, so that there
+# is something to save: those of a small and of a large model in some cloud.
 DEMO = """
 [tiers.apprentice]
 model = "bundled"
 shots = 4
+price = [0.15, 0.60]
 [tiers.master]
 model = "bundled:master"
+price = [2.50, 10.00]
 [route]
 by = "coin"
 master_rate = 0.3
@@ -75,6 +78,7 @@ def serve(
     style = log_format or ("text" if sys.stderr.isatty() else "json")
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a log is no place for them
     with ExitStack() as held:
+        kept = data
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
@@ -84,7 +88,9 @@ def serve(
             if made is None:
                 _check_staff(chosen)
         else:
-            _run(chosen, made, style, demo)
+            _run(chosen, made, style, demo, kept)
+            if demo:
+                _print_saved(chosen)
 
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
@@ -106,7 +112,9 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
     return load_config(file or USUAL), None
 
 
-def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> None:
+def _run(
+    config: Config, pipeline: Pipeline | None, style: str, demo: bool, kept: Path | None
+) -> None:
     with _needed():
         from bottega.gateway.running.building import build, build_around
         from bottega.gateway.running.listening import base_url, bound, run
@@ -116,20 +124,44 @@ def _run(config: Config, pipeline: Pipeline | None, style: str, demo: bool) -> N
         house = build(config) if pipeline is None else build_around(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
         with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
-            run(house, listener, lambda: _announce(house, url, demo))
+            run(house, listener, lambda: _announce(house, url, demo, kept))
 
 
-def _announce(house: House, url: str, demo: bool) -> None:
+def _announce(house: House, url: str, demo: bool, kept: Path | None) -> None:
     protected = house.gateway.authenticate is not None
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
     say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
     say(f"    -d '{_question(demo)}'")
     if demo:
-        say("  the models are loading; clients may use any key; the cache goes with this process")
+        stays = f"stays in {kept}" if kept else "goes with this process"
+        any_key = "" if protected else "; clients may use any key"
+        say(f"  the models are loading{any_key}; the cache {stays}")
+        say("  the models cost nothing: prices are pretended, to show what would be saved")
     elif not protected:
         say("  no key is needed on this machine; clients may send any")
     sys.stdout.flush()
+
+
+def _print_saved(config: Config) -> None:
+    from bottega.gateway.accounting.database import FILE
+    from bottega.gateway.accounting.ledger import Ledger
+    from bottega.gateway.accounting.savings import savings
+
+    with closing(Ledger.open(config.gateway.data / FILE, create=False)) as ledger:
+        found = savings(ledger)
+    answered = [one for one in found.routes if one.state == "answered"]
+    if not answered:
+        return
+    learner = config.tiers[0].name
+    share = sum(one.requests for one in answered if one.tier == learner) / sum(
+        one.requests for one in answered
+    )
+    alone = f"about {found.alone.usd.value:.6f}" if found.alone else "nobody knows how much"
+    say(
+        f"at pretended prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
+        f" {alone}; the {learner} answered {share:.0%}"
+    )
 
 
 def _check_staff(config: Config) -> None:

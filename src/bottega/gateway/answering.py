@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import orjson
 
@@ -25,6 +25,7 @@ from bottega.gateway.ports import Body, Completed, Served
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.requests import Chat
 from bottega.gateway.telemetry.warning import Warn
+from bottega.gateway.unfit import unfit
 from bottega.gateway.upstreams.errors import MisconfiguredError
 from bottega.gateway.workshop import Workshop
 from bottega.image import Image
@@ -39,6 +40,7 @@ CHEAP = (None, "background")
 # Which tiers may answer for one that failed: all, dearer ones, none.
 Fallback = Literal["any", "up", "never"]
 
+Failure = TypeVar("Failure", bound=BottegaError)
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 
@@ -119,7 +121,7 @@ class Answering:
             try:
                 completed = await call.served.upstream.complete(call.body)
             except (GenerationError, SettingError) as error:
-                failure = error
+                failure = _named(error, call)
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue
@@ -159,6 +161,7 @@ class Answering:
                     asked, waiting = bare, [call.served, *waiting]
                     continue
                 if not waiting or _is_the_clients(error):
+                    _named(error, call)
                     raise
                 failed.append(call.served.name)
                 self._fell_back(call, error)
@@ -185,11 +188,7 @@ class Answering:
         able = [one for one in order if asked.chat.needs.met_by(one.takes)]
         if able:
             return [able[0], *(one for one in able[1:] if self._may_follow(able[0], one))]
-        raise Refusal(
-            f"{chosen if named else 'no tier'} can take this request: {_wanted(asked.chat)}",
-            code="unsupported_by_tier",
-            hint="send fewer images or a shorter text, or ask for the model 'bottega'",
-        )
+        raise unfit(asked.chat.needs, [one.takes for one in order], chosen if named else "")
 
     def _may_follow(self, failed: Served, other: Served) -> bool:
         place = self.served.index
@@ -278,6 +277,12 @@ class Answering:
         )
 
 
+def _named(error: Failure, call: Call) -> Failure:
+    if isinstance(error, MisconfiguredError):
+        error.tier = call.served.name
+    return error
+
+
 def _is_the_clients(error: BottegaError) -> bool:
     """Another tier would refuse it as well, unless it is only too long for this one."""
     return _refuses(error) and not TOO_LONG.search(str(error))
@@ -303,10 +308,3 @@ async def _from(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[b
             yield event
     finally:
         await events.aclose()
-
-
-def _wanted(chat: Chat) -> str:
-    needs = chat.needs
-    parts = [f"{needs.images} images"] if needs.images else []
-    parts += [name for name, wanted in (("tools", needs.tools), ("audio", needs.audio)) if wanted]
-    return ", ".join([*parts, f"about {needs.tokens} tokens"])

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.gateway.door import Door, Scope, Send
+from bottega.gateway.door import Door, Scope, Send, request_id
 from bottega.gateway.refusals import Refusal, refusal_of
 from bottega.gateway.responses.door import Responses
 from bottega.gateway.serving import Gateway
@@ -160,9 +160,8 @@ def _json(value: object, status: int = 200) -> Response:
 
 async def _refused(request: Request, error: Exception) -> Response:
     refusal = refusal_of(error)
-    return Response(
-        refusal.body, refusal.status, headers=refusal.headers, media_type="application/json"
-    )
+    headers = {"x-request-id": request_id(), **refusal.headers}
+    return Response(refusal.body, refusal.status, headers=headers, media_type="application/json")
 
 
 async def _not_here(request: Request, error: Exception) -> Response:

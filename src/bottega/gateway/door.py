@@ -13,7 +13,8 @@ from typing import Any
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.entries import State
-from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.refusals import CLOSING, Refusal, refusal_of
+from bottega.gateway.upstreams.events import event
 from bottega.gateway.watching import Receive, Watch, Watched
 from bottega.types import Usage
 
@@ -82,7 +83,7 @@ class Door:
     watch: Watch = field(default_factory=Watch)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        progress = Progress(f"req_{random.getrandbits(128):032x}")
+        progress = Progress(request_id())
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -103,10 +104,12 @@ class Door:
         except _LeftError:
             progress.status, progress.why = CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
-            progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
             progress.state = "failed"
-            if not watched.has_left:
-                raise  # the server is shutting down
+            if watched.has_left:
+                progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
+            else:
+                progress.status, progress.why = CLOSING.status, "shutting down"
+                await _cut(send, progress)
         except Exception as error:
             self._failed(error, progress)
             if started:
@@ -125,6 +128,10 @@ class Door:
             log.error("request %s failed", progress.request_id, exc_info=error)
         elif not isinstance(error, Refusal):
             log.warning("request %s failed: %s", progress.request_id, error)
+
+
+def request_id() -> str:
+    return f"req_{random.getrandbits(128):032x}"
 
 
 class _LeftError(Exception):
@@ -170,17 +177,26 @@ async def _send(send: Send, progress: Progress, reply: Reply) -> None:
         await _start(send, progress.status, headers)
         await send({"type": "http.response.body", "body": reply.payload})
         return
-    progress.streamed = True
     status = progress.status
     try:
         # What has not begun does not clean up behind itself.
         first = await anext(reply.events, b"")
         await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
+        progress.streamed = True
         await send({"type": "http.response.body", "body": first, "more_body": True})
-        async for event in reply.events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        async for one in reply.events:
+            await send({"type": "http.response.body", "body": one, "more_body": True})
     finally:
         await reply.events.aclose()
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _cut(send: Send, progress: Progress) -> None:
+    """The server does not wait any longer."""
+    if not progress.streamed:
+        await _send(send, progress, Reply(CLOSING.headers, CLOSING.body))
+        return
+    await send({"type": "http.response.body", "body": event(CLOSING.body), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -18,6 +18,17 @@ LONGEST_NAME = 200
 class _Kind:
     named: str
     fits: Callable[[object], bool]
+    numbers: tuple[type, ...] = ()
+    """The types of what may be wrong by its value alone."""
+
+    def refuse(self, name: str, value: object) -> NoReturn:
+        if type(value) not in self.numbers:
+            wrong_type(name, self.named, value)
+        raise invalid(
+            f"Invalid value for '{name}': expected {self.named}, but got {value}.",
+            name,
+            "invalid_value",
+        )
 
 
 def _is_integer(value: object, low: int = 0, high: int = 2**53) -> bool:
@@ -42,8 +53,10 @@ STRING = _Kind("a string", lambda value: isinstance(value, str))
 BOOLEAN = _Kind("a boolean", lambda value: isinstance(value, bool))
 OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
 OBJECTS = _Kind("an array of objects", _are_objects)
-NUMBER = _Kind("a number", _is_number)
-COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1))
+INTEGERS, NUMBERS = (int,), (int, float)
+NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
+COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
+WARMTH = _Kind("a number from 0 to 1e9", lambda v: _is_number(v) and cast(float, v) >= 0, NUMBERS)
 # Null stands for absent everywhere.
 FIELDS: Mapping[str, _Kind] = {
     "frequency_penalty": NUMBER,
@@ -54,19 +67,19 @@ FIELDS: Mapping[str, _Kind] = {
     "max_tokens": COUNT,
     "metadata": OBJECT,
     "model": STRING,
-    "n": _Kind("an integer from 1 to 128", lambda value: _is_integer(value, 1, 128)),
+    "n": _Kind("an integer from 1 to 128", lambda value: _is_integer(value, 1, 128), INTEGERS),
     "parallel_tool_calls": BOOLEAN,
     "presence_penalty": NUMBER,
     "reasoning_effort": STRING,
     "response_format": OBJECT,
-    "seed": _Kind("an integer", lambda value: _is_integer(value, -(2**63), 2**64)),
+    "seed": _Kind("an integer", lambda value: _is_integer(value, -(2**63), 2**64), INTEGERS),
     "stop": _Kind("a string or an array of strings", _are_strings),
     "store": BOOLEAN,
     "stream": BOOLEAN,
     "stream_options": OBJECT,
-    "temperature": _Kind("a number of 0 or more", lambda v: _is_number(v) and cast(float, v) >= 0),
+    "temperature": WARMTH,
     "tools": OBJECTS,
-    "top_logprobs": _Kind("an integer of 0 or more", _is_integer),
+    "top_logprobs": _Kind("an integer of 0 or more", _is_integer, INTEGERS),
     "top_p": NUMBER,
     "user": STRING,
     "verbosity": STRING,

@@ -11,7 +11,7 @@ from typing import cast
 
 import orjson
 
-from bottega.errors import ImageError
+from bottega.errors import ImageError, TooManyPixelsError
 from bottega.gateway.fields import (
     FIELDS,
     LONGEST_NAME,
@@ -26,7 +26,7 @@ from bottega.gateway.fields import (
 )
 from bottega.gateway.ports import Body
 from bottega.gateway.refusals import Refusal
-from bottega.image import Image
+from bottega.image import MAX_PIXELS, Image
 
 MB = 1 << 20
 TOGETHER = 5  # times the pixels of one image: 16 photographs of 12 million pixels
@@ -105,7 +105,7 @@ class Limits:
             if value is None or name == "messages":
                 continue
             if (kind := FIELDS.get(name)) and not kind.fits(value):
-                wrong_type(name, kind.named, value)
+                kind.refuse(name, value)
             if isinstance(value, dict | list):
                 self._check_depth(value, name)
         required(body, "model", "")
@@ -117,6 +117,10 @@ class Limits:
         loop."""
         try:
             image = Image.from_data_url("data:" + url[5:])
+        except TooManyPixelsError as error:
+            most = min(self.image_pixels, MAX_PIXELS)
+            said = f"The image has more than {most:,} pixels."
+            raise bad_image(said, param, error.hint) from error
         except ImageError as error:
             raise bad_image(f"Invalid image: {error}.", param, error.hint) from error
         self.check_image(image, param)

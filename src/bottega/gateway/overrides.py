@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,13 @@ PREFIX = "x-bottega-"
 MODEL = "bottega"
 MOST_SHOTS = 64
 LONGEST_MODEL = 1000
-HINT = "bottega:shots=2,master-rate=0.5,namespace=team,no-store,no-retrieve,no-replay"
+SWITCHES = ("no-store", "no-retrieve", "no-replay")
+FORMS = {
+    "shots": f"a whole number from 0 to {MOST_SHOTS}",
+    "master-rate": "a number from 0 to 1",
+    "namespace": "a name",
+}
+EXAMPLE = "bottega:shots=2,no-store"
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,25 @@ def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, objec
                 return {"namespace": value}
             case "route" if tiers.get(f"{MODEL}/{value}"):
                 return {"tier": value}
-            case "no-store" | "no-retrieve" | "no-replay" if not value:
+            case _ if word in SWITCHES and not value:
                 return {word.removeprefix("no-"): False}
     except ValueError:
         pass
-    raise Refusal(
-        f"{setting[:200]!r} is no override", code="invalid_override", param=param, hint=HINT
-    )
+    raise _refusal(setting[:200], param, tiers)
+
+
+def _refusal(setting: str, param: str, tiers: Mapping[str, str]) -> Refusal:
+    word, _, value = setting.partition("=")
+    names = [tier for tier in tiers.values() if tier]
+    forms = {**FORMS, **({"route": _either(names)} if names else {})}
+    said, hint = f"{word} is {value!r}", f"use {forms.get(word)}"
+    if word in SWITCHES:
+        hint = f"write {word} alone"
+    elif word not in forms:
+        said, hint = f"{setting!r} is no override", f"use {_either([*forms, *SWITCHES])}: {EXAMPLE}"
+    return Refusal(said, code="invalid_override", param=param, hint=hint)
+
+
+def _either(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

@@ -61,13 +61,19 @@ def refusal_of(error: Exception) -> Refusal:
         case Refusal():
             return error
         case PausedError():
-            return _upstream(503, "upstream_paused", "has failed too often", error.retry_after)
+            return _upstream(
+                503, "upstream_paused", f"{MODEL} has failed too often", error.retry_after
+            )
         case RateLimitedError():
-            return _upstream(429, "rate_limit_exceeded", "is asked too often", error.retry_after)
+            return _upstream(
+                429, "rate_limit_exceeded", f"{MODEL} is asked too often", error.retry_after
+            )
         case EndpointTimeoutError():
-            return _upstream(504, "upstream_timeout", "did not answer in time")
+            return _upstream(504, "upstream_timeout", f"{MODEL} did not answer in time")
         case MisconfiguredError():
-            return _upstream(502, "upstream_misconfigured", "is set up wrongly")
+            who = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
+            said = f"{who} is set up wrongly; the gateway's log tells the operator how"
+            return _upstream(502, "upstream_misconfigured", said)
         case RefusedError():
             return Refusal(
                 error.said or "the model refused this request",
@@ -81,7 +87,7 @@ def refusal_of(error: Exception) -> Refusal:
             return Refusal(str(error), status=error.status or 400, headers=FINAL)
         case EndpointError():
             status = 502 if error.retry_after is None else 503
-            return _upstream(status, "upstream_failed", "failed", error.retry_after)
+            return _upstream(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
         case ImageError():
             return Refusal(str(error), code="invalid_image", hint=error.hint)
         case SettingError():
@@ -91,12 +97,30 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(FAILED, status=500, type="server_error", headers=FINAL)
 
 
+CLOSING = Refusal(
+    "the gateway is shutting down",
+    status=503,
+    type="server_error",
+    code="shutting_down",
+    headers={"retry-after": "1", "connection": "close"},
+    hint="try again: another one may answer",
+)
+
+
+def unknown_key(key: str) -> Refusal:
+    said, hint = "this API key is not known here", "ask the operator for one"
+    if not key:
+        said, hint = "no API key came with this request", "send Authorization: Bearer KEY; " + hint
+    make = " (`bottega keys add NAME`)"
+    return Refusal(said, status=401, code="invalid_api_key", hint=hint + make)
+
+
 BUSY = "the gateway is busy; try again later"
 FAILED = "the gateway failed; its log tells why"
+MODEL = "the model behind this gateway"
 
 
-def _upstream(status: int, code: str, what: str, wait: float | None = None) -> Refusal:
+def _upstream(status: int, code: str, said: str, wait: float | None = None) -> Refusal:
     kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
-    said = f"the model behind this gateway {what}"
     return Refusal(said, status=status, type=kind, code=code, headers=headers)

@@ -20,7 +20,7 @@ from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.pictures import Fetch, is_web, pictures, with_fetched
 from bottega.gateway.ports import Completed
-from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.refusals import Refusal, refusal_of, unknown_key
 from bottega.gateway.repeats.keys import Identity, exact_key, image_digest
 from bottega.gateway.repeats.memory import (
     Asked as AskedBefore,
@@ -118,14 +118,10 @@ class Gateway:
             check_origin(headers.get("origin"))
             return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        account = self.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        key = token.strip() if scheme.lower() == "bearer" else ""
+        account = self.authenticate(key or None)
         if account is None:
-            raise Refusal(
-                "this API key is not known here",
-                status=401,
-                code="invalid_api_key",
-                hint="ask the operator for one (`bottega keys add NAME`)",
-            )
+            raise unknown_key(key)
         return account
 
     def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
@@ -161,7 +157,7 @@ class Gateway:
         replays = self.replaying is not None and overrides.replay
         wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
         parts = [one for one in chat.images if wanted or is_web(one.url)]
-        found = await pictures(parts, self.fetch) if parts else {}
+        found = await pictures(parts, self.fetch, self.limits, chat.body) if parts else {}
         self.limits.check_fetched(found.values(), "messages")
         return found
 

@@ -38,6 +38,7 @@ NEEDED = {
     "coverage": ("at_least", "master_rate"),
     "confidence": ("below",),
 }
+WRITTEN = {"usd_per_1k": "usd_per_1k = 1.0", "at_least": "at_least = 0.8", "below": "below = 0.7"}
 SECTIONS = ("gateway", "tiers", "route", "cache", "replay", "limits", "shadow", "keys")
 MASTER_RATE = 0.2
 AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, hardly any two pictures
@@ -149,9 +150,11 @@ def _check_route(config: Config, given: Iterable[str], at: Place) -> None:
     if config.route.tier is not None and config.route.tier not in names:
         raise (at / "tier").error("is not one of the tiers", hint=f"use {', '.join(names)}")
     needed = NEEDED.get(by, ())
-    if needed and len(set(given) & set(needed)) != 1:
+    if needed and (count := len(set(given) & set(needed))) != 1:
         raise at.error(
-            f"by {by!r} goes by either {' or '.join(needed)}", hint=f"write {needed[0]} = ..."
+            f"by {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
+            f"{', not both' * (count > 1)}",
+            hint="leave one of them out" if count else WRITTEN[needed[0]],
         )
     if by != "always" and len(names) == 1:
         raise (at / "by").error("chooses among tiers, and there is one", hint='by = "always"')

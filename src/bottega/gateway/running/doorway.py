@@ -7,18 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from bottega.gateway.door import Scope, Send
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.refusals import CLOSING, Refusal
 from bottega.gateway.watching import Receive
 
 WATCHED = ("/healthz", "/readyz", "/metrics")
-CLOSING = Refusal(
-    "the gateway is shutting down",
-    status=503,
-    type="server_error",
-    code="shutting_down",
-    headers={"retry-after": "1", "connection": "close"},
-    hint="try again: another one may answer",
-)
 FULL = Refusal(
     "the gateway answers as many requests as it can",
     status=503,

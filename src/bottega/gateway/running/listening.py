@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -18,10 +21,14 @@ from bottega.gateway.running.connection import Connection
 from bottega.gateway.running.doorway import Doorway
 from bottega.gateway.running.house import House
 
+log = logging.getLogger(__name__)
+
 # The ledger and the log are written by threads: at most so long does the event loop wait for one.
 SWITCH_SECONDS = 0.0005
 # After draining: what still runs is cut.
 CUT_SECONDS = 1
+# After that: a thread that loads a model cannot be told to stop.
+LEAVE_SECONDS = 5.0
 
 
 def bound(listening: Listening) -> socket.socket:
@@ -66,7 +73,22 @@ def run(house: House, listener: socket.socket, started: Callable[[], None]) -> N
     `drain_seconds`; a second signal does not wait."""
     sys.setswitchinterval(SWITCH_SECONDS)
     config = configured(house.app)
-    Draining(config, house.app, house.config.gateway.drain_seconds, started).run([listener])
+    seconds = house.config.gateway.drain_seconds
+    Draining(config, house.app, seconds, started, _leave_soon).run([listener])
+    log.info("stopped")
+
+
+def _leave_soon() -> None:
+    leaving = threading.Timer(LEAVE_SECONDS, _leave)
+    leaving.daemon = True
+    leaving.start()
+
+
+def _leave() -> None:
+    """What was kept is durable: nothing is lost but the rest of a model's loading."""
+    log.warning("stopped, while something was still being loaded or closed")
+    logging.getLogger().handlers[0].close()
+    os._exit(0)
 
 
 def configured(app: Any) -> uvicorn.Config:
@@ -90,8 +112,10 @@ class Draining(uvicorn.Server):
         doorway: Doorway,
         seconds: float,
         started: Callable[[], None] = lambda: None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
+        self._over = over
         self._doorway, self._seconds, self._told = doorway, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -104,17 +128,19 @@ class Draining(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._doorway.closing or self._loop is None:
-            super().handle_exit(sig, frame)
-            self.force_exit = True
+            self._over()
+            self.should_exit = self.force_exit = True
             return
         self._doorway.closing = True
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
+        log.info("draining: %d requests under way", self._doorway.under_way)
         self._draining = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
         """The port stays open meanwhile: `/readyz` tells load balancers, and who comes in spite of
         it is told to go elsewhere."""
         await self._doorway.close(self._seconds)
+        self._over()
         self.should_exit = True

@@ -14,7 +14,7 @@ from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.gateway.upstreams.timing import TimedUpstream
 from bottega.generation import OpenAICompatible
-from bottega.naming import open_model
+from bottega.naming import check_embedder, check_torch, open_model
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Tier
 from bottega.recording import Price, Prices
@@ -66,7 +66,9 @@ class Staff:
 
 
 def hire(config: Config, environment: Mapping[str, str]) -> Staff:
-    """No model is loaded and nobody is asked yet. Raises `SettingError`."""
+    """No model is loaded and nobody is asked yet. Raises `SettingError`, and for what the tiers or
+    the cache would load with a package that is not here `MissingDependencyError`."""
+    _check_embedder(config)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = _prices(config, served)
@@ -144,8 +146,16 @@ def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
 
 
 def _local(tier: TierSettings) -> tuple[Generator, Upstream]:
+    check_torch()
     generator = open_model(tier.model)
     return generator, LocalUpstream(generator)
+
+
+def _check_embedder(config: Config) -> None:
+    try:
+        check_embedder(config.cache.embed)
+    except SettingError as error:
+        raise SettingError(f"{config.file}: cache.embed: {error}", hint=error.hint) from error
 
 
 def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> None:

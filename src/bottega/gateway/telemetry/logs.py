@@ -119,17 +119,34 @@ def logging_to(
         one.handlers[:], one.propagate = [], True
     logging.getLogger().handlers[:] = [writer]
     _writers.append(writer)
+    kind = logging.getLoggerClass()
+    logging.setLoggerClass(_Later)
     ours.setLevel(logging.INFO)
     threading.excepthook = _of_thread
     try:
         yield writer
     finally:
         _writers.remove(writer)
+        logging.setLoggerClass(kind)
         for one, handlers, propagate in before:
             one.handlers[:], one.propagate = handlers, propagate
         ours.setLevel(level)
         threading.excepthook = hook
         writer.close()
+
+
+class _Later(logging.Logger):
+    """Of a library that is loaded meanwhile: a handler of its own would write a second line."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:
+        if not _writers:
+            super().addHandler(hdlr)
+
+    def callHandlers(self, record: logging.LogRecord) -> None:
+        if not _writers:
+            super().callHandlers(record)
+        for writer in _writers:  # also where the library has told it not to propagate
+            writer.handle(record)
 
 
 def _loggers() -> list[logging.Logger]:

@@ -30,11 +30,16 @@ class RefusedError(RejectedError):
 
 class MisconfiguredError(RejectedError):
     """The upstream refuses the gateway's key, quota, model name or address. The client gets a 502
-    and no word of it; the message is for the operator."""
+    that names the `tier`, which whoever asked it fills in; the message is for the operator."""
 
     def __init__(self, error: EndpointError) -> None:
         super().__init__(str(error), hint=error.hint, status=502)
         self.retry_after = error.retry_after
+        self.tier = ""
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return f"tiers.{self.tier}: {said}" if self.tier else said
 
 
 def upstream_error(

@@ -1,0 +1,226 @@
+"""What clients and operators are told when something is wrong, word by word."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from PIL import Image as Pillow
+
+from bottega.errors import SettingError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.ports import Takes
+from bottega.gateway.upstreams.http import HttpUpstream
+from tests.builders import picture
+from tests.gateway.harness import Kitchen, kitchen
+from tests.server import Server, refuse
+
+MESSAGES = [{"role": "user", "content": "What is it?"}]
+ONE_TOOL = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+
+
+def chat(model: str = "bottega", messages: object = MESSAGES, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": messages, **more}
+
+
+def shown(url: str) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": "Which?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+
+
+def claiming(width: int, height: int) -> str:
+    """A PNG of a few bytes whose header speaks of many pixels."""
+    file = io.BytesIO()
+    Pillow.new("1", (1, 1)).save(file, "PNG")
+    data = bytearray(file.getvalue())
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+async def told(
+    found: Kitchen, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
+) -> dict[str, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{found.url}/{path}", json=body, headers=headers) as response,
+    ):
+        said = await response.json()
+    assert "error" in said, said
+    return dict(said["error"])
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            chat("bottega/apprentice", tools=ONE_TOOL),
+            "the tier 'apprentice' cannot take this request: it takes no tools"
+            " (ask for the model 'bottega', or leave the tools out)",
+        ),
+        (
+            chat("bottega/apprentice", [{"role": "user", "content": "why " * 4000}]),
+            "the tier 'apprentice' cannot take this request: it takes at most 1,200 tokens, and"
+            " these are about 4,571 (ask for the model 'bottega', or send a shorter text)",
+        ),
+        (
+            chat("bottega/apprentice", shown(picture(1).data_url)),
+            "the tier 'apprentice' cannot take this request: it takes no images"
+            " (ask for the model 'bottega', or leave the images out)",
+        ),
+        (
+            chat("bottega", [{"role": "user", "content": "why " * 40_000}]),
+            "no tier can take this request: they take at most 2,000 tokens, and these are about"
+            " 45,714 (send a shorter text)",
+        ),
+        (chat("bottega:shots=65"), "shots is '65' (use a whole number from 0 to 64)"),
+        (chat("bottega:shots=many"), "shots is 'many' (use a whole number from 0 to 64)"),
+        (chat("bottega:master-rate=7"), "master-rate is '7' (use a number from 0 to 1)"),
+        (chat("bottega:route=boss"), "route is 'boss' (use apprentice or master)"),
+        (chat("bottega:namespace="), "namespace is '' (use a name)"),
+        (chat("bottega:no-store=1"), "no-store is '1' (write no-store alone)"),
+        (
+            chat("bottega:storing"),
+            "'storing' is no override (use shots, master-rate, namespace, route, no-store,"
+            " no-retrieve or no-replay: bottega:shots=2,no-store)",
+        ),
+        (
+            chat(max_tokens=0),
+            "Invalid value for 'max_tokens': expected an integer of 1 or more, but got 0."
+            " (see the chat-completions reference for the fields of a request)",
+        ),
+        (
+            chat(temperature=-0.5),
+            "Invalid value for 'temperature': expected a number from 0 to 1e9, but got -0.5."
+            " (see the chat-completions reference for the fields of a request)",
+        ),
+        (
+            chat(n="two"),
+            "Invalid type for 'n': expected an integer from 1 to 128, but got a string."
+            " (see the chat-completions reference for the fields of a request)",
+        ),
+        (
+            chat(messages=shown(claiming(30_000, 30_000))),
+            "The image has more than 40,000,000 pixels. (reduce the image first)",
+        ),
+        (
+            chat(messages=shown(claiming(7000, 7000))),
+            "The image has 7000 x 7000 pixels, more than 40,000,000. (reduce the image first)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_clients_are_told(tmp_path: Path, body: dict[str, Any], said: str) -> None:
+    takes = {
+        "apprentice": Takes(images=0, tools=False, context=1200),
+        "master": Takes(context=2000),
+    }
+    with kitchen(tmp_path, takes=takes) as found:
+        assert (await told(found, body))["message"] == said
+
+
+@pytest.mark.parametrize(
+    "url", [claiming(30_000, 30_000), "data:image/png;base64,AAAA", claiming(7000, 7000)]
+)
+async def test_the_image_that_is_wrong_is_named(tmp_path: Path, url: str) -> None:
+    with kitchen(tmp_path) as found:
+        error = await told(found, chat(messages=shown(url)))
+        assert (error["code"], error["param"]) == (
+            "invalid_image",
+            "messages[1].content[1].image_url.url",
+        )
+        parts = [
+            {"type": "input_text", "text": "Which?"},
+            {"type": "input_image", "image_url": url},
+        ]
+        asked = {"model": "bottega", "input": [{"role": "user", "content": parts}]}
+        error = await told(found, asked, "responses")
+        assert (error["code"], error["param"]) == ("invalid_image", "input[0].content[1].image_url")
+
+
+async def test_the_image_that_is_not_fetched_is_named(tmp_path: Path) -> None:
+    with kitchen(tmp_path) as found:
+        error = await told(found, chat(messages=shown("http://127.0.0.1/a.png")))
+    assert (error["code"], error["param"]) == (
+        "image_url_not_fetched",
+        "messages[1].content[1].image_url.url",
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "no API key came with this request (send Authorization: Bearer KEY;"),
+        ({"Authorization": "Basic c2st"}, "no API key came with this request"),
+        ({"Authorization": "Bearer "}, "no API key came with this request"),
+        ({"Authorization": "Bearer sk-b"}, "this API key is not known here (ask the operator"),
+    ],
+)
+async def test_no_key_is_not_a_wrong_key(
+    tmp_path: Path, headers: dict[str, str], said: str
+) -> None:
+    account = Account("a", "a")
+    with kitchen(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as found:
+        error = await told(found, chat(), **headers)
+    assert error["message"].startswith(said)
+    assert error["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [401, 404])
+async def test_the_tier_that_is_set_up_wrongly_is_named(
+    endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, stream: bool
+) -> None:
+    endpoint.answers = [refuse(status, "who are you?")]
+    with kitchen(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
+        error = await told(found, chat("bottega/master", stream=stream))
+    assert error["message"].startswith("the tier 'master' of this gateway is set up wrongly")
+    assert error["code"] == "upstream_misconfigured"
+    assert "who are you?" not in error["message"]
+    assert "tiers.master: " in caplog.text
+
+
+BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[route]\n'
+
+
+@pytest.mark.parametrize(
+    ("route", "said", "hint"),
+    [
+        ('by = "budget"', "f: route by 'budget' needs usd_per_1k", "usd_per_1k = 1.0"),
+        (
+            'by = "coverage"',
+            "f: route by 'coverage' needs either at_least or master_rate",
+            "at_least = 0.8",
+        ),
+        (
+            'by = "coverage"\nat_least = 0.8\nmaster_rate = 0.1',
+            "f: route by 'coverage' needs either at_least or master_rate, not both",
+            "leave one of them out",
+        ),
+        ('by = "confidence"', "f: route by 'confidence' needs below", "below = 0.7"),
+    ],
+)
+def test_what_operators_are_told(route: str, said: str, hint: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        parse_config(BOTH + route, "f")
+    assert str(caught.value) == said
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("path", ["models", "nowhere", "models/boss"])
+async def test_errors_elsewhere_can_be_asked_about(tmp_path: Path, path: str) -> None:
+    with kitchen(tmp_path, authenticate=lambda key: None) as found:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{found.url}/{path}") as response,
+        ):
+            assert response.status in (401, 404)
+            assert response.headers["x-request-id"].startswith("req_")
