@@ -88,3 +88,18 @@ def test_no_requests_yet(run: Run) -> None:
     empty = run("savings")
     assert (empty.code, empty.out) == (0, "no requests yet\n")
     assert "bottega serve --data bottega-data" in empty.err
+
+
+def test_shares_are_of_what_was_answered(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger.open(tmp_path / "d" / "gateway.db")
+    ledger.note(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
+    for _ in range(3):
+        entry = Entry(MOMENT, "r", "k", "", "", "", "failed", cost_usd=0.0, status=400)
+        ledger.note(entry)
+    ledger.close()
+    said = run("savings", "--data", "d").out.splitlines()
+    assert said[0].startswith("4 requests, 1 answered, ")
+    assert next(line for line in said if line.startswith("apprentice")).split()[2] == "100.0%"
+    refused = next(line for line in said if line.startswith("refused"))
+    assert "3" in refused and "%" not in refused

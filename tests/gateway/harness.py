@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.answering import Answering
+from bottega.gateway.answering import Answering, Fallback
 from bottega.gateway.app import App
 from bottega.gateway.door import Door, Progress
 from bottega.gateway.limits import Limits
@@ -112,6 +112,7 @@ def kitchen(
     shots: int = 2,
     retrieve: Retriever | None = None,
     furnish: Callable[[Workshop], Workshop] = lambda workshop: workshop,
+    fallback: Fallback = "any",
 ) -> Iterator[Kitchen]:
     double = Scripted(said)
     parts = {"apprentice": apprentice or double, "master": master or Scripted(said, name="big")}
@@ -139,7 +140,7 @@ def kitchen(
     spaces = Spaces(tiers, str(folder / "cache.db"), make, furnish)
     replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
     gateway = Gateway(
-        Answering(served, lambda image: image.data_url),
+        Answering(served, lambda image: image.data_url, fallback=fallback),
         spaces,
         Settling(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},

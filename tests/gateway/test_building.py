@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from bottega.errors import SettingError, StoreError
+from bottega.errors import ServerFailedError, SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -36,7 +37,7 @@ from bottega.reranking import Gated
 from bottega.routing import Budgeted, Covered, always
 from bottega.types import Candidate, Example, Query
 from tests.gateway.harness import running
-from tests.server import Server, ok
+from tests.server import Server, ok, reply
 
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
 
@@ -115,6 +116,80 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
         "large",
     )
     ledger.close()
+
+
+def test_readiness_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
+    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    endpoint.answers = [ok("seven")]
+    with serving(house) as url:
+        ready = url.removesuffix("/v1") + "/readyz"
+        with urllib.request.urlopen(ready, timeout=20) as said:
+            assert json.load(said) == {"status": "ready", "paused": []}
+        for _ in range(5):
+            with pytest.raises(ServerFailedError), house.staff.breakers["large"].attempt():
+                raise ServerFailedError("down", status=500)
+        with urllib.request.urlopen(ready, timeout=20) as said:
+            assert json.load(said) == {"status": "ready", "paused": ["large"]}
+
+
+def test_the_operator_says_who_answers_for_a_tier_that_failed(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    text = configured(tmp_path, endpoint.url)
+    never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))
+    house = build(never, ENVIRONMENT)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asks_master = request.method == "POST" and (await request.json())["model"] == "huge"
+        return await (reply(None, status=401) if asks_master else ok("seven"))(request)
+
+    endpoint.answers = [answer]
+    with serving(house) as url:
+        with pytest.raises(urllib.error.HTTPError) as refused:  # by the master, of a cold start
+            ask(url, "What is 3 + 4?")
+        with refused.value as error:
+            assert error.code == 502
+        assert ask(url, "What is 4 + 3?")[1]["x-bottega-route"] == "small"
+
+
+def test_who_answers_for_another_is_shown_nothing_far_either(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, endpoint.url, "at_least = 0.9\n")
+    calls = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asks_master = request.method == "POST" and (await request.json())["model"] == "huge"
+        calls[0] += asks_master
+        is_down = asks_master and calls[0] > 1
+        return await (reply(None, status=401) if is_down else ok("seven"))(request)
+
+    endpoint.answers = [answer]
+    cold = dataclasses.replace(config, route=dataclasses.replace(config.route, cold_start=2))
+    with serving(build(cold, ENVIRONMENT)) as url:
+        assert ask(url, "What is 3 + 4?")[1]["x-bottega-route"] == "large"
+        far = ask(url, "Which animal is this?")[1]
+        assert (far["x-bottega-fallback"], far["x-bottega-demonstrations"]) == ("large", "0")
+        near = ask(url, "What is 4 + 3?")[1]
+        assert near["x-bottega-demonstrations"] == "1"
+
+
+def test_how_near_the_nearest_was_is_told_whoever_answered(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    more = "at_least = 0.9\n"
+    config = configured(tmp_path, endpoint.url, more)
+    covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
+    endpoint.answers = [ok("seven")]
+    house = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
+    with serving(house) as url:
+        cold = ask(url, "What is 3 + 4?")[1]
+        headers = ask(url, "What is 5 + 9?")[1]
+        said = house.metrics.exposition().decode()
+    assert "x-bottega-similarity" not in cold  # nothing was looked up
+    assert (headers["x-bottega-route"], headers["x-bottega-demonstrations"]) == ("large", "0")
+    assert 0.3 < float(headers["x-bottega-similarity"]) < 0.9
+    assert "bottega_similarity_count 1.0" in said
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
@@ -255,6 +330,24 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     before = asyncio.run(gate(25))
     assert asyncio.run(gate(0)) == before
     assert len(before["samples"]) == 25
+
+
+@pytest.mark.parametrize("gated", [True, False])
+async def test_an_unmeasured_gate_is_measured_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gated: bool
+) -> None:
+    more = f"[shadow]\nrate = 1e-9\ngate = {str(gated).lower()}\n"
+    house = build(configured(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
+    try:
+        with caplog.at_level("INFO"):
+            measure: Any = (await house.spaces.open("team")).shadow
+        assert measure.begins() is gated
+        assert caplog.text.count("has too few samples") == gated
+        for _ in range(20):
+            measure.gate.learn([_near()], 1.0, 0.0)
+        assert not measure.begins()
+    finally:
+        await house.aclose()
 
 
 def _near() -> Candidate:

@@ -41,18 +41,27 @@ def test_the_example_parses_and_names_every_setting() -> None:
 
 def test_what_the_example_shows_as_a_default_is_one() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
-    sections = ("gateway", "cache", "replay", "limits", "shadow")
+    sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
     untold = {"aliases", "fetch_hosts", "file"}
-    config, section = parse_config(TWO), ""
+    untold |= {"master_rate", "usd_per_1k", "below", "samples", "tier"}  # of other routers
+    config, section, found = parse_config(TWO), "", set()
     for line in lines:
         if line.startswith("["):
             section = line[1:].partition("]")[0]
         name, sign, rest = line.removeprefix("# ").partition(" = ")
         if sign and line.startswith("# ") and section in sections and name not in untold:
+            found.add((section, name))
             shown = rest.partition("#")[0].strip().strip('"')
             assert shown == str(getattr(getattr(config, section), name)).replace(
                 "False", "false"
             ), f"[{section}] {name}"
+    assert {("cache", "at_least"), ("route", "fallback")} <= found
+
+
+def test_what_is_far_is_not_shown_unless_the_operator_says_so() -> None:
+    assert parse_config(TWO).cache.at_least == 0.3
+    assert parse_config(TWO + "[cache]\nat_least = -1").cache.at_least == -1
+    assert parse_config(TWO + "[cache]\nretrieve = 'bm25'").cache.at_least is None
 
 
 def test_two_tiers_and_nothing_else() -> None:

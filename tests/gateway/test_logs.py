@@ -65,7 +65,9 @@ def test_one_line_a_request() -> None:
     with logging_to(out):
         log_request(Done())
         log_request(
-            Done(state="failed", status=502, similarity=None, cost_usd=None), "upstream_failed"
+            Done(state="failed", status=502, similarity=None, cost_usd=None),
+            "upstream_failed",
+            "apprentice",
         )
     first, second = parsed(out)
     time_of = first.pop("time")
@@ -88,6 +90,7 @@ def test_one_line_a_request() -> None:
         "seconds": 0.4,
     }
     assert (second["status"], second["why"]) == (502, "upstream_failed")
+    assert second["fallback"] == "apprentice"
     assert "similarity" not in second
 
 

@@ -227,3 +227,26 @@ def test_what_measuring_costs_is_spent_and_saves_nothing(ledger: Ledger) -> None
     assert after.alone.usd.value == pytest.approx(before.alone.usd.value)
     assert after.alone.saved.value == pytest.approx(before.alone.saved.value - 1.2)
     assert after.alone.usd.n == 12
+
+
+def test_a_masters_failure_that_was_paid_costs_on_both_sides(ledger: Ledger) -> None:
+    note(ledger, "master", 0.5, times=10)
+    before = of(ledger)
+    note(ledger, "master", 0.3, state="failed", times=3)
+    after = of(ledger)
+    assert before.alone is not None and after.alone is not None
+    assert after.spent_usd == pytest.approx(before.spent_usd + 0.9)
+    assert after.alone.usd.value == pytest.approx(5.9)
+    assert after.alone.saved.value == pytest.approx(before.alone.saved.value) == 0.0
+    assert after.alone.usd.n == 10
+
+
+def test_refused_requests_stand_apart(ledger: Ledger) -> None:
+    note(ledger, "apprentice", times=3)
+    note(ledger, "master", None, state="replayed")
+    for status in (400, 429, 499, 502):
+        ledger.note(Entry(1000.0, "r", "k", "a", "", "", "failed", cost_usd=0.0, status=status))
+    found = of(ledger)
+    named = {route.state: route.requests for route in found.routes}
+    assert named == {"answered": 3, "replayed": 1, "failed": 2, "refused": 2}
+    assert (found.requests, found.answered) == (8, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ import openai
 import pytest
 
 from bottega.errors import RejectedError, ServerFailedError
+from bottega.gateway.answering import Fallback
 from bottega.gateway.ports import Takes
 from bottega.generation import Scripted
-from bottega.protocols import Tier
-from bottega.types import Answer, Query
+from bottega.pipeline import Pipeline
+from bottega.protocols import Router, Tier
+from bottega.routing import always
+from bottega.types import Answer, Prompt, Query, Trace
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Kitchen, kitchen
 
@@ -300,3 +303,103 @@ def test_a_cache_that_cannot_be_opened_fails_nobody(tmp_path: Path) -> None:
         reply = raw(found, asked(1))
         assert reply.headers["x-bottega-route"] == "apprentice"
         assert reply.headers["x-bottega-demonstrations"] == "0"
+
+
+@pytest.mark.parametrize("text_first", [True, False])
+def test_examples_stand_in_the_order_of_the_clients_own_turn(
+    tmp_path: Path, text_first: bool
+) -> None:
+    def first(prompt: Prompt) -> str:
+        kinds = ["text" if isinstance(turn.parts[0], str) else "image" for turn in prompt.messages]
+        return " ".join(kinds[::2])
+
+    seen: list[Trace] = []
+
+    async def record(trace: Trace, /) -> None:
+        seen.append(trace)
+
+    def recorded(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, record=record)
+
+    with kitchen(tmp_path, apprentice=Scripted(first), change=recorded) as found:
+        raw(found, asked(1), "bottega/master")
+        (turn,) = asked(2)
+        if text_first:
+            turn["content"].reverse()
+        reply = raw(found, [turn]).parse().choices[0].message.content
+    assert reply == ("text text" if text_first else "image image")
+    assert first(seen[-1].prompt) == reply
+
+
+DOWN = ServerFailedError("down", status=500)
+
+
+def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
+    with kitchen(tmp_path, apprentice=Scripted([DOWN, DOWN, "fine"])) as found:
+        whole = raw(found, asked(1)).headers
+        assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
+        with client(found.url) as real:
+            streamed = real.chat.completions.with_raw_response.create(
+                model="bottega", messages=asked(2), stream=True
+            )
+            assert streamed.headers["x-bottega-fallback"] == "apprentice"
+            list(streamed.parse())
+        assert "x-bottega-fallback" not in raw(found, asked(3)).headers
+        found.wait(3)
+    assert [one.fallback for one in found.over] == ["apprentice", "apprentice", ""]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fallback", "first", "answers"),
+    [
+        ("any", "master", True),
+        ("up", "master", False),
+        ("up", "apprentice", True),
+        ("never", "master", False),
+        ("never", "apprentice", False),
+    ],
+)
+def test_who_is_asked_after_a_failure_is_the_operators_choice(
+    tmp_path: Path, fallback: Fallback, first: str, answers: bool, stream: bool
+) -> None:
+    other = "apprentice" if first == "master" else "master"
+    parts = {first: Scripted([DOWN] * 3), other: Scripted(["fine"] * 3)}
+
+    def route(tiers: Sequence[Tier]) -> Router:
+        return always(next(tier for tier in tiers if tier.name == first))
+
+    with kitchen(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
+        if answers:
+            assert raw(found, asked(1), stream=stream).headers["x-bottega-route"] == other
+        else:
+            with pytest.raises(openai.InternalServerError):
+                raw(found, asked(1), stream=stream)
+
+
+def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
+    takes = {"apprentice": Takes(images=0)}
+    with kitchen(tmp_path, takes=takes, fallback="never") as found:
+        headers = raw(found, asked(1)).headers
+    assert headers["x-bottega-route"] == "master"
+    assert "x-bottega-fallback" not in headers
+
+
+@pytest.mark.parametrize("fallback", ["any", "up"])
+def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
+    tmp_path: Path, fallback: Fallback
+) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    with kitchen(
+        tmp_path,
+        master=Scripted([DOWN]),
+        change=lambda pipeline: replace(pipeline, escalate=unsure),
+        fallback=fallback,
+    ) as found:
+        if fallback == "any":
+            assert raw(found, asked(1)).headers["x-bottega-fallback"] == "master"
+        else:
+            with pytest.raises(openai.InternalServerError):
+                raw(found, asked(1))

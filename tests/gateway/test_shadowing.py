@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from bottega.gateway.workshop import Workshop
 from bottega.generation import Scripted
 from bottega.parsing import agreement
 from bottega.pipeline import Pipeline
+from bottega.protocols import Tier
 from bottega.reranking import Gated, TopK
 from bottega.routing import BenefitGate, Shadow
-from bottega.types import Prompt
+from bottega.types import Answer, Prompt, Query
 from tests.gateway.harness import kitchen
 from tests.gateway.test_serving import asked, raw
 
@@ -118,3 +121,47 @@ def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) ->
         found.wait(10)
     assert shadow.summary().failed == 3
     assert not found.pairs
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int) -> None:
+    """The gate hides, the apprentice is unsure without examples and never answers itself: a gate
+    that only measured its own answers would stay shut."""
+
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        is_sure = tier.name == "master" or answer.text == "seven"
+        return None if is_sure else Tier("master", tier.generator)
+
+    gate = BenefitGate(least=5, window=60)
+    shadow, furnish, change = measured(gate)
+
+    def enough(samples: int) -> bool:
+        return shadow.summary().n >= samples
+
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        apprentice=Scripted(shows_it),
+        furnish=furnish,
+        change=lambda pipeline: replace(change(pipeline), escalate=unsure),
+        asks={"n": samples} if samples > 1 else None,
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        for shade in range(8):
+            reply = raw(found, asked(shade))
+            if shade == 0:
+                assert reply.headers["x-bottega-route"] == "master"
+                # The master is not asked again: its answer is there.
+                found.wait(3)
+                assert [one.route for one in found.over if one.state == "shadow"] == ["apprentice"]
+            wait_for(partial(enough, shade + 1))
+        assert raw(found, asked(50)).headers["x-bottega-route"] == "apprentice"
+    pair = found.pairs[0][1]
+    assert (pair.shown, pair.hidden) == (1.0, 0.0)
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.005)

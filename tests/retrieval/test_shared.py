@@ -132,3 +132,16 @@ def test_what_one_event_loop_found_another_may_have() -> None:
 def test_a_search_for_nothing_is_refused() -> None:
     with pytest.raises(SettingError):
         Shared(Slow(), least=0)
+
+
+async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    assert shared.best(query) is None
+    found = await shared(query, 2)
+    assert shared.best(query) == max(one.score for one in found)
+    assert slow.asked == [2]
+    slow.error = OSError("gone")
+    with pytest.raises(OSError, match="gone"):
+        await shared(query, 5)
+    assert shared.best(query) is None

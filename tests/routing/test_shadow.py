@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,20 @@ async def test_a_seeded_share_is_measured() -> None:
 
     assert 150 < sum(drawn(0)) < 250
     assert drawn(0) == drawn(0) != drawn(1)
+
+
+async def test_an_unmeasured_gate_is_measured_first() -> None:
+    gate = BenefitGate(least=5)
+    one = Shadow(gate, same, rate=0.0, at_once=2, eager=True)
+    for n in range(5):
+        assert not gate.is_measured
+        assert [one.begins() for _ in range(3)] == [True, True, False], n
+        one.cancel()
+        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
+    assert gate.is_measured
+    assert not any(one.begins() for _ in range(100))
+    patient = Shadow(BenefitGate(least=5), same, rate=0.0)
+    assert not any(patient.begins() for _ in range(100))
 
 
 async def test_only_so_many_are_measured_at_once_and_places_come_back() -> None:
@@ -100,6 +115,6 @@ async def test_an_error_of_the_program_is_raised() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"rate": 1.5}, {"at_once": 0}])
-def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
+def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
         Shadow(BenefitGate(), same, **settings)

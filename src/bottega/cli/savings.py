@@ -49,9 +49,11 @@ def savings(
 
 def _print(found: Savings) -> None:
     where = "" if found.namespace is None else f" in namespace {found.namespace!r}"
-    say(f"{found.requests} requests{where}, {clock(found.first or 0)} to {clock(found.last or 0)}")
+    answered = "" if found.answered == found.requests else f", {found.answered} answered"
+    span = f"{clock(found.first or 0)} to {clock(found.last or 0)}"
+    say(f"{found.requests} requests{where}{answered}, {span}")
     columns = ("how", "requests", "share", "tokens in", "out", "USD", "similarity", "seconds")
-    print_table(columns, [_row(route, found.requests) for route in found.routes])
+    print_table(columns, [_row(route, found.answered) for route in found.routes])
     left_out = f"; {found.unpriced} of unknown price are left out" if found.unpriced else ""
     say(f"spent:            {found.spent_usd:.4f} USD, n = {found.requests}{left_out}")
     _print_alone(found)
@@ -96,12 +98,12 @@ def _print_quality(found: Savings) -> None:
     print_table(("answers", "mean, 95 % interval"), rows)
 
 
-def _row(route: Route, requests: int) -> tuple[object, ...]:
+def _row(route: Route, answered: int) -> tuple[object, ...]:
     similarity = None if route.similarity is None else f"{route.similarity:.3f}"
     return (
         _how(route),
         route.requests,
-        f"{route.requests / requests:.1%}",
+        f"{route.requests / answered:.1%}" if route.is_answer else None,
         route.prompt_tokens,
         route.completion_tokens,
         f"{route.cost_usd:.4f}" if route.unpriced < route.requests else None,

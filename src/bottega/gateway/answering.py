@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import orjson
 
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 
 # Why there is no question to be routed; None: the cache could not be opened.
 CHEAP = (None, "background")
+
+# Which tiers may answer for one that failed: all, dearer ones, none.
+Fallback = Literal["any", "up", "never"]
 
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
@@ -75,11 +79,13 @@ class Call:
 
 @dataclass(slots=True)
 class Answered:
-    """`dismissed` are the replies of tiers that were asked first and were not sure enough."""
+    """`dismissed` are the replies of tiers that were asked first and were not sure enough, `failed`
+    the tiers that were to answer and could not."""
 
     call: Call
     completed: Completed
     dismissed: tuple[tuple[Call, Completed], ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +94,7 @@ class Streaming:
 
     call: Call
     events: AsyncGenerator[bytes]
+    failed: tuple[str, ...] = ()
 
 
 @dataclass
@@ -98,12 +105,14 @@ class Answering:
     data_url: DataUrl
     random: random.Random = field(default_factory=random.Random)
     warn: Warn = field(default_factory=Warn)
+    fallback: Fallback = "any"
 
     async def complete(self, asked: Asked) -> Answered:
         """Raises the last tier's `GenerationError` if none answers, or the `SettingError` of one
         that cannot do what is asked."""
         waiting = await self._in_turn(asked)
         dismissed: list[tuple[Call, Completed]] = []
+        failed: list[str] = []
         failure: GenerationError | SettingError | None = None
         while waiting:
             call = await self._call(asked, waiting.pop(0))
@@ -114,24 +123,28 @@ class Answering:
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue
-                if not waiting or _is_the_clients(error):
+                failed.append(call.served.name)
+                if not (waiting or dismissed) or _is_the_clients(error):
                     break
                 self._fell_back(call, error)
                 continue
             better = await self._better(asked, call, completed)
             if better is None:
-                return Answered(call, self._as_asked(asked, call, completed), tuple(dismissed))
+                completed = self.as_asked(asked, call, completed)
+                return Answered(call, completed, tuple(dismissed), tuple(failed))
             dismissed.append((call, completed))
             waiting = [better, *(one for one in waiting if one is not better)]
-        if dismissed:  # an answer that was not sure enough is better than none
+        if dismissed and self.fallback == "any":  # not sure enough, and better than none
             call, completed = dismissed.pop()
-            return Answered(call, self._as_asked(asked, call, completed), tuple(dismissed))
+            completed = self.as_asked(asked, call, completed)
+            return Answered(call, completed, tuple(dismissed), tuple(failed))
         assert failure is not None
         raise failure
 
     async def stream(self, asked: Asked) -> Streaming:
         """Another tier is asked as long as nothing has come."""
         waiting = await self._in_turn(asked)
+        failed: list[str] = []
         while True:
             call = await self._call(asked, waiting.pop(0))
             events = call.served.upstream.stream(call.body)
@@ -147,9 +160,10 @@ class Answering:
                     continue
                 if not waiting or _is_the_clients(error):
                     raise
+                failed.append(call.served.name)
                 self._fell_back(call, error)
                 continue
-            return Streaming(call, _from(first, events))
+            return Streaming(call, _from(first, events), tuple(failed))
 
     def may_go_on(self, asked: Asked) -> bool:
         """Whether an answer has to be whole before it is known that it is the one."""
@@ -170,12 +184,16 @@ class Answering:
         order = [self.served[place], *([] if named else others)]
         able = [one for one in order if asked.chat.needs.met_by(one.takes)]
         if able:
-            return able
+            return [able[0], *(one for one in able[1:] if self._may_follow(able[0], one))]
         raise Refusal(
             f"{chosen if named else 'no tier'} can take this request: {_wanted(asked.chat)}",
             code="unsupported_by_tier",
             hint="send fewer images or a shorter text, or ask for the model 'bottega'",
         )
+
+    def _may_follow(self, failed: Served, other: Served) -> bool:
+        place = self.served.index
+        return self.fallback == "any" or (self.fallback == "up" and place(other) > place(failed))
 
     async def _chosen(self, asked: Asked) -> tuple[str, bool]:
         overrides, question = asked.overrides, asked.question
@@ -234,7 +252,7 @@ class Answering:
         found = [one for one in self.served if tier is not None and one.name == tier.name]
         return next((one for one in found if asked.chat.needs.met_by(one.takes)), None)
 
-    def _as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
+    def as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
         """One choice of several, without the log-probabilities that only the gateway wanted."""
         question = asked.question
         if question is None or not (call.served.asks and self._escalates(asked)):

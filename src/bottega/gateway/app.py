@@ -36,6 +36,7 @@ class App:
         door: Door,
         *,
         is_ready: Callable[[], bool] = lambda: True,
+        paused: Callable[[], Sequence[str]] = tuple,
         metrics: Callable[[], tuple[bytes, str]] | None = None,
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
@@ -43,7 +44,7 @@ class App:
         responses = replace(door, answer=Responses(door.answer).answer)
         self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
-        self._rest = _rest(gateway, self._ready, metrics, more, lifespan)
+        self._rest = _rest(gateway, self._ready, paused, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door = None
@@ -58,6 +59,7 @@ class App:
 def _rest(
     gateway: Gateway,
     is_ready: Callable[[], bool],
+    paused: Callable[[], Sequence[str]],
     metrics: Callable[[], tuple[bytes, str]] | None,
     more: Sequence[BaseRoute],
     lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
@@ -67,7 +69,8 @@ def _rest(
 
     async def readyz(request: Request) -> Response:
         ready = is_ready()
-        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+        status = "ready" if ready else "not ready"
+        return _json({"status": status, "paused": [*paused()]}, 200 if ready else 503)
 
     async def models(request: Request) -> Response:
         gateway.check_key(request.headers)

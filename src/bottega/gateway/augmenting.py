@@ -29,22 +29,23 @@ def fitting(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> list[Candid
 
 def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
     """The body with each demonstration as a user turn and an assistant turn behind the
-    instructions: what was retrieved never stands in a system turn. Blocks: images are encoded."""
+    instructions, in the order of the client's own: what was retrieved never stands in a system
+    turn. Blocks: images are encoded."""
     if not shown:
         return chat.body
     messages = chat.body["messages"]
     assert isinstance(messages, list)
-    detail = _detail(chat)
-    turns = [turn for one in shown for turn in _turns(one.example, data_url, detail)]
+    turns = [turn for one in shown for turn in _turns(one.example, data_url, chat)]
     joined = [*messages[: chat.before], *turns, *messages[chat.before :]]
     return {**chat.body, "messages": joined}
 
 
-def _turns(example: Example, data_url: DataUrl, detail: str | None) -> list[Body]:
-    asked = example.query
+def _turns(example: Example, data_url: DataUrl, chat: Chat) -> list[Body]:
+    asked, detail = example.query, _detail(chat)
     pictures = [_picture(data_url(image), detail) for image in asked.images]
-    text: Body = {"type": "text", "text": asked.text}
-    content: object = [*pictures, *([text] if asked.text else [])] if pictures else asked.text
+    texts: list[Body] = [{"type": "text", "text": asked.text}] if asked.text else []
+    parts = [*texts, *pictures] if chat.text_first else [*pictures, *texts]
+    content: object = parts if pictures else asked.text
     return [
         {"role": "user", "content": content},
         {"role": "assistant", "content": worked(example)},

@@ -43,6 +43,7 @@ class Progress:
     route: str = ""
     model: str = ""
     state: State = "failed"
+    fallback: str = ""  # who was to answer and could not
     why: str = ""  # it passed straight through, or failed
     shots: int = 0
     similarity: float | None = None

@@ -40,6 +40,8 @@ def headers_of(progress: Progress) -> dict[str, str]:
         "x-bottega-cache": cache,
         "x-bottega-demonstrations": str(progress.shots),
     }
+    if progress.fallback:
+        headers["x-bottega-fallback"] = progress.fallback
     if progress.state == "passed":
         headers["x-bottega-passed"] = progress.why
     if progress.similarity is not None:

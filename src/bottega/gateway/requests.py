@@ -95,6 +95,7 @@ class Chat:
     needs: Needs
     passes: str | None = None
     single_turn: bool = True
+    text_first: bool = False  # before the images of the question
     before: int = 0  # how many messages stand before the conversation
 
     @cached_property
@@ -142,6 +143,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
         needs=Needs(len(seen.images), tools, audio, tokens),
         passes=_reason(turns, asked, tools, audio, seen, background),
         single_turn=len(turns) == 1,
+        text_first=bool(turns) and _text_first(turns[-1]),
         before=before,
     )
 
@@ -242,6 +244,10 @@ def parts_of(message: Body) -> Iterator[str | Part]:
             yield str(part.get("text"))
         elif part.get("type") == "image_url":
             yield from _image(part)
+
+
+def _text_first(message: Body) -> bool:
+    return isinstance(next(parts_of(message), None), str) and any(_images(message))
 
 
 def _images(message: Body) -> Iterator[Part]:

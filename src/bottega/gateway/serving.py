@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -217,7 +217,7 @@ class Gateway:
         with leading:
             if chat.stream and not self.answering.may_go_on(asked):
                 streaming = await self.answering.stream(asked)
-                self._begun(progress, streaming.call)
+                self._begun(progress, asked, streaming.call, streaming.failed)
                 events = self._events(progress, asked, streaming, leading.pop_all(), remember)
                 return Reply(headers_of(progress), events=events)
             progress.cost_usd = None  # who leaves meanwhile does not learn what was spent
@@ -226,7 +226,7 @@ class Gateway:
             except BottegaError:
                 progress.cost_usd = 0.0
                 raise
-            self._begun(progress, answered.call)
+            self._begun(progress, asked, answered.call, answered.failed)
             await self._settled(progress, asked, answered)
             headers = headers_of(progress)
             _land(answered.completed, progress, remember)
@@ -240,9 +240,12 @@ class Gateway:
         if self.shadowing is not None:
             self.shadowing.after(progress, asked, answered)
 
-    def _begun(self, progress: Progress, call: Call) -> None:
+    def _begun(self, progress: Progress, asked: Asked, call: Call, failed: Sequence[str]) -> None:
         progress.route, progress.model = call.served.name, call.served.upstream.model
         progress.shots, progress.similarity = len(call.shown), call.similarity
+        if progress.similarity is None and asked.question is not None:
+            progress.similarity = asked.question.workshop.best(asked.question.query)
+        progress.fallback = ",".join(failed)
 
     async def _events(
         self,

@@ -147,13 +147,14 @@ def _prompt(asked: Asked, question: Question, shown: Sequence[Candidate]) -> Pro
     messages = asked.chat.body["messages"]
     assert isinstance(messages, list)
     told = [_message(message, question) for message in messages]
-    turns = [turn for one in shown for turn in _turns(one.example)]
+    turns = [turn for one in shown for turn in _turns(one.example, asked.chat.text_first)]
     before = asked.chat.before
     return Prompt((*told[:before], *turns, *told[before:]))
 
 
-def _turns(example: Example) -> tuple[Message, Message]:
-    asked = Message("user", (*example.query.images, example.query.text))
+def _turns(example: Example, text_first: bool) -> tuple[Message, Message]:
+    images, text = example.query.images, example.query.text
+    asked = Message("user", (text, *images) if text_first else (*images, text))
     return asked, Message("assistant", (worked(example),))
 
 

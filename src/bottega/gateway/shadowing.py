@@ -33,10 +33,14 @@ class Shadowing:
 
     def after(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         question = asked.question
-        if question is None or question.workshop.shadow is None or not _fits(asked, answered):
+        if question is None or question.workshop.shadow is None:
             return
-        if question.workshop.shadow.begins():
-            task = asyncio.create_task(self._measure(progress, asked, question, answered))
+        own = self._own(asked, question, answered)
+        if own is not None and question.workshop.shadow.begins():
+            call, said = own
+            task = asyncio.create_task(
+                self._measure(progress, asked, question, answered, call, said)
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -45,22 +49,40 @@ class Shadowing:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _own(self, asked: Asked, question: Question, answered: Answered) -> tuple[Call, str] | None:
+        """What an apprentice said, also where it was not sure enough and another one answered: a
+        gate that hides what would have made it sure would else never learn of that."""
+        if not (asked.overrides.retrieve and asked.overrides.tier is None):
+            return None
+        for call, completed in (*answered.dismissed, (answered.call, answered.completed)):
+            said = self.answering.as_asked(asked, call, completed)
+            learns = call.served.name not in question.workshop.teachers
+            if learns and call.served.tier.shots > 0 and _is_whole(said):
+                return call, said.completions[0].text
+        return None
+
     async def _measure(
-        self, progress: Progress, asked: Asked, question: Question, answered: Answered
+        self,
+        progress: Progress,
+        asked: Asked,
+        question: Question,
+        answered: Answered,
+        call: Call,
+        said: str,
     ) -> None:
-        workshop, served = question.workshop, answered.call.served
+        workshop, served = question.workshop, call.served
         assert workshop.shadow is not None
         found: list[Candidate] = []
         try:
-            found = list(answered.call.shown) or await self._candidates(asked, question, served)
+            found = list(call.shown) or await self._candidates(asked, question, served)
         except BottegaError as error:
             log.info("request %s is not measured: %s", progress.request_id, error)
         if not found:
             workshop.shadow.cancel()
             return
-        said = answered.completed.completions[0].text
         dearest = self.answering.served[::-1]
         master = next((one for one in dearest if one.name in workshop.teachers), dearest[0])
+        known = _said_by(master, answered)
 
         async def answer(served: Served, shown: Sequence[Candidate]) -> str:
             return await self._ask(progress, asked, served, shown)
@@ -68,9 +90,9 @@ class Shadowing:
         pair = await workshop.shadow.measure(
             question.query,
             found,
-            shown=lambda: _told(said) if answered.call.shown else answer(served, found),
-            hidden=lambda: answer(served, ()) if answered.call.shown else _told(said),
-            master=lambda: answer(master, ()),
+            shown=lambda: _told(said) if call.shown else answer(served, found),
+            hidden=lambda: answer(served, ()) if call.shown else _told(said),
+            master=lambda: answer(master, ()) if known is None else _told(known),
         )
         if pair is not None:
             self.measured(progress, max(one.score for one in found), pair)
@@ -109,17 +131,11 @@ async def _told(said: str) -> str:
     return said
 
 
-def _fits(asked: Asked, answered: Answered) -> bool:
-    """An apprentice's whole answer to a question that nobody asked in a special way."""
-    question, overrides = asked.question, asked.overrides
-    return (
-        question is not None
-        and answered.call.served.name not in question.workshop.teachers
-        and answered.call.served.tier.shots > 0
-        and overrides.retrieve
-        and overrides.tier is None
-        and _is_whole(answered.completed)
-    )
+def _said_by(master: Served, answered: Answered) -> str | None:
+    """What the master has answered already, as it would if it were asked for the comparison."""
+    call, completed = answered.call, answered.completed
+    is_it = call.served.name == master.name and not call.shown and _is_whole(completed)
+    return completed.completions[0].text if is_it else None
 
 
 def _is_whole(completed: Completed) -> bool:

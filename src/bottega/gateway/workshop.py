@@ -50,7 +50,8 @@ class Measure(Protocol):
 class Workshop:
     """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
     `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does.
-    What that costs is told to `charge`, of a router that holds a budget."""
+    What that costs is told to `charge`, of a router that holds a budget. `best` says how near the
+    nearest example is that was found for a question, shown or not."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
@@ -58,6 +59,7 @@ class Workshop:
     shadow: Measure | None = None
     ungated: Pipeline | None = None
     charge: Charge | None = None
+    best: Callable[[Query], float | None] = lambda query: None
 
 
 class Workshops(Protocol):

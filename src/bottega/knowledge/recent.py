@@ -29,8 +29,15 @@ class Recent:
         get = self._examples.get
         return {key: example for key in keys if (example := get(key)) is not None}
 
-    def keep(self, examples: Mapping[int, Example]) -> None:
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def keep(self, examples: Mapping[int, Example], most: int) -> None:
+        """Beyond `most` they are all forgotten: that many are not there any more."""
         with self._lock:
+            if len(self._examples) + len(examples) > most:
+                self._examples.clear()
+                self._bytes = 0
             for key, example in examples.items():
                 if key not in self._examples:
                     self._examples[key] = example

@@ -90,7 +90,7 @@ class Searcher:
             allowed = self._allowed(where, within, most=len(index))
             searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)
-            candidates = self._candidates(hits)
+            candidates = self._candidates(hits, len(index))
             if candidates is not None:
                 return candidates
             if searched == self._rows.last_seq():  # no other process's delete explains it
@@ -177,7 +177,7 @@ class Searcher:
                 kept.seq, kept.last = seq, last
             return kept.keys
 
-    def _candidates(self, hits: list[list[Hit]]) -> list[list[Candidate]] | None:
+    def _candidates(self, hits: list[list[Hit]], living: int) -> list[list[Candidate]] | None:
         """None if another process has deleted one of them since the search."""
         wanted = {hit.key for found in hits for hit in found}
         examples = self._recent.among(wanted)
@@ -185,7 +185,7 @@ class Searcher:
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):
                 return None
-            self._recent.keep(fetched)
+            self._recent.keep(fetched, most=living + GONE_KEPT)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 

@@ -51,6 +51,13 @@ class Shared:
             if search.waiting == 0 and not search.task.done():
                 self._abandon(query, search)
 
+    def best(self, query: Query) -> float | None:
+        """The highest score of what was found for this object, None if nothing was."""
+        search = self._searches.get(id(query))
+        if search is None or not search.task.done() or _failed(search.task):
+            return None
+        return max((one.score for one in search.task.result()), default=None)
+
     async def observe(self, trace: Trace, /) -> None:
         """Forgets what was found for the query of this trace: it was answered."""
         self._searches.pop(id(trace.query), None)

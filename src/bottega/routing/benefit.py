@@ -82,6 +82,11 @@ class BenefitGate:
         self._edges: list[float] = []
         self._open = [unmeasured == "shown"]
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether samples decide: a band is only split off once it has `least` of them."""
+        return len(self._samples) >= self._least
+
     def shows(self, candidates: Sequence[Candidate], /) -> bool:
         return bool(candidates) and self._open[self._band(nearest(candidates))]
 

@@ -50,8 +50,10 @@ class Shadow:
 
     About `rate` of the queries are measured, `at_once` at the same time at most: whoever answers
     calls `begins` for each query of the apprentice, and where it is true, `measure` (or `cancel`).
-    A sample costs two calls more than the answer, one of them to the master, whose answer may as
-    well be remembered. Agreement with the master is not truth: it is what the apprentice is for.
+    `eager` measures every query until the gate has samples enough to decide, which at a rate of 2 %
+    takes 1,000 queries. A sample costs two calls more than the answer, one of them to the master,
+    whose answer may as well be remembered. Agreement with the master is not truth: it is what the
+    apprentice is for.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Shadow:
         rate: float = 0.05,
         at_once: int = 4,
         window: int = 1000,
+        eager: bool = False,
         seed: int = 0,
     ) -> None:
         if at_once < 1:
@@ -69,6 +72,7 @@ class Shadow:
         self.gate = gate
         self._agree = agree
         self._rate = share("rate", rate)
+        self._eager = eager
         self._free = at_once
         self._pairs: deque[Pair] = deque(maxlen=window)
         self._failed = 0
@@ -76,7 +80,9 @@ class Shadow:
 
     def begins(self) -> bool:
         """Whether this query is measured; if so its place is taken until `measure` has ended."""
-        if self._random.random() >= self._rate or self._free == 0:
+        drawn = self._random.random() < self._rate
+        wanted = drawn or (self._eager and not self.gate.is_measured)
+        if not wanted or self._free == 0:
             return False
         self._free -= 1
         return True

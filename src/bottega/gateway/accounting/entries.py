@@ -29,7 +29,7 @@ AT_ONCE = 50
 class Entry:
     """One request. `route` is the tier's name; `cost_usd` is None where a price is not known, and
     includes `dismissed_usd`, what tiers cost whose answers were not good enough. `similarity` is
-    the best demonstration's, None if nothing was looked for."""
+    the best example's, shown or not, None if none was looked for or found."""
 
     time: float
     request_id: str

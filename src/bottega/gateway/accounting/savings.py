@@ -26,14 +26,16 @@ DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
 SPAN = "SELECT min(time), max(time) FROM entries WHERE {where}"
 SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
 ROUTES = """
-SELECT state, CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
+SELECT CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498
+        THEN 'refused' ELSE state END AS how,
+    CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
     CASE WHEN state = 'answered' THEN shots ELSE 0 END AS shown, count(*),
     sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens), total(cost_usd),
     CASE WHEN state = 'replayed' THEN 0 ELSE count(*) - count(cost_usd) END,
     avg(seconds), avg(similarity), count(similarity)
-FROM entries WHERE {where} GROUP BY state, tier, shown
-ORDER BY state = 'shadow', state = 'failed', state = 'passed', state = 'answered', tier = ?,
-    tier, shown
+FROM entries WHERE {where} GROUP BY how, tier, shown
+ORDER BY state = 'shadow', how = 'refused', state = 'failed', state = 'passed', state = 'answered',
+    tier = ?, tier, shown
 """
 # Replays are of answers that were paid for before.
 OTHERS = """
@@ -43,7 +45,7 @@ GROUP BY namespace
 """
 OWN = """
 SELECT namespace, state, cost_usd - dismissed_usd, cost_usd IS NULL FROM entries
-WHERE time >= ? AND route = ? AND state IN ('answered', 'passed', 'shadow')
+WHERE time >= ? AND route = ? AND state IN ('answered', 'passed', 'shadow', 'failed')
 """
 
 
@@ -75,13 +77,17 @@ class Route:
     similarity: float | None
     compared: int
 
+    @property
+    def is_answer(self) -> bool:
+        return self.state in ("answered", "replayed", "passed")
+
 
 @dataclass(frozen=True)
 class Alone:
-    """What the master alone would have cost: an estimate. Its own answers cost what they cost; each
-    of the `estimated` requests that others answered costs the mean of its answers in the same
-    namespace or, for `borrowed` ones, in all. Each `n` counts the answers behind the means. `saved`
-    is less what was spent."""
+    """What the master alone would have cost: an estimate. Its own answers cost what they cost, and
+    so do its failures that were paid for; each of the `estimated` requests that others answered
+    costs the mean of its answers in the same namespace or, for `borrowed` ones, in all. Each `n`
+    counts the answers behind the means. `saved` is less what was spent."""
 
     usd: Figure
     saved: Figure
@@ -101,14 +107,16 @@ class Quality:
 
 @dataclass(frozen=True)
 class Savings:
-    """`alone` is None without a priced answer of the master, `quality` without shadow samples.
-    `spent_usd` leaves out `unpriced` requests; `lost` ones stand nowhere, whenever they were."""
+    """Of all `requests` so many were `answered`; others failed or were refused. `alone` is None
+    without a priced answer of the master, `quality` without shadow samples. `spent_usd` leaves out
+    `unpriced` requests; `lost` ones stand nowhere, whenever they were."""
 
     master: str
     namespace: str | None
     first: float | None
     last: float | None
     requests: int
+    answered: int
     routes: tuple[Route, ...]
     spent_usd: float
     unpriced: int
@@ -141,6 +149,7 @@ def savings(
         first,
         last,
         sum(route.requests for route in routes if route.state != "shadow"),
+        sum(route.requests for route in routes if route.is_answer),
         routes,
         spent,
         sum(route.unpriced for route in routes),
@@ -156,7 +165,7 @@ def _alone(
     answers = defaultdict[str, list[float]](list)
     paid = 0.0
     for where, state, cost, unpriced in own:
-        if not unpriced and state != "passed":
+        if not unpriced and state in ("answered", "shadow"):
             answers[where].append(cost)
         if not unpriced and state != "shadow" and namespace in (None, where):
             paid += cost

@@ -40,6 +40,7 @@ NEEDED = {
 }
 SECTIONS = ("gateway", "tiers", "route", "cache", "replay", "limits", "shadow", "keys")
 MASTER_RATE = 0.2
+AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, hardly any two pictures
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 EXAMPLE = "examples/bottega.toml describes every setting"
@@ -78,7 +79,7 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
         shadow=section("shadow", Shadow),
         keys=section("keys", Keys),
     )
-    config = replace(config, route=_usual(config))
+    config = replace(config, route=_usual(config), cache=_usual_cache(config.cache))
     _check_route(config, document.get("route", {}), at / "route")
     _check_pairs(config, at)
     config.check_public()
@@ -93,6 +94,13 @@ def _usual(config: Config) -> Route:
     if route.by == "coin" and route.master_rate is None:
         route = replace(route, master_rate=MASTER_RATE)
     return route
+
+
+def _usual_cache(cache: Cache) -> Cache:
+    """An example that is about something else does harm; scores of bm25 have no such scale."""
+    if cache.at_least is None and cache.retrieve == "nearest":
+        return replace(cache, at_least=AT_LEAST)
+    return cache
 
 
 def _tiers(table: object, at: Place) -> tuple[TierSettings, ...]:

@@ -67,7 +67,8 @@ class TierSettings:
 
 @dataclass(frozen=True)
 class Route:
-    """[route]. `cold_start`: so many first queries of a namespace all go to the master."""
+    """[route]. `cold_start`: so many first queries of a namespace all go to the master.
+    `fallback`: who may answer for a tier that failed."""
 
     by: str | None = one_of(None, *ROUTES)
     tier: str | None = None
@@ -78,12 +79,13 @@ class Route:
     below: float | None = within(None, 0, 1)
     samples: int | None = within(None, 2, 16)
     cold_start: int = within(0, 0)
+    fallback: str = one_of("any", "any", "up", "never")
 
 
 @dataclass(frozen=True)
 class Cache:
-    """[cache]. `at_least`: what is less similar is not shown. `longest`: characters of an answer
-    that may be kept. `open_namespaces`: so many are held open at once."""
+    """[cache]. `at_least`: what is less similar is not shown, whoever answers. `longest`:
+    characters of an answer that may be kept. `open_namespaces`: so many are held open at once."""
 
     file: Path | None = None
     embed: str = "dual"
@@ -125,7 +127,8 @@ class ClientLimits:
 @dataclass(frozen=True)
 class Shadow:
     """[shadow]: of the apprentice's answers so many are compared with the master's; `gate` shows
-    demonstrations only where these comparisons found that they help."""
+    demonstrations only where these comparisons found that they help, and has every answer compared
+    until there are enough of them."""
 
     rate: float = within(0.0, 0, 1)
     gate: bool = False

@@ -14,7 +14,7 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
-from bottega.gateway.answering import Answering
+from bottega.gateway.answering import Answering, Fallback
 from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
 from bottega.gateway.fetching.fetcher import Fetcher
 from bottega.gateway.limits import Limits
@@ -98,7 +98,12 @@ def _house(
     limiter = Limiter(ledger)
     warn = Warn(lambda what: metrics.warned.labels(what).inc())
     gateway = Gateway(
-        Answering(staff.served, _data_urls(), warn=warn),
+        Answering(
+            staff.served,
+            _data_urls(),
+            warn=warn,
+            fallback=cast(Fallback, config.route.fallback),
+        ),
         spaces,
         Settling(staff.prices, warn),
         models(config),

@@ -46,6 +46,10 @@ log = logging.getLogger(__name__)
 
 CACHE = "cache.db"
 AGREES = 0.5
+FIRST_MEASURED = (
+    "the gate of %r has too few samples: every answer of an apprentice is compared until it has"
+    " enough, and no examples are shown until then"
+)
 EVICT: dict[str, Callable[[], Eviction]] = {
     "least-recent": LeastRecentlyUsed,
     "least-frequent": LeastFrequentlyUsed,
@@ -74,6 +78,7 @@ class CacheFile:
     metrics: Metrics
     ledger: Ledger
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     @property
     def file(self) -> Path:
@@ -132,24 +137,32 @@ class CacheFile:
         config, teachers = self.config, frozenset(self.config.teachers)
         keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
         timed = TimedKeeper(keeper, self.metrics.store)
-        pipeline = self._pipeline(base)
+        # The router and the demonstrations look for the same.
+        found = self._search(base)
+        pipeline = self._pipeline(base, found)
         if not config.shadow.rate:
-            return Workshop(pipeline, timed, teachers)
+            return Workshop(pipeline, timed, teachers, best=found.best)
         gate = self._gate(namespace)
-        shadow = Shadow(gate, agreement, rate=config.shadow.rate)
+        shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
+        if config.shadow.gate and not gate.is_measured and namespace not in self._told:
+            self._told.add(namespace)
+            log.info(FIRST_MEASURED, namespace)
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
         charge = getattr(pipeline.route, "charge", None)
-        return Workshop(shown, timed, teachers, shadow, ungated=pipeline, charge=charge)
+        return Workshop(
+            shown, timed, teachers, shadow, ungated=pipeline, charge=charge, best=found.best
+        )
 
-    def _pipeline(self, base: KnowledgeBase) -> Pipeline:
+    def _search(self, base: KnowledgeBase) -> Shared:
+        timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
+        most = max(1, *(tier.shots for tier in self.staff.tiers))
+        return Shared(UnlessEmpty(Alike(timed)), least=most)
+
+    def _pipeline(self, base: KnowledgeBase, found: Shared) -> Pipeline:
         config, tiers = self.config, self.staff.tiers
         cache = config.cache
-        timed = TimedRetriever(_retriever(cache, base), self.metrics.retrieval)
-        # The router and the demonstrations look for the same.
-        most = max(1, *(tier.shots for tier in tiers))
-        found: Retriever = Shared(UnlessEmpty(Alike(timed)), least=most)
         route, escalate = routed(config.route, tiers, found, len(base))
         pipeline = cache_of_thought(
             base,

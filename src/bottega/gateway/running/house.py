@@ -61,6 +61,7 @@ class House:
             self.gateway,
             door,
             is_ready=lambda: self.is_ready,
+            paused=self.staff.paused,
             metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
             more=more,
             lifespan=self.living,
@@ -74,7 +75,7 @@ class House:
         entry = entry_of(progress)
         self.ledger.note(entry)
         self.metrics.observe(entry)
-        log_request(entry, progress.why)
+        log_request(entry, progress.why, progress.fallback)
         if progress.admitted:
             self.limiter.release(progress.account)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
+from bottega.gateway.upstreams.breaker import Breaker
 from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.gateway.upstreams.timing import TimedUpstream
@@ -33,17 +34,26 @@ class Staff:
     served: tuple[Served, ...]
     prices: Prices
     secrets: tuple[str, ...] = ()
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
 
     def timed(self, metrics: Metrics) -> Staff:
         """The same, with its calls and its breakers in the metrics."""
-        for one in self.served:
-            if isinstance(one.upstream, HttpUpstream):
-                metrics.breaker(one.name, one.upstream.breaker)
+        breakers = {
+            one.name: one.upstream.breaker
+            for one in self.served
+            if isinstance(one.upstream, HttpUpstream)
+        }
+        for name, breaker in breakers.items():
+            metrics.breaker(name, breaker)
         served = (
             replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream))
             for one in self.served
         )
-        return replace(self, served=tuple(served))
+        return replace(self, served=tuple(served), breakers=breakers)
+
+    def paused(self) -> list[str]:
+        """The tiers that are left alone for now, as they failed too often."""
+        return [name for name, breaker in self.breakers.items() if breaker.state == "open"]
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

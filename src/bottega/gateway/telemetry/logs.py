@@ -80,11 +80,12 @@ class Logged(Protocol):
     def status(self) -> int: ...
 
 
-def log_request(entry: Logged, why: str = "") -> None:
-    """The line of one request, and in a word why it failed or passed straight through. It goes
-    straight to the writers: the logging module takes longer than the rest of a replay."""
+def log_request(entry: Logged, why: str = "", fallback: str = "") -> None:
+    """The line of one request, in a word why it failed or passed straight through, and which tiers
+    it was meant for that failed. It goes straight to the writers: the logging module takes longer
+    than the rest of a replay."""
     for writer in _writers:
-        writer.put(_Done(entry, why, time.time()))
+        writer.put(_Done(entry, why, time.time(), fallback))
 
 
 def told(error: BaseException) -> str:
@@ -101,6 +102,7 @@ class _Done(NamedTuple):
     entry: Logged
     why: str
     at: float
+    fallback: str = ""
 
 
 @contextmanager
@@ -234,6 +236,7 @@ def _request(done: _Done, scrub: Scrub) -> dict[str, object]:
         completion_tokens=entry.completion_tokens,
         cost_usd=entry.cost_usd,
         seconds=round(entry.seconds, 4),
+        fallback=done.fallback or None,
         why=scrub(done.why) or None,
     )
 

@@ -15,7 +15,8 @@ from bottega.gateway.telemetry.counting import Histogram, Labelled, Reading, cou
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-SIMILARITY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
+SIMILARITY = (*FAR, *NEAR, 0.995)  # pictures of one kind differ in the last few per cent
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
 NAMESPACES = 100
 OTHER = "other"
@@ -146,7 +147,7 @@ class Metrics:
         yield counter("unpriced_requests", "Of no known price", ["route"], unpriced)
         yield counter("namespace_requests", "Requests", ["namespace"], asked)
         yield counter("namespace_cost_usd", "US dollars", ["namespace"], spent)
-        best = "Of the best demonstration, where one was looked for"
+        best = "Of the best example found, shown or not, where one was looked for"
         yield histogram("similarity", best, (), {(): similarity})
         shown = "Shown with an answered request"
         yield histogram("demonstrations", shown, (), {(): shots})
