@@ -2,8 +2,8 @@
 # embedders "dual" and "bundled" and the bundled models need.
 FROM python:3.11.14-slim-bookworm AS built
 ARG EXTRAS=serve
-# PyPI's torch brings CUDA along; https://download.pytorch.org/whl/cpu has one without. Put no
-# password into it: build arguments stay in the history of this stage.
+# PyPI's torch brings CUDA along; PyTorch's own index for CPU builds has one without. Put no password
+# into it: build arguments stay in the history of this stage.
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
