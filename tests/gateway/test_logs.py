@@ -6,7 +6,7 @@ import io
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -16,6 +16,7 @@ from bottega.errors import RejectedError, SettingError, StoreError
 from bottega.gateway.telemetry.logs import Style, log_request, logging_to
 from bottega.generation import OpenAICompatible
 from bottega.types import Message, Prompt, Sampling
+from tests.gateway.entries import done
 from tests.server import Server, refuse
 
 KEY = "sk-bottega-0123456789ab-secretsecretsecret"
@@ -29,23 +30,6 @@ EVERYTHING = (
     f" {PIXELS}"
 )
 log = logging.getLogger("bottega.somewhere")
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    request_id: str = "4f1e2d"
-    account: str = "0123456789ab"
-    namespace: str = "a"
-    route: str = "apprentice"
-    model: str = "qwen"
-    state: str = "answered"
-    shots: int = 2
-    similarity: float | None = 0.83
-    prompt_tokens: int = 1000
-    completion_tokens: int = 30
-    cost_usd: float | None = 0.001
-    seconds: float = 0.4
-    status: int = 200
 
 
 def parsed(out: io.StringIO) -> list[dict[str, Any]]:
@@ -63,9 +47,9 @@ def safe(out: io.StringIO) -> str:
 def test_one_line_a_request() -> None:
     out = io.StringIO()
     with logging_to(out):
-        log_request(Done())
+        log_request(done())
         log_request(
-            Done(state="failed", status=502, similarity=None, cost_usd=None),
+            done(state="failed", status=502, similarity=None, cost_usd=None),
             "upstream_failed",
             "apprentice",
         )
@@ -110,8 +94,8 @@ def test_no_line_holds_a_secret_wherever_it_stood(
         log.error(RejectedError(PROMPT))
         log.error("stored: %s", StoreError(f"cannot write to {EVERYTHING}"))
         logging.getLogger("uvicorn.error").error("odd request: %s", EVERYTHING)
-        log_request(Done(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
-        log_request(Done(), EVERYTHING)
+        log_request(done(request_id=KEY, model=EVERYTHING, namespace=PLAIN))
+        log_request(done(), EVERYTHING)
         try:
             try:
                 raise KeyError(PROMPT)
@@ -176,7 +160,7 @@ async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Se
 def test_text_is_for_people_and_one_line_stays_one() -> None:
     out = io.StringIO()
     with logging_to(out, "text"):
-        log_request(Done(model="a\nb\x1b[31m\u2028c"))
+        log_request(done(model="a\nb\x1b[31m\u2028c"))
         log.warning("two\nlines\r\x1b]0;title\x07")
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
@@ -194,7 +178,7 @@ def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
             self.free.wait(20)
             return super().write(text)
 
-    out, entry = Stuck(), Done()
+    out, entry = Stuck(), done()
     with logging_to(out) as writer:
         log_request(entry)
         time.sleep(0.05)
@@ -213,7 +197,7 @@ def test_a_reader_that_left_is_no_failure() -> None:
     out = io.StringIO()
     out.close()
     with logging_to(out) as writer:
-        log_request(Done())
+        log_request(done())
     assert writer.lost == 1
 
 
@@ -221,7 +205,7 @@ def test_a_line_that_cannot_be_made_is_told() -> None:
     out = io.StringIO()
     with logging_to(out):
         log.warning("%d", "no number")
-        log_request(replace(Done(), similarity="high"))  # type: ignore[arg-type]
+        log_request(replace(done(), similarity="high"))  # type: ignore[arg-type]
     assert [line["event"] for line in parsed(out)] == ["a line failed"] * 2
 
 

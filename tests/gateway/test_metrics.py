@@ -9,29 +9,12 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from bottega.gateway.telemetry.metrics import Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    namespace: str = "a"
-    route: str = "apprentice"
-    state: str = "answered"
-    shots: int = 2
-    similarity: float | None = 0.83
-    prompt_tokens: int = 1000
-    completion_tokens: int = 30
-    cached_tokens: int = 10
-    cost_usd: float | None = 0.001
-    seconds: float = 0.4
-    status: int = 200
+from tests.gateway.entries import DONE
 
 
 @dataclass
 class Breaker:
     state: str = "closed"
-
-
-DONE = Done()
 
 
 def lines(metrics: Metrics) -> dict[str, float]:

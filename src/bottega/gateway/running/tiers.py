@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
@@ -124,25 +125,15 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
 
 def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
     name, url = tier.upstream_name, tier.base_url or OPENAI
-    generator = OpenAICompatible(
-        name,
-        base_url=url,
-        api_key=key,
-        timeout=tier.timeout,
-        retries=tier.retries,
-        concurrency=tier.concurrency,
-        extra_body=tier.extra_body,
-    )
-    upstream = HttpUpstream(
-        name,
-        base_url=url,
-        api_key=key,
-        timeout=tier.timeout,
-        retries=tier.retries,
-        concurrency=tier.concurrency,
-        extra_body=tier.extra_body,
-    )
-    return generator, upstream
+    how: dict[str, Any] = {
+        "base_url": url,
+        "api_key": key,
+        "timeout": tier.timeout,
+        "retries": tier.retries,
+        "concurrency": tier.concurrency,
+        "extra_body": tier.extra_body,
+    }
+    return OpenAICompatible(name, **how), HttpUpstream(name, **how)
 
 
 def _local(tier: TierSettings) -> tuple[Generator, Upstream]:

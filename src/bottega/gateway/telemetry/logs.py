@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, Protocol, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 import orjson
 
@@ -28,6 +28,7 @@ from bottega.errors import (
     StoreError,
     UnreachableError,
 )
+from bottega.gateway.accounting.entries import Entry
 from bottega.gateway.telemetry.scrubbing import Scrub, printable, scrubber
 from bottega.gateway.upstreams.errors import MisconfiguredError
 
@@ -49,38 +50,7 @@ ABOUT_SETUP = (
 )
 
 
-class Logged(Protocol):
-    """Of the ledger's entry what a line tells."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def account(self) -> str: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def route(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def shots(self) -> int: ...
-    @property
-    def similarity(self) -> float | None: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int: ...
-    @property
-    def cost_usd(self) -> float | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def status(self) -> int: ...
-
-
-def log_request(entry: Logged, why: str = "", fallback: str = "") -> None:
+def log_request(entry: Entry, why: str = "", fallback: str = "") -> None:
     """The line of one request, in a word why it failed or passed straight through, and which tiers
     it was meant for that failed. It goes straight to the writers: the logging module takes longer
     than the rest of a replay."""
@@ -99,7 +69,7 @@ def told(error: BaseException) -> str:
 
 
 class _Done(NamedTuple):
-    entry: Logged
+    entry: Entry
     why: str
     at: float
     fallback: str = ""

@@ -10,6 +10,7 @@ import prometheus_client
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from bottega.gateway.accounting.entries import Entry
 from bottega.gateway.telemetry.counting import Histogram, Labelled, Reading, counter, histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -21,33 +22,6 @@ SHOTS = (0, 1, 2, 4, 8, 16, 32)
 NAMESPACES = 100
 OTHER = "other"
 BREAKER = {"closed": 0, "half-open": 1, "open": 2}
-
-
-class Observed(Protocol):
-    """Of the ledger's entry what is counted."""
-
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def route(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def shots(self) -> int: ...
-    @property
-    def similarity(self) -> float | None: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int: ...
-    @property
-    def cached_tokens(self) -> int: ...
-    @property
-    def cost_usd(self) -> float | None: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def status(self) -> int: ...
 
 
 class Breaks(Protocol):
@@ -79,7 +53,7 @@ class Metrics:
         self.warned = self._counter("warnings", "What went wrong behind answers", "reason")
         self._registry.register(Reading(self._families))
 
-    def observe(self, entry: Observed) -> None:
+    def observe(self, entry: Entry) -> None:
         """Once for each request, after its end."""
         key = (entry.namespace, entry.route, entry.state, entry.status)
         (self._tallies.get(key) or self._tally(*key)).add(entry)
@@ -176,7 +150,7 @@ class _Tally:
         self.seconds = Histogram(SECONDS)
         self.similarity, self.shots = Histogram(SIMILARITY), Histogram(SHOTS)
 
-    def add(self, entry: Observed) -> None:
+    def add(self, entry: Entry) -> None:
         self.requests += 1
         self.prompt += entry.prompt_tokens
         self.completion += entry.completion_tokens
