@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -52,6 +52,7 @@ class House:
     gateway: Gateway
     limiter: Limiter
     is_ready: bool = False
+    when_ready: Callable[[], None] = lambda: None
     app: Doorway = field(init=False)
 
     def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
@@ -106,6 +107,7 @@ class House:
         for one in self.staff.served:  # the tables of prices take long to load
             await asyncio.to_thread(self.staff.prices, one.upstream.model, Usage())
         self.is_ready = True
+        self.when_ready()
         log.info("ready")
 
     async def _succeeds(self, name: str, work: Awaitable[object]) -> bool:
