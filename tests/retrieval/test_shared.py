@@ -68,6 +68,14 @@ async def test_what_was_found_goes_with_the_query() -> None:
     assert shared._searches == {}
 
 
+async def test_a_search_that_failed_is_forgotten_while_the_query_lives() -> None:
+    slow, query = Slow(), Query("q")
+    slow.error = SettingError("no picture")
+    shared = Shared(slow)
+    await asyncio.gather(shared(query, 2), return_exceptions=True)
+    assert shared._searches == {}
+
+
 async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
     slow, query = Slow(), Query("q")
     shared = Shared(slow)

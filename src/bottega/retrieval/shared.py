@@ -65,13 +65,23 @@ class Shared:
     def _begin(self, query: Query, k: int) -> Search:
         key, searches = id(query), self._searches
         gone = weakref.ref(query, lambda _: searches.pop(key, None))
-        searches[key] = Search(k, asyncio.ensure_future(self._retrieve(query, k)), gone)
-        return searches[key]
+        search = Search(k, asyncio.ensure_future(self._retrieve(query, k)), gone)
+        searches[key] = search
+        # An error holds its traceback, that holds the query: neither would ever go.
+        search.task.add_done_callback(lambda task: self._ended(key, search))
+        return search
+
+    def _ended(self, key: int, search: Search) -> None:
+        if _failed(search.task):
+            self._forget(key, search)
+
+    def _forget(self, key: int, search: Search) -> None:
+        if self._searches.get(key) is search:
+            del self._searches[key]
 
     def _abandon(self, query: Query, search: Search) -> None:
         """Forgotten before it is cancelled, for a new call must not join it."""
-        if self._searches.get(id(query)) is search:
-            del self._searches[id(query)]
+        self._forget(id(query), search)
         search.task.cancel()
 
 

@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 
 # The ledger and the log are written by threads: at most so long does the event loop wait for one.
 SWITCH_SECONDS = 0.0005
-# Objects. A request makes hundreds, hardly any of them in cycles: with Python's 700 every second or
-# third would pay for a collection.
-COLLECT_AFTER = 10_000
 # After draining: what still runs is cut.
 CUT_SECONDS = 1
 # After that: a thread that loads a model cannot be told to stop.
@@ -76,17 +73,17 @@ def run(house: House, listener: socket.socket, started: Callable[[], None]) -> N
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
     `drain_seconds`; a second signal does not wait."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    house.when_ready = _collect_seldom
+    house.when_ready = _leave_alone_what_was_loaded
     config = configured(house.app)
     seconds = house.config.gateway.drain_seconds
     Draining(config, house.app, seconds, started, _leave_soon).run([listener])
     log.info("stopped")
 
 
-def _collect_seldom() -> None:
+def _leave_alone_what_was_loaded() -> None:
+    """By the collector, which would walk over all of it again and again."""
     gc.collect()
-    gc.freeze()  # what was loaded stays
-    gc.set_threshold(COLLECT_AFTER)
+    gc.freeze()
 
 
 def _leave_soon() -> None:
