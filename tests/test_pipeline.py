@@ -14,7 +14,19 @@ from bottega.prompting import Interleaved
 from bottega.protocols import Tier
 from bottega.reranking import TopK
 from bottega.routing import always
-from bottega.types import Answer, Candidate, Query, Sampling, Trace, Usage
+from bottega.types import (
+    Answer,
+    Candidate,
+    Completion,
+    Found,
+    Node,
+    Query,
+    Reply,
+    Sampling,
+    SearchTree,
+    Trace,
+    Usage,
+)
 from tests.builders import QUESTION, candidates, picture
 
 QUERY = Query(QUESTION, (picture(500),))
@@ -152,3 +164,38 @@ async def test_a_tier_may_have_a_prompt_of_its_own() -> None:
     tier = Tier("master", model, prompt=Interleaved(show_choices=False))
     await replace(Steps().pipeline(), route=always(tier)).trace(QUERY)
     assert model.calls[0].prompt.messages[-1].parts[-1] == QUESTION
+
+
+class Chooses:
+    """A search that shows the second candidate and says what it asked."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, int]] = []
+
+    async def search(self, query: Query, found: Sequence[Candidate], k: int, /) -> Found:
+        self.given.append((len(found), k))
+        prompt = Interleaved()(query, found[1:2])
+        reply = Reply("small", (Completion("b"),), Usage(10, 1))
+        tree = SearchTree(Node(), (0,), "rollouts", requests=3, calls=7, usage=Usage(100, 7))
+        return Found(tuple(found[1:2]), prompt, reply, Answer("b"), tree)
+
+
+async def test_a_search_chooses_and_answers_and_all_it_asked_is_paid() -> None:
+    steps, search = Steps(), Chooses()
+    per_token = replace(
+        steps.pipeline(), search=search, price=lambda model, usage: float(usage.prompt_tokens)
+    )
+    trace = await per_token.trace(QUERY)
+    assert steps.taken == ["route", "retrieve 5", "record"]
+    assert search.given == [(5, 2)]
+    assert [c.example.answer for c in trace.candidates] == ["b"]
+    assert (trace.answer.text, trace.reply.usage, trace.cost_usd) == ("b", Usage(10, 1), 100.0)
+    assert trace.tree is not None and trace.tree.calls == 7
+    assert steps.model.calls == []
+
+
+async def test_a_tier_without_demonstrations_is_not_searched_for() -> None:
+    steps, search = Steps(), Chooses()
+    bare = Tier("bare", steps.model)
+    trace = await replace(steps.pipeline(), route=always(bare), search=search).trace(QUERY)
+    assert (search.given, trace.tree) == ([], None)

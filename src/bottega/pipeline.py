@@ -23,9 +23,10 @@ from bottega.protocols import (
     Reranker,
     Retriever,
     Router,
+    Searcher,
     Tier,
 )
-from bottega.types import Answer, Candidate, Query, Reply, Sampling, Trace
+from bottega.types import Answer, Candidate, Found, Query, Reply, Sampling, Trace, Usage
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ class Pipeline:
     """`fetch` candidates are retrieved for the re-ranker to choose from (default: as many as are
     shown). `choices` are given to queries that bring none. Of the answers in a reply of several
     completions `choose` makes one; the first, if not told otherwise. `escalate` may send a query
-    on to another tier after an answer. `tiers` are those that can be asked for by name."""
+    on to another tier after an answer. `tiers` are those that can be asked for by name. A `search`
+    stands in for all from re-ranking to parsing, for tiers that are shown demonstrations."""
 
     route: Router
     prompt: Prompter
@@ -50,6 +52,7 @@ class Pipeline:
     choose: Callable[[Sequence[Answer]], Answer] = itemgetter(0)
     escalate: Escalation | None = None
     tiers: tuple[Tier, ...] = ()
+    search: Searcher | None = None
 
     async def answer(self, query: Query) -> Answer:
         return (await self.trace(query)).answer
@@ -63,33 +66,42 @@ class Pipeline:
         started, clock = time.time(), time.perf_counter()
         # A copy even where nothing changes: `retrieval.Shared` goes by the object.
         query = replace(query, choices=query.choices or self.choices)
-        tier, dismissed = await self.route(query), list[Reply]()
+        tier, dismissed, spent = await self.route(query), list[Reply](), list[Reply]()
         while True:
-            shown = await self.demonstrations(query, tier)
-            prompt = (tier.prompt or self.prompt)(query, shown)
-            reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
-            answer = self.choose([self.parse(query, one) for one in reply.completions])
-            better = await self.escalate(query, tier, answer) if self.escalate else None
+            found = await self._found(query, tier)
+            spent.append(replace(found.reply, usage=_usage(found)))
+            better = await self.escalate(query, tier, found.answer) if self.escalate else None
             if better is None:
                 break
-            dismissed.append(reply)
+            dismissed.append(found.reply)
             tier = better
         trace = Trace(
             id=uuid.uuid4().hex[:16],
             time=started,
             query=query,
             tier=tier.name,
-            candidates=tuple(shown),
-            prompt=prompt,
-            reply=reply,
-            answer=answer,
+            candidates=found.shown,
+            prompt=found.prompt,
+            reply=found.reply,
+            answer=found.answer,
             seconds=time.perf_counter() - clock,
-            cost_usd=self._cost([*dismissed, reply]),
+            cost_usd=self._cost(spent),
             dismissed=tuple(dismissed),
+            tree=found.tree,
         )
         if self.record is not None:
             await self.record(trace)
         return trace
+
+    async def _found(self, query: Query, tier: Tier) -> Found:
+        if self.search is not None and self.retrieve is not None and tier.shots:
+            candidates = await self.retrieve(query, self.fetch or tier.shots)
+            return await self.search.search(query, candidates, tier.shots)
+        shown = await self.demonstrations(query, tier)
+        prompt = (tier.prompt or self.prompt)(query, shown)
+        reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
+        answer = self.choose([self.parse(query, one) for one in reply.completions])
+        return Found(tuple(shown), prompt, reply, answer)
 
     async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
         """What this tier is shown with the query, in order."""
@@ -106,6 +118,10 @@ class Pipeline:
         costs = [self.price(reply.model, reply.usage) for reply in replies]
         known = [cost for cost in costs if cost is not None]
         return sum(known) if len(known) == len(costs) else None
+
+
+def _usage(found: Found) -> Usage:
+    return found.reply.usage if found.tree is None else found.tree.usage
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from bottega.types import (
     Answer,
     Candidate,
     Completion,
+    Found,
     Prompt,
     Query,
     Reply,
@@ -75,6 +76,13 @@ class Reranker(Protocol):
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]: ...
+
+
+class Searcher(Protocol):
+    """Chooses demonstrations by asking the model with them. What it answered after those that are
+    chosen is the pipeline's answer: it is not asked again."""
+
+    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found: ...
 
 
 class Prompter(Protocol):

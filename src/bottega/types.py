@@ -145,12 +145,57 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Node:
+    """A demonstration at its place in a search tree; the root has none. `value` is Q, `visits` N.
+
+    Where a branch ends, `answer` is what was said after all demonstrations on the way (at the root:
+    after none), and `rewards` what it was worth, by name.
+    """
+
+    candidate: Candidate | None = None
+    value: float = 0.0
+    visits: int = 0
+    children: tuple[Node, ...] = ()
+    answer: Answer | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchTree:
+    """What a search did. `path` leads to the branch that was chosen: the place of each child among
+    its siblings, empty where the root's answer was taken.
+
+    `requests` were sent and `calls` completions came back; `usage` is that of them all, the chosen
+    answer's included.
+    """
+
+    root: Node
+    path: tuple[int, ...]
+    ended: Literal["rollouts", "agreement", "exhausted", "budget"]
+    requests: int = 0
+    calls: int = 0
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The demonstrations that were shown, in order, and what the model said after them; with the
+    `tree`, if a search has chosen them."""
+
+    shown: tuple[Candidate, ...]
+    prompt: Prompt
+    reply: Reply
+    answer: Answer
+    tree: SearchTree | None = None
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything that happened to one query. `candidates` stand in the order they were shown.
 
     `seconds` is the whole answer's wall time. `dismissed` are the replies of tiers that were asked
-    first and whose answers were not good enough; `cost_usd` includes them, and is None where a
-    price is not known.
+    first and whose answers were not good enough; `cost_usd` includes them and all that a search has
+    asked, and is None where a price is not known. `tree` is the search that chose the candidates.
     """
 
     id: str
@@ -164,3 +209,4 @@ class Trace:
     seconds: float
     cost_usd: float | None = None
     dismissed: tuple[Reply, ...] = ()
+    tree: SearchTree | None = None
