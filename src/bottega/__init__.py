@@ -66,7 +66,16 @@ from bottega.protocols import (
 )
 from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
-from bottega.reranking import Gated, LabelCover, MaximalMarginalRelevance, TopK
+from bottega.reranking import (
+    Gated,
+    LabelCover,
+    MaximalMarginalRelevance,
+    Mutual,
+    Reward,
+    SelfConsistency,
+    TopK,
+    Weighted,
+)
 from bottega.retrieval import (
     BM25,
     Alike,
@@ -173,6 +182,7 @@ __all__ = [
     "Message",
     "MultiVectorEmbedder",
     "MultiVectorEncoderEmbedder",
+    "Mutual",
     "Node",
     "OpenAICompatible",
     "Parser",
@@ -195,11 +205,13 @@ __all__ = [
     "Reranker",
     "ResponseProbe",
     "Retriever",
+    "Reward",
     "Router",
     "Sampling",
     "Scripted",
     "SearchTree",
     "Searcher",
+    "SelfConsistency",
     "SentenceEmbedder",
     "Several",
     "Shadow",
@@ -219,6 +231,7 @@ __all__ = [
     "Unsure",
     "Usage",
     "View",
+    "Weighted",
     "__version__",
     "agreement",
     "always",

@@ -1,8 +1,36 @@
 """Which candidates are shown, and in which order."""
 
+from bottega.reranking.asking import Asker, BudgetSpentError
 from bottega.reranking.cover import LabelCover
 from bottega.reranking.gated import Gated
 from bottega.reranking.relevance import MaximalMarginalRelevance
+from bottega.reranking.rewards import (
+    Agree,
+    Mutual,
+    Reward,
+    SelfConsistency,
+    Variant,
+    Weighted,
+    Worth,
+    says_the_same,
+)
 from bottega.reranking.top import Order, TopK, arranged
 
-__all__ = ["Gated", "LabelCover", "MaximalMarginalRelevance", "Order", "TopK", "arranged"]
+__all__ = [
+    "Agree",
+    "Asker",
+    "BudgetSpentError",
+    "Gated",
+    "LabelCover",
+    "MaximalMarginalRelevance",
+    "Mutual",
+    "Order",
+    "Reward",
+    "SelfConsistency",
+    "TopK",
+    "Variant",
+    "Weighted",
+    "Worth",
+    "arranged",
+    "says_the_same",
+]

@@ -1,0 +1,176 @@
+"""What an answer is worth where nobody knows whether it is right: the rewards of RCTS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from bottega.errors import SettingError
+from bottega.protocols import Parser, Prompter
+from bottega.reranking.asking import Asker, together
+from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
+
+Agree = Callable[[Answer, Answer, Query], float]
+Variant = Literal["paper", "released"]
+
+SAMPLED = Sampling(temperature=0.8)
+
+
+def says_the_same(one: Answer, other: Answer, query: Query, /) -> float:
+    """1 if the labels are the same, or the texts up to case and spacing; else 0."""
+    if one.labels and other.labels:
+        return float(set(one.labels) == set(other.labels))
+    return float(_plain(one.text) == _plain(other.text))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+@dataclass(frozen=True)
+class Worth:
+    """`value` from 0 to 1. `parts` are what it was put together from, by name; without parts the
+    reward could not be asked for, and the value is 0."""
+
+    value: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class Reward(Protocol):
+    """What an answer that was given to a query is worth. `known` are the candidates of the query,
+    nearest first. Raises what `ask` raises: a request that failed is worth nothing, not even 0."""
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth: ...
+
+
+class SelfConsistency:
+    """Equation 7: the query is asked again, with the rationale of the answer and without
+    demonstrations; the reward is the share of `n` samples, drawn in one request, that agree.
+
+    `prompt(query, rationale)` shows the rationale. Without one there is nothing to ask: the reward
+    has no parts then, whereas `variant="released"` makes it 0 (eq. 7 says nothing about it).
+    """
+
+    def __init__(
+        self,
+        prompt: Callable[[Query, str], Prompt],
+        parse: Parser,
+        *,
+        n: int = 5,
+        sampling: Sampling = SAMPLED,
+        agree: Agree = says_the_same,
+        variant: Variant = "paper",
+    ) -> None:
+        check_at_least_one("n", n)
+        self._prompt = prompt
+        self._parse = parse
+        self._sampling = replace(sampling, n=n)
+        self._agree = agree
+        self._variant = variant
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        if not said.valid:
+            return Worth(0.0, {"self": 0.0})
+        if not said.rationale:
+            return Worth(0.0, {"self": 0.0}) if self._variant == "released" else Worth()
+        reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
+        answers = [self._parse(query, one) for one in reply.completions]
+        share = _share(answers, said, query, self._agree)
+        return Worth(share, {"self": share})
+
+
+class Mutual:
+    """Equation 8: the query with its answer becomes the demonstration for the first `n` candidates
+    whose answers are known; the reward is the share of them that is answered right.
+
+    Each is sampled once, as eq. 8 has it; `variant="released"` samples each 5 times, in one
+    request. `samples` is any other number. There are no parts where no answer is known.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompter,
+        parse: Parser,
+        *,
+        n: int = 5,
+        samples: int | None = None,
+        sampling: Sampling = SAMPLED,
+        agree: Agree = says_the_same,
+        variant: Variant = "paper",
+    ) -> None:
+        if samples is None:
+            samples = 5 if variant == "released" else 1
+        check_at_least_one("n", n)
+        check_at_least_one("samples", samples)
+        self._prompt = prompt
+        self._parse = parse
+        self._n = n
+        self._sampling = replace(sampling, n=samples)
+        self._agree = agree
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        if not said.valid:
+            return Worth(0.0, {"mutual": 0.0})
+        answered = [one.example for one in known if one.example.answer][: self._n]
+        if not answered:
+            return Worth()
+        shown = Example(query, said.text, rationale=said.rationale)
+        shares = await together(self._right(shown, example, ask) for example in answered)
+        share = sum(shares) / len(shares)
+        return Worth(share, {"mutual": share})
+
+    async def _right(self, shown: Example, example: Example, ask: Asker) -> float:
+        query = _with_choices(example, shown.query)
+        prompt = self._prompt(query, [Candidate(shown, 1.0)])
+        reply = await ask.ask(prompt, self._sampling)
+        gold = Answer(example.answer, labels=example.labels or ())
+        answers = [self._parse(query, one) for one in reply.completions]
+        return _share(answers, gold, query, self._agree)
+
+
+class Weighted:
+    """Equation 9: alpha * self + (1 - alpha) * mutual. Where one of them could not be asked for,
+    the other alone: answers without a rationale are worth what is mutual (as the paper does for
+    VizWiz and VSR, whose answers have none). Both are asked at once."""
+
+    def __init__(self, own: Reward, mutual: Reward, alpha: float = 0.2) -> None:
+        if not 0 <= alpha <= 1:
+            raise SettingError(f"alpha is {alpha}", hint="set it between 0 and 1")
+        self._own = own
+        self._mutual = mutual
+        self._alpha = alpha
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        rewards = (self._own, self._mutual)
+        own, mutual = await together(reward(query, said, known, ask) for reward in rewards)
+        parts = {**own.parts, **mutual.parts}
+        if not own.parts or not mutual.parts:
+            return Worth((own if own.parts else mutual).value, parts)
+        return Worth(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
+
+
+def check_at_least_one(name: str, count: int) -> None:
+    if count < 1:
+        raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
+
+
+def _share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:
+    """Over all answers: an invalid one agrees with nothing."""
+    return sum(agree(one, right, query) for one in answers if one.valid) / len(answers)
+
+
+def _with_choices(example: Example, query: Query) -> Query:
+    """Examples of a classification seldom bring the choices that all of them share."""
+    asked, labels = example.query, example.labels or (example.answer,)
+    if asked.choices or not set(labels) <= set(query.choices):
+        return asked
+    return replace(asked, choices=query.choices)

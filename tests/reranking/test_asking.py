@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import GenerationError, SettingError
+from bottega.generation import Scripted
+from bottega.reranking.asking import (
+    Asker,
+    BudgetSpentError,
+    affordable,
+    most_prompt_tokens,
+    together,
+)
+from bottega.types import Message, Prompt, Reply, Sampling, Usage
+from tests.builders import picture
+
+
+def says(*parts: str) -> Prompt:
+    return Prompt((Message("user", parts),))
+
+
+def text(prompt: Prompt) -> object:
+    return prompt.messages[0].parts[0]
+
+
+ONCE = Sampling(max_tokens=4)
+WARM = Sampling(temperature=0.8, max_tokens=4, n=3)
+
+
+async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
+    model = Scripted(lambda prompt: "yes", latency=0.001)
+    asker = Asker(model)
+    replies = await together(asker.ask(says("a"), ONCE) for _ in range(3))
+    assert replies == [await asker.ask(says("a"), ONCE)] * 3
+    await asker.ask(says("a"), WARM)
+    await asker.ask(says("b"), ONCE)
+    assert [text(call.prompt) for call in model.calls] == ["a", "a", "b"]
+    assert (asker.requests, asker.calls) == (3, 5)
+    assert asker.usage == Usage(prompt_tokens=3, completion_tokens=5)
+
+
+async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
+    async def seeds(seed: int, *prompts: Prompt) -> dict[Prompt, int | None]:
+        model = Scripted(lambda prompt: "yes")
+        asker = Asker(model, seed=seed)
+        for prompt in prompts:
+            await asker.ask(prompt, WARM)
+            await asker.ask(prompt, ONCE)
+        assert all(call.sampling.seed is None for call in model.calls if not call.sampling.n > 1)
+        return {call.prompt: call.sampling.seed for call in model.calls if call.sampling.n > 1}
+
+    one, other = says("a"), Prompt((Message("user", (picture(1), "a")),))
+    first = await seeds(0, one, other)
+    assert await seeds(0, other, one) == first
+    assert len({*first.values(), *(await seeds(1, one, other)).values()}) == 4
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in first.values())
+
+
+async def test_a_seed_that_was_given_stays() -> None:
+    model = Scripted(lambda prompt: "yes")
+    await Asker(model).ask(says("a"), Sampling(temperature=1, seed=7))
+    assert model.calls[0].sampling.seed == 7
+
+
+async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
+    model = Scripted(lambda prompt: "yes")
+    asker = Asker(model, most_calls=4)
+    await asker.ask(says("a"), WARM)
+    with pytest.raises(BudgetSpentError):
+        await asker.ask(says("b"), WARM)
+    await asker.ask(says("b"), ONCE)
+    await asker.ask(says("a"), WARM)
+    assert asker.calls == 4
+    assert len(model.calls) == 2
+
+
+async def test_tokens_that_were_set_aside_and_not_used_are_free_again() -> None:
+    # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
+    model = Scripted(lambda prompt: "yes", latency=0.001)
+    asker = Asker(model, most_tokens=39)
+    at_once = await affordable(asker.ask(says(letter), ONCE) for letter in "ab")
+    assert [reply is not None for reply in at_once] == [True, False]
+    assert await asker.ask(says("c"), ONCE)
+    with pytest.raises(BudgetSpentError):
+        await asker.ask(says("d"), ONCE)
+
+
+class Silent(Scripted):
+    """An endpoint that does not say how many tokens there were."""
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        reply = await super().generate(prompt, sampling)
+        return Reply(reply.model, reply.completions)
+
+
+async def test_tokens_of_which_nobody_tells_stay_set_aside() -> None:
+    asker = Asker(Silent(lambda prompt: "yes"), most_tokens=40)
+    await asker.ask(says("a"), ONCE)
+    with pytest.raises(BudgetSpentError):
+        await asker.ask(says("b"), ONCE)
+
+
+def test_the_bound_of_a_prompt_counts_bytes_and_images() -> None:
+    shown = Prompt((Message("system", ("è",)), Message("user", (picture(1), "ab"))))
+    assert most_prompt_tokens(shown) == 2 + 4096 + 2 + 2 * 32
+
+
+async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
+    failed = GenerationError("no")
+    model = Scripted(["yes", failed], latency=60)
+
+    async def late(asker: Asker) -> Reply:
+        await asyncio.sleep(0)
+        return await asker.ask(says("b"), ONCE)
+
+    asker = Asker(model)
+    with pytest.raises(GenerationError) as raised:
+        await together([asker.ask(says("a"), ONCE), late(asker)])
+    assert raised.value is failed
+    assert (asker.requests, asker.calls) == (2, 0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
+    asker = Asker(Scripted(lambda prompt: "yes", latency=0.001), most_calls=1)
+    with pytest.raises(BudgetSpentError):
+        await together(asker.ask(says(letter), ONCE) for letter in "ab")
+    assert (asker.requests, asker.calls) == (1, 1)
+
+
+@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+def test_a_budget_of_nothing_is_refused(setting: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        Asker(Scripted([]), **{setting: 0})  # type: ignore[arg-type]
+    assert raised.value.hint
+
+
+ASKED = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 5)), max_size=12)
+
+
+@given(
+    waves=st.lists(ASKED, max_size=4),
+    most_calls=st.none() | st.integers(1, 30),
+    most_tokens=st.none() | st.integers(1, 600),
+)
+async def test_no_budget_is_ever_exceeded(
+    waves: Sequence[Sequence[tuple[str, int]]], most_calls: int | None, most_tokens: int | None
+) -> None:
+    model = Scripted(lambda prompt: "one two three")
+    asker = Asker(model, most_calls=most_calls, most_tokens=most_tokens)
+    for wave in waves:
+        await affordable(
+            asker.ask(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
+            for letter, n in wave
+        )
+    asked = [call.sampling.n for call in model.calls]
+    assert (asker.requests, asker.calls) == (len(asked), sum(asked))
+    assert asker.calls <= (most_calls or asker.calls)
+    spent = asker.usage.prompt_tokens + asker.usage.completion_tokens
+    assert spent == sum(1 + 3 * n for n in asked)
+    assert spent <= (most_tokens or spent)

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import GenerationError, SettingError
+from bottega.generation import Scripted
+from bottega.parsing import LabelParser
+from bottega.prompting import Interleaved
+from bottega.reranking import (
+    Asker,
+    Mutual,
+    Reward,
+    SelfConsistency,
+    Weighted,
+    Worth,
+    says_the_same,
+)
+from bottega.types import Answer, Candidate, Example, Message, Prompt, Query, Reply, Sampling
+from tests.builders import candidates
+
+QUERY = Query("q", choices=("cat", "dog"))
+SAID = Answer("cat", labels=("cat",), rationale="It purrs.")
+BARE = replace(SAID, rationale=None)
+INVALID = Answer("?", valid=False, rationale="It purrs.")
+KNOWN = candidates("cat", "dog", "cat", "dog")
+PARSE = LabelParser()
+
+
+def reminded(query: Query, rationale: str) -> Prompt:
+    return Prompt((Message("user", (f"{query.text} {rationale}",)),))
+
+
+def text_of(prompt: Prompt) -> str:
+    return "|".join(
+        part for message in prompt.messages for part in message.parts if isinstance(part, str)
+    )
+
+
+def own(**settings: object) -> SelfConsistency:
+    return SelfConsistency(reminded, PARSE, **settings)  # type: ignore[arg-type]
+
+
+def mutual(**settings: object) -> Mutual:
+    return Mutual(Interleaved(), PARSE, **settings)  # type: ignore[arg-type]
+
+
+async def test_self_is_the_share_of_samples_that_agree() -> None:
+    model = Scripted(["cat", "dog", "nonsense", "Cat", "cat"])
+    worth = await own()(QUERY, SAID, KNOWN, Asker(model))
+    assert worth == Worth(3 / 5, {"self": 3 / 5})
+    (call,) = model.calls
+    assert text_of(call.prompt) == "q It purrs."
+    assert (call.sampling.n, call.sampling.temperature) == (5, 0.8)
+
+
+async def test_without_a_rationale_self_has_no_meaning_and_is_not_asked() -> None:
+    model = Scripted([])
+    assert await own()(QUERY, BARE, KNOWN, Asker(model)) == Worth()
+    released = own(variant="released")
+    assert await released(QUERY, BARE, KNOWN, Asker(model)) == Worth(0, {"self": 0})
+
+
+async def test_mutual_is_the_share_of_known_answers_that_are_found() -> None:
+    model = Scripted(["cat", "cat", "nonsense"])
+    worth = await mutual(n=3)(QUERY, SAID, KNOWN, Asker(model))
+    assert worth == Worth(1 / 3, {"mutual": 1 / 3})
+    assert [call.sampling.n for call in model.calls] == [1, 1, 1]
+    assert len({call.prompt for call in model.calls}) == 3
+    for call, known in zip(model.calls, KNOWN, strict=False):
+        asked = call.prompt.messages
+        assert [message.role for message in asked] == ["user", "assistant", "user"]
+        assert asked[0].parts == ("q",)
+        assert asked[1].parts == ("It purrs.\nAnswer: cat",)
+        assert asked[2].parts[0] == known.example.query.images[0]
+        assert "- cat\n- dog" in str(asked[2].parts[1])
+
+
+async def test_released_samples_each_known_question_five_times() -> None:
+    model = Scripted(["cat", "cat", "cat", "dog", "dog"] + ["dog"] * 5)
+    worth = await mutual(n=2, variant="released")(QUERY, SAID, KNOWN, Asker(model))
+    assert worth.value == pytest.approx((3 / 5 + 1) / 2)
+    assert [call.sampling.n for call in model.calls] == [5, 5]
+    assert (await mutual(n=1, samples=2)(QUERY, SAID, KNOWN, Asker(Scripted(["cat"] * 2)))).value
+
+
+async def test_passages_have_no_answer_to_be_found() -> None:
+    passage = Candidate(Example(Query("Cats purr."), ""), 2.0)
+    model = Scripted(["cat"])
+    worth = await mutual(n=1)(QUERY, SAID, [passage, *KNOWN], Asker(model))
+    assert worth.value == 1
+    assert await mutual()(QUERY, SAID, [passage], Asker(Scripted([]))) == Worth()
+
+
+async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> None:
+    fruit = Query("Which fruit?", choices=("fig", "kiwi"))
+    known = [
+        Candidate(Example(fruit, "fig"), 1.0),
+        Candidate(Example(Query("How many?"), "7"), 0.9),
+        Candidate(Example(Query("Which?"), "dog, cat", ("dog", "cat")), 0.8),
+    ]
+    model = Scripted(["fig", "7", "cat, dog"])
+    parse = LabelParser(multi_label=True)
+    worth = await Mutual(Interleaved(), parse)(QUERY, SAID, known, Asker(model))
+    assert worth.value == 1
+    shown = [text_of(call.prompt) for call in model.calls]
+    assert ["kiwi" in one for one in shown] == [True, False, False]
+    assert ["- dog" in one for one in shown] == [False, False, True]
+
+
+async def test_agreement_may_be_a_matter_of_degree() -> None:
+    def half(one: Answer, other: Answer, query: Query) -> float:
+        assert query == QUERY
+        return 0.5
+
+    model = Scripted(["cat", "dog", "nonsense"])
+    worth = await own(n=3, agree=half)(QUERY, SAID, KNOWN, Asker(model))
+    assert worth.value == pytest.approx(1 / 3)
+
+
+async def fixed_self(
+    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+) -> Worth:
+    return Worth(1.0, {"self": 1.0})
+
+
+async def fixed_mutual(
+    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+) -> Worth:
+    return Worth(0.5, {"mutual": 0.5})
+
+
+async def meaningless(
+    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+) -> Worth:
+    return Worth()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "worth"),
+    [
+        (fixed_self, fixed_mutual, Worth(0.6, {"self": 1.0, "mutual": 0.5})),
+        (meaningless, fixed_mutual, Worth(0.5, {"mutual": 0.5})),
+        (fixed_self, meaningless, Worth(1.0, {"self": 1.0})),
+        (meaningless, meaningless, Worth()),
+    ],
+)
+async def test_weighted(one: Reward, other: Reward, worth: Worth) -> None:
+    found = await Weighted(one, other)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    assert found.value == pytest.approx(worth.value)
+    assert found.parts == worth.parts
+
+
+async def test_an_invalid_answer_is_worth_nothing_and_nothing_is_asked() -> None:
+    weighted = Weighted(own(), mutual())
+    worth = await weighted(QUERY, INVALID, KNOWN, Asker(Scripted([])))
+    assert worth == Worth(0, {"self": 0, "mutual": 0})
+
+
+class Crowd(Scripted):
+    """Knows how many requests were under way at the same time."""
+
+    now = most = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        reply = await super().generate(prompt, sampling)
+        self.now -= 1
+        return reply
+
+
+async def test_the_probes_of_a_reward_are_under_way_together() -> None:
+    model = Crowd(lambda prompt: "cat", latency=0.01)
+    worth = await Weighted(own(), mutual(n=4))(QUERY, SAID, KNOWN, Asker(model))
+    assert worth.value == pytest.approx(0.2 * 1 + 0.8 * 0.5)
+    assert model.most == len(model.calls) == 5
+
+
+async def test_a_failing_endpoint_is_no_reward() -> None:
+    for after in range(5):
+        script = ["cat"] * (4 + after) + [GenerationError("the endpoint failed")]
+        with pytest.raises(GenerationError):
+            await Weighted(own(), mutual(n=4))(QUERY, SAID, KNOWN, Asker(Scripted(script)))
+
+
+def test_saying_the_same() -> None:
+    several = Answer("a, b", labels=("a", "b"))
+    assert says_the_same(several, Answer("b, a", labels=("b", "a")), QUERY) == 1
+    assert says_the_same(several, Answer("a", labels=("a",)), QUERY) == 0
+    assert says_the_same(Answer("Red  car"), Answer("red car"), QUERY) == 1
+    assert says_the_same(Answer("red car"), Answer("red"), QUERY) == 0
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for wrong in (
+        lambda: own(n=0),
+        lambda: mutual(n=0),
+        lambda: mutual(samples=0),
+        lambda: Weighted(own(), mutual(), alpha=1.1),
+    ):
+        with pytest.raises(SettingError) as raised:
+            wrong()
+        assert raised.value.hint
