@@ -2,6 +2,7 @@
 
 from bottega.reranking.asking import Asker, BudgetSpentError
 from bottega.reranking.cover import LabelCover
+from bottega.reranking.flat_search import FlatSearch
 from bottega.reranking.gated import Gated
 from bottega.reranking.relevance import MaximalMarginalRelevance
 from bottega.reranking.rewards import (
@@ -20,6 +21,7 @@ __all__ = [
     "Agree",
     "Asker",
     "BudgetSpentError",
+    "FlatSearch",
     "Gated",
     "LabelCover",
     "MaximalMarginalRelevance",

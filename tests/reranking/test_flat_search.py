@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from bottega.errors import GenerationError, SettingError
+from bottega.generation import Scripted
+from bottega.parsing import LabelParser
+from bottega.prompting import Interleaved
+from bottega.reranking import Asker, FlatSearch, Worth
+from bottega.reranking.flat_search import Sequences
+from bottega.types import Answer, Candidate, Found, Node, Prompt, Query, Sampling
+from tests.builders import candidates
+
+QUERY = Query("q", choices=("cat", "dog", "cow"))
+KNOWN = candidates("cat", "dog", "cow", "cat", "dog")
+WORTH = {"cat": 0.2, "dog": 0.8, "cow": 0.5}
+
+
+class ByName:
+    """Rewards an answer by its text, and asks one question for it."""
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        await ask.ask(Interleaved()(Query(f"is it {said.text}?"), []), Sampling())
+        return Worth(WORTH[said.text], {"mutual": WORTH[said.text]})
+
+
+def search(model: Scripted, sequences: Sequences, **settings: object) -> FlatSearch:
+    return FlatSearch(
+        model,
+        prompt=Interleaved(),
+        parse=LabelParser(),
+        reward=ByName(),
+        sequences=sequences,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def last_shown(prompt: Prompt) -> str:
+    """Answers with the last demonstration's answer; a probe with "yes"."""
+    said = [message.parts[0] for message in prompt.messages if message.role == "assistant"]
+    return str(said[-1]) if said else "yes"
+
+
+def path_of(found: Found) -> list[Node]:
+    assert found.tree is not None
+    nodes, node = list[Node](), found.tree.root
+    for place in found.tree.path:
+        node = node.children[place]
+        nodes.append(node)
+    return nodes
+
+
+async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() -> None:
+    model = Scripted(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
+    found = await search(model, "nearest", branches=4).search(QUERY, KNOWN, 2)
+    assert [one.example.answer for one in found.shown] == ["dog", "cat"]  # the nearest last
+    assert (found.answer.text, found.reply.completions[0].text) == ("dog", "dog")
+    assert model.calls[0].sampling.n == 4
+    assert found.tree is not None
+    assert (found.tree.requests, found.tree.calls, found.tree.ended) == (4, 7, "rollouts")
+    assert found.tree.path[0] == 2
+    assert [node.candidate for node in path_of(found)] == list(found.shown)
+    assert path_of(found)[-1].rewards == {"mutual": 0.8}
+
+
+async def test_random_sequences_are_different_repeat_nothing_and_follow_the_seed() -> None:
+    model = Scripted(last_shown)
+    shuffled = search(model, "random", branches=8, seed=3)
+    found = await shuffled.search(QUERY, KNOWN, 3)
+    assert found.tree is not None and len(found.tree.root.children) == 8
+    sequences = {tuple(prompt_of(call.prompt)) for call in model.calls if prompt_of(call.prompt)}
+    assert len(sequences) > 4
+    assert all(len(one) == 3 for one in sequences)
+    again = await search(Scripted(last_shown), "random", branches=8, seed=3).search(QUERY, KNOWN, 3)
+    assert again.tree == found.tree
+    other = await search(Scripted(last_shown), "random", branches=8, seed=4).search(QUERY, KNOWN, 3)
+    assert other.tree != found.tree
+    leaves = [leaf(child) for child in found.tree.root.children]
+    best = max(one.value for one in leaves)
+    assert found.answer == next(one.answer for one in leaves if one.value == best)
+
+
+def prompt_of(prompt: Prompt) -> list[str]:
+    return [str(one.parts[-1]) for one in prompt.messages if one.role == "assistant"]
+
+
+def leaf(node: Node) -> Node:
+    return leaf(node.children[0]) if node.children else node
+
+
+@pytest.mark.parametrize("most", range(1, 12))
+async def test_a_budget_is_never_exceeded(most: int) -> None:
+    model = Scripted(last_shown)
+    found = await search(model, "random", branches=6, most_calls=most).search(QUERY, KNOWN, 2)
+    free = await search(Scripted(last_shown), "random", branches=6).search(QUERY, KNOWN, 2)
+    assert found.tree is not None and free.tree is not None
+    assert len(model.calls) == found.tree.calls <= most
+    assert found.tree.ended == ("budget" if most < free.tree.calls else "rollouts")
+
+
+async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> None:
+    with pytest.raises(SettingError, match="not one answer"):
+        await search(Scripted([]), "nearest", branches=4, most_calls=3).search(QUERY, KNOWN, 2)
+
+    def fails(prompt: Prompt) -> str:
+        if not prompt_of(prompt):
+            raise GenerationError("down", hint="wait")
+        return "cat"
+
+    with pytest.raises(GenerationError):
+        await search(Scripted(fails), "random", branches=2).search(QUERY, KNOWN, 2)
+
+
+async def test_without_candidates_the_answer_is_the_zero_shot_one() -> None:
+    found = await search(Scripted(["cow", "yes"]), "random", branches=1).search(QUERY, [], 3)
+    assert (found.shown, found.answer.text) == ((), "cow")
