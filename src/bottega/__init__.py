@@ -40,6 +40,7 @@ from bottega.knowledge import (
     load_manyicl,
 )
 from bottega.parsing import (
+    BecauseParser,
     ChoiceParser,
     FinalAnswerParser,
     LabelParser,
@@ -48,7 +49,7 @@ from bottega.parsing import (
     most_frequent,
 )
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
+from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned, Template
 from bottega.protocols import (
     Embedder,
     Escalation,
@@ -127,6 +128,7 @@ __all__ = [
     "Answer",
     "AppendixA",
     "Balanced",
+    "BecauseParser",
     "BenefitGate",
     "BottegaError",
     "Budgeted",
@@ -206,6 +208,7 @@ __all__ = [
     "Shadowing",
     "Shared",
     "Still",
+    "Template",
     "Tier",
     "TokenEmbedder",
     "TopK",
