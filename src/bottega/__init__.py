@@ -40,6 +40,7 @@ from bottega.knowledge import (
     load_manyicl,
 )
 from bottega.parsing import (
+    BecauseParser,
     ChoiceParser,
     FinalAnswerParser,
     LabelParser,
@@ -48,7 +49,7 @@ from bottega.parsing import (
     most_frequent,
 )
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned
+from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned, Template
 from bottega.protocols import (
     Embedder,
     Escalation,
@@ -136,6 +137,7 @@ __all__ = [
     "Answer",
     "AppendixA",
     "Balanced",
+    "BecauseParser",
     "BenefitGate",
     "BottegaError",
     "Budgeted",
@@ -218,6 +220,7 @@ __all__ = [
     "Shadowing",
     "Shared",
     "Still",
+    "Template",
     "Tier",
     "TokenEmbedder",
     "TopK",

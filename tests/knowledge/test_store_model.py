@@ -42,6 +42,7 @@ class TwoHandles(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.held: dict[str, str] = {}  # question to id
         self.pinned: set[str] = set()
+        self.rationales: dict[str, str] = {}
         self.handles = [self.opened(), self.opened()]
 
     def opened(self) -> KnowledgeBase:
@@ -62,6 +63,7 @@ class TwoHandles(RuleBasedStateMachine):
         assert there.keys() <= self.held.keys() | fresh
         assert self.pinned <= there.keys()
         self.held = there
+        self.rationales = {t: r for t, r in self.rationales.items() if t in there}
         return multiple(*sorted(fresh))
 
     @rule(handle=HANDLES, text=consumes(texts))
@@ -69,12 +71,19 @@ class TwoHandles(RuleBasedStateMachine):
         if text in self.held:
             assert self.handles[handle].delete([self.held.pop(text)]) == 1
             self.pinned.discard(text)
+            self.rationales.pop(text, None)
 
     @rule(handle=HANDLES, text=texts)
     def pin(self, handle: int, text: str) -> None:
         if text in self.held and len(self.pinned) < 5:
             self.handles[handle].pin([self.held[text]])
             self.pinned.add(text)
+
+    @rule(handle=HANDLES, text=texts, said=st.text("ab", min_size=1))
+    def annotate(self, handle: int, text: str, said: str) -> None:
+        if text in self.held:
+            self.handles[handle].annotate(self.held[text], rationale=said)
+            self.rationales[text] = said
 
     @rule(handle=HANDLES)
     def use(self, handle: int) -> None:
@@ -109,6 +118,8 @@ class TwoHandles(RuleBasedStateMachine):
         np.testing.assert_allclose([c.score for c in found], best, atol=1e-5)
         for candidate in found:
             assert candidate.example.query.text in scores
+            said = candidate.example.rationale
+            assert said == self.rationales.get(candidate.example.query.text)
 
     @rule(handle=HANDLES)
     def reopen(self, handle: int) -> None:

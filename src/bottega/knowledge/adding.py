@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bottega.errors import EmbeddingError, ImageError, LoadError
+from bottega.errors import EmbeddingError, ImageError, LoadError, SettingError
 from bottega.image import CHECKED_SIDE
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.ports import Capacity, Embedded, RowStore
-from bottega.knowledge.records import Standing, identity, is_text, question_digest, with_id
+from bottega.knowledge.records import CONTEXT, Standing, identity, is_text, question_digest, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
 
@@ -54,6 +54,18 @@ def replace_batch(
     stored = rows.keys(ids.values())
     named = [None if digest is None else ids[digest] for digest in asked]
     return [id if id in stored else None for id in named]
+
+
+def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
+    """Raises `LoadError` for what cannot be stored, `SettingError` for what would be another
+    example."""
+    if not all(map(is_text, (*tags, *tags.values(), *([] if rationale is None else [rationale])))):
+        raise LoadError("the annotation cannot be stored", hint=TEXTS)
+    if CONTEXT in tags:
+        raise SettingError(
+            f"the tag {CONTEXT!r} is part of what was asked, and so of the example's id",
+            hint="delete the example and add another one",
+        )
 
 
 def _is_storable(example: Example, on_bad: OnBad) -> bool:

@@ -11,11 +11,12 @@ from typing import Self
 
 from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
-from bottega.knowledge.adding import replace_batch, store_batch
+from bottega.knowledge.adding import check_annotation, replace_batch, store_batch
 from bottega.knowledge.bad import OnBad, or_raise
 from bottega.knowledge.closing import Closing
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
 from bottega.knowledge.index import Metric
+from bottega.knowledge.listing import unknown
 from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import Standing, identity, is_text
 from bottega.knowledge.reindexing import reindex
@@ -165,6 +166,22 @@ class KnowledgeBase(Searchable, Closing):
             self._uses.flush()
         views = self._views.over(self._rows.views())
         return replace_batch(examples, self._rows, views, or_raise(on_bad), self._capacity)
+
+    def annotate(
+        self, id: str, *, rationale: str | None, tags: Mapping[str, str] | None = None
+    ) -> None:
+        """Gives an example another rationale, or none, and these tags beside its own. It keeps its
+        id, source, age, pin, counters and vectors, and comes last in the order of insertion; who
+        follows `changes` is told that it was stored. Durable when it returns. A view that reads
+        rationales or tags still has the old vector: `verify(deep=True, repair=True)` makes it anew.
+
+        Raises `NotFoundError`.
+        """
+        tags = tags or {}
+        check_annotation(rationale, tags)
+        (whole,) = self._resolved([id])
+        if not self._rows.annotate(whole, rationale, tags):
+            raise unknown(id)
 
     def delete(self, ids: Iterable[str]) -> int:
         """All of them, or none if one is unknown or ambiguous."""

@@ -133,7 +133,7 @@ class Listing:
         id = self._resolve(prefix)
         example = self._rows.get([id]).get(id)
         if example is None:  # deleted by another process since
-            raise _unknown(prefix)
+            raise unknown(prefix)
         return example
 
     def _resolve(self, id: str) -> str:
@@ -143,7 +143,7 @@ class Listing:
             )
         matches = self._rows.ids_with_prefix(id, limit=2)
         if not matches:
-            raise _unknown(id)
+            raise unknown(id)
         if len(matches) > 1:
             raise SettingError(
                 f"several ids begin with {id!r}, such as {' and '.join(matches)}",
@@ -152,5 +152,5 @@ class Listing:
         return matches[0]
 
 
-def _unknown(id: str) -> NotFoundError:
+def unknown(id: str) -> NotFoundError:
     return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")

@@ -64,6 +64,12 @@ class SqliteRows(ChangeLog):
                 prune(connection, new)
             return new
 
+    def annotate(self, id: str, rationale: str | None, tags: Mapping[str, str]) -> bool:
+        with self.transaction() as connection, self.understood():
+            done = writing.annotate(connection, self.namespace, id, rationale, tags)
+            prune(connection, int(done))
+            return done
+
     def delete(self, ids: Collection[str]) -> int:
         with self.transaction() as connection:
             found = connection.execute(

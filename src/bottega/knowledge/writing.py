@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import orjson
 
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import LISTED, listed
@@ -101,6 +102,35 @@ def insert(
         (key, example.id, namespace),
     )
     return key
+
+
+def annotate(
+    connection: sqlite3.Connection,
+    namespace: str,
+    id: str,
+    rationale: str | None,
+    tags: Mapping[str, str],
+) -> bool:
+    """Gives the row another rationale and more tags, and with them another key: what was read by a
+    key never changes. False if no row has this id."""
+    columns = ("key", *COLUMNS, "namespace", "asked")
+    row = connection.execute(
+        f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?",
+        (namespace, id),
+    ).fetchone()
+    if row is None:
+        return False
+    old, *values = row
+    fields = dict(zip(columns[1:], values, strict=True))
+    fields["rationale"] = rationale
+    fields["tags"] = orjson.dumps({**orjson.loads(fields["tags"]), **tags}).decode()
+    log_change(connection, "delete", [old])
+    connection.execute("DELETE FROM examples WHERE key = ?", [old])
+    key = connection.execute(INSERT, tuple(fields.values())).lastrowid
+    for table in ("vectors", "example_images", "uses"):
+        connection.execute(f"UPDATE {table} SET key = ? WHERE key = ?", (key, old))
+    log_change(connection, "put", [int(key or 0)])
+    return True
 
 
 def stand(connection: sqlite3.Connection, key: int, standing: Standing) -> None:

@@ -2,6 +2,7 @@
 probability."""
 
 from bottega.parsing.agreement import agreement
+from bottega.parsing.because import BecauseParser
 from bottega.parsing.choices import ChoiceParser, open_candidates
 from bottega.parsing.final import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
@@ -9,6 +10,7 @@ from bottega.parsing.replies import spoken
 from bottega.parsing.voting import most_confident, most_frequent
 
 __all__ = [
+    "BecauseParser",
     "ChoiceParser",
     "FinalAnswerParser",
     "LabelParser",

@@ -1,13 +1,12 @@
-"""How demonstrations are shown to the model."""
+"""Demonstrations of any task: the paper's single turn, and turns of a conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from string import ascii_uppercase
 
-from bottega.errors import SettingError
 from bottega.image import Image
+from bottega.prompting.choices import letter_of, lettered
 from bottega.types import Candidate, Example, Message, Prompt, Query
 
 DEMONSTRATION = """\
@@ -116,11 +115,11 @@ class Lettered:
         for candidate in demonstrations:
             example = candidate.example
             shown = example.query
-            messages.append(Message("user", (*shown.images, _lettered(shown))))
+            messages.append(Message("user", (*shown.images, lettered(shown))))
             if example.answer:
-                messages.append(Message("assistant", (_worked(example, _letter(example)),)))
+                messages.append(Message("assistant", (_worked(example, letter_of(example)),)))
         asked = ASK_LETTER if query.choices else ASK_SHORT
-        messages.append(Message("user", (*query.images, f"{_lettered(query)}\n{asked}")))
+        messages.append(Message("user", (*query.images, f"{lettered(query)}\n{asked}")))
         return Prompt(tuple(messages))
 
 
@@ -133,23 +132,6 @@ class Reasoned:
         asked = f"{query.text}{listed if query.choices else ''}\n{ASK_REASONING}"
         shown = Interleaved(show_choices=False)
         return shown(replace(query, text=asked), demonstrations)
-
-
-def _lettered(query: Query) -> str:
-    if len(query.choices) > len(ascii_uppercase):
-        raise SettingError(
-            f"there are {len(query.choices)} choices and only {len(ascii_uppercase)} letters",
-            hint="use Interleaved, which shows the choices without letters",
-        )
-    options = zip(ascii_uppercase, query.choices, strict=False)
-    return "\n".join([query.text, *(f"({letter}) {option}" for letter, option in options)])
-
-
-def _letter(example: Example) -> str:
-    choices = example.query.choices
-    if example.answer not in choices:
-        return example.answer
-    return ascii_uppercase[choices.index(example.answer)]
 
 
 def _worked(example: Example, answer: str) -> str:

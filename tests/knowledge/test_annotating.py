@@ -1,0 +1,138 @@
+"""A rationale and tags that an example gets later."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import LoadError, NotFoundError, SettingError
+from bottega.knowledge import Eq, KnowledgeBase
+from bottega.retrieval import BM25
+from bottega.types import Query
+from tests.knowledge.doubles import SeededEmbedder, asked, shown
+
+# Annotates all examples again and again, and says what is done only once it is.
+WRITER = """
+import sys
+from bottega.knowledge import KnowledgeBase
+kb = KnowledgeBase.open(sys.argv[1], None)
+print("opened", flush=True)
+for i in range(100_000):
+    for id in sorted(kb.ids()):
+        kb.annotate(id, rationale=f"{i}", tags={"round": f"{i}"})
+    print(i, flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("a", tags={"hue": "red"}, source="s"), asked("b")])
+    return tmp_path / "kb.db"
+
+
+@pytest.fixture
+def kb(path: Path) -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(path, SeededEmbedder()) as opened:
+        yield opened
+
+
+def test_everything_else_stays(kb: KnowledgeBase) -> None:
+    for example in list(kb):
+        id = str(example.id)
+        kb.pin([id])
+        kb.used([id], 0.5)
+        before = kb.standing(id)
+        kb.annotate(id, rationale="since", tags={"seen": "1"})
+        told = replace(example, rationale="since", tags={**example.tags, "seen": "1"})
+        assert kb.get(id) == told
+        assert kb.standing(id) == before
+        assert before.pinned
+        assert kb.search(example.query, 1, include_self=True)[0].example == told
+    assert len(kb) == 3
+    assert kb.verify(deep=True).problems == ()
+
+
+def test_what_another_handle_has_read_is_not_out_of_date(kb: KnowledgeBase, path: Path) -> None:
+    query, red = Query("a"), Eq("tags.hue", "red")
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=1) as other:
+        (found,) = other.search(query, 1, include_self=True, where=red)
+        other.settle()
+        assert other.search(query, 1, include_self=True, where=Eq("tags.hue", "blue")) == []
+        kb.annotate(str(found.example.id), rationale="since", tags={"hue": "blue"})
+        assert other.search(query, 1, include_self=True, where=red) == []
+        (again,) = other.search(query, 1, include_self=True, where=Eq("tags.hue", "blue"))
+        assert again.example.rationale == "since"
+
+
+async def test_who_follows_the_changes_is_told(kb: KnowledgeBase) -> None:
+    words = BM25(kb)
+    assert [c.score > 0 for c in await words(Query("penguin"), 3)].count(True) == 0
+    kb.annotate(kb.ids()[1], rationale="a penguin", tags={})
+    best = (await words(Query("penguin"), 1))[0]
+    assert (best.example.query.text, best.example.rationale) == ("a", "a penguin")
+    told = {change.id: change.deleted for change in kb.changes()}
+    assert told == dict.fromkeys(kb.ids(), False)
+
+
+def test_it_comes_last_in_the_order(kb: KnowledgeBase) -> None:
+    first, *others = kb.ids()
+    kb.annotate(first, rationale=None)
+    assert kb.ids() == [*others, first]
+
+
+def test_no_key_is_given_twice(kb: KnowledgeBase, path: Path) -> None:
+    """What was indexed under it would be taken for the new row."""
+    kb.annotate(kb.ids()[2], rationale="x")
+    kb.delete(kb.ids()[2:])
+    kb.add([asked("new")])
+    with sqlite3.connect(path) as connection:
+        keys = [row[0] for row in connection.execute("SELECT key FROM changes WHERE op = 'put'")]
+    assert len(keys) == len(set(keys)) == 5
+
+
+def test_another_namespace_keeps_its_own(kb: KnowledgeBase, path: Path) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder(), namespace="other") as other:
+        other.add([asked("b")])
+        (id,) = other.ids()
+        kb.annotate(id, rationale="ours")
+        assert other.get(id).rationale is None
+
+
+def test_an_id_that_is_gone(kb: KnowledgeBase) -> None:
+    gone = kb.ids()[0]
+    kb.delete([gone])
+    with pytest.raises(NotFoundError):
+        kb.annotate(gone, rationale="x")
+
+
+def test_what_cannot_be_stored_changes_nothing(kb: KnowledgeBase) -> None:
+    before, id = list(kb), kb.ids()[0]
+    for rationale, tags in (("\ud800", {}), ("a\0b", {}), ("x", {"a": "\ud800"})):
+        with pytest.raises(LoadError):
+            kb.annotate(id, rationale=rationale, tags=tags)
+    with pytest.raises(SettingError, match="context"):
+        kb.annotate(id, rationale="x", tags={"context": "another"})
+    assert list(kb) == before
+
+
+def test_a_killed_writer_leaves_whole_annotations(path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "opened\n"
+    done = [int(writer.stdout.readline()) for _ in range(20)][-1]
+    writer.kill()
+    writer.communicate()
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        assert len(kb) == 3
+        assert all(e.rationale == e.tags["round"] for e in kb)
+        assert all(int(str(e.rationale)) >= done for e in kb)
+        assert kb.verify(deep=True).problems == ()
