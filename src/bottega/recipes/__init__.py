@@ -1,0 +1,7 @@
+"""The published methods as short compositions of the same parts."""
+
+from bottega.recipes.caching import cache_of_thought
+from bottega.recipes.classifying import Classification, suited_prompt, visual_rag
+from bottega.recipes.searching import rcts
+
+__all__ = ["Classification", "cache_of_thought", "rcts", "suited_prompt", "visual_rag"]

@@ -1,0 +1,93 @@
+"""Visual RAG as a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bottega.knowledge import KnowledgeBase
+from bottega.parsing import LabelParser
+from bottega.pipeline import Pipeline
+from bottega.prompting import AppendixA, Interleaved
+from bottega.protocols import (
+    Generator,
+    Pricer,
+    Prompter,
+    Recorder,
+    Retriever,
+    Tier,
+)
+from bottega.reranking import Order, TopK
+from bottega.retrieval import Dense
+from bottega.routing import always
+from bottega.types import Sampling
+
+
+@dataclass(frozen=True)
+class Classification:
+    """What every classification pipeline shares; only the retriever and the shots differ.
+
+    `prompt` defaults to the one that suits the generator. Decoding is greedy.
+    """
+
+    generator: Generator
+    labels: Sequence[str]
+    prompt: Prompter | None = None
+    multi_label: bool = False
+    order: Order = "nearest-last"
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=64))
+    record: Recorder | None = None
+    price: Pricer | None = None
+    seed: int = 0
+
+    def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
+        return Pipeline(
+            route=always(Tier(self.generator.name, self.generator, shots)),
+            retrieve=retrieve,
+            rerank=TopK(self.order, seed=self.seed),
+            prompt=self.prompt or suited_prompt(self.generator),
+            parse=LabelParser(multi_label=self.multi_label),
+            record=self.record,
+            price=self.price,
+            sampling=self.sampling,
+            choices=tuple(self.labels),
+        )
+
+
+def suited_prompt(generator: Generator) -> Prompter:
+    """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
+    if getattr(generator, "turns_only", False):
+        return Interleaved(show_choices=False, repeat_question=False)
+    return AppendixA()
+
+
+def visual_rag(
+    knowledge: KnowledgeBase,
+    generator: Generator,
+    *,
+    labels: Sequence[str],
+    shots: int = 10,
+    prompt: Prompter | None = None,
+    order: Order = "nearest-last",
+    multi_label: bool = False,
+    retrieve: Retriever | None = None,
+    record: Recorder | None = None,
+    price: Pricer | None = None,
+) -> Pipeline:
+    """Visual RAG (Bonomo and Bianco): the `shots` labelled images nearest to the query's become
+    demonstrations. The paper's k is 5, 10, 50 or 100, without class balancing.
+
+    `prompt` defaults to the paper's appendix A, or to turns for a model that knows only them (the
+    bundled one). The paper leaves the order open: nearest last here. Another `retrieve` than the
+    search of `knowledge` finds examples by something else, such as their words.
+    """
+    method = Classification(
+        generator,
+        labels,
+        prompt,
+        multi_label=multi_label,
+        order=order,
+        record=record,
+        price=price,
+    )
+    return method.pipeline(retrieve or Dense(knowledge.search), shots)
