@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import Config
 from bottega.gateway.running.building import build, build_around
 from bottega.gateway.running.doorway import Doorway
 from bottega.gateway.running.house import House
@@ -36,52 +34,8 @@ from bottega.recipes import cache_of_thought
 from bottega.reranking import Gated
 from bottega.routing import Budgeted, Covered, always
 from bottega.types import Candidate, Example, Query
-from tests.gateway.harness import running
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok, reply
-
-ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
-
-
-def configured(folder: Path, url: str, more: str = "") -> Config:
-    text = f"""
-        [gateway]
-        data = "{folder}"
-        aliases = ["gpt-4o"]
-        [tiers.small]
-        model = "openai:qwen"
-        base_url = "{url}"
-        price = [1.0, 1.0]
-        [tiers.large]
-        model = "openai:huge"
-        base_url = "{url}"
-        api_key_env = "LARGE_KEY"
-        price = [10.0, 10.0]
-        [route]
-        by = "always"
-        cold_start = 1
-        [cache]
-        embed = "words"
-    """
-    return parse_config(textwrap.dedent(text) + more)
-
-
-@contextmanager
-def serving(house: House) -> Iterator[str]:
-    with running(house.app) as url:
-        end = time.monotonic() + 20
-        while not house.is_ready:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield url
-
-
-def ask(url: str, text: str, **more: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    body = {"model": "bottega", "messages": [{"role": "user", "content": text}], **more}
-    request = urllib.request.Request(
-        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        return json.load(reply), {k.lower(): v for k, v in reply.headers.items()}
 
 
 def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
