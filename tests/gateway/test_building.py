@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bottega.errors import ServerFailedError, SettingError, StoreError
+from bottega.errors import SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -70,20 +70,6 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
         "large",
     )
     ledger.close()
-
-
-def test_readiness_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
-    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
-    endpoint.answers = [ok("seven")]
-    with serving(house) as url:
-        ready = url.removesuffix("/v1") + "/readyz"
-        with urllib.request.urlopen(ready, timeout=20) as said:
-            assert json.load(said) == {"status": "ready", "paused": []}
-        for _ in range(5):
-            with pytest.raises(ServerFailedError), house.staff.breakers["large"].attempt():
-                raise ServerFailedError("down", status=500)
-        with urllib.request.urlopen(ready, timeout=20) as said:
-            assert json.load(said) == {"status": "ready", "paused": ["large"]}
 
 
 def test_the_operator_says_who_answers_for_a_tier_that_failed(
