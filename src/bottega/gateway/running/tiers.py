@@ -109,18 +109,15 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 
 
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
-    teaches = tier.name in config.teachers
-    shots = tier.shots if tier.shots is not None else 0 if teaches else 1
-    tools = tier.is_remote if tier.tools is None else tier.tools
     generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier)
     unsure = config.route.by == "confidence" and tier is not config.master
     asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
     return Served(
-        Tier(tier.name, generator, shots),
+        Tier(tier.name, generator, config.shots(tier)),
         upstream,
-        Takes(tier.images, tools, tier.audio, tier.context),
+        Takes(tier.images, tier.takes_tools, tier.audio, tier.context),
         asks if unsure else {},
     )
 
