@@ -27,6 +27,7 @@ from bottega.cli.evaluation_options import (
     Passages,
     PerClass,
     ResultFile,
+    Rollouts,
     RoundSize,
     RunFolder,
     Samples,
@@ -52,10 +53,11 @@ from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
-from bottega.evaluation.methods import METHODS, SAMPLES, check, default_methods
+from bottega.evaluation.methods import METHODS, check, default_methods
 from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
 from bottega.evaluation.runner import Conditions
+from bottega.evaluation.searches import ROLLOUTS
 from bottega.naming import BUNDLED, open_model
 from bottega.recipes import Classification
 
@@ -75,7 +77,8 @@ def evaluate(
     prompt: PromptStyle = "auto",
     order: DemonstrationOrder = "nearest-last",
     seed: Seed = 0,
-    samples: Samples = SAMPLES,
+    samples: Samples = None,
+    rollouts: Rollouts = ROLLOUTS,
     max_tokens: Tokens = None,
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
@@ -95,8 +98,9 @@ def evaluate(
 
     top-k shows the nearest examples, which for labelled images is visual-rag; majority and
     best-of-n choose among several samples of its reply. in-context shows everything there is,
-    oracle the right passage among others. swap-image and swap-question are visual-rag asked with
-    another item's picture or question.
+    oracle the right passage among others. rcts searches for the examples that help; rcts-random and
+    rcts-best-of-n have its reward and its budget without a tree. swap-image and swap-question are
+    visual-rag asked with another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)
@@ -131,6 +135,7 @@ def evaluate(
         "order": order,
         "seed": seed,
         "samples": samples,
+        "rollouts": rollouts,
         "max_tokens": longest,
         "round_size": round_size,
     }
@@ -139,7 +144,7 @@ def evaluate(
         limits = _limits(budget, ledger)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
         chosen = names or default_methods(data)
-        work = Work(chosen, counts, retrieve, embed, traces, samples, conditions)
+        work = Work(chosen, counts, retrieve, embed, traces, samples, rollouts, conditions)
         try:
             measure(data, settings, work, runs)
         finally:

@@ -9,7 +9,7 @@ import typer
 
 from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import PUBLISHED
-from bottega.evaluation.methods import METHODS, PAPER
+from bottega.evaluation.methods import METHODS, PAPER, SAMPLES
 
 UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
@@ -77,8 +77,14 @@ Money = Annotated[
     float | None, typer.Option(help="Stop before more US dollars than this are spent.")
 ]
 Samples = Annotated[
-    int, typer.Option(min=2, help="Samples that majority and best-of-n choose from.")
+    int | None,
+    typer.Option(
+        min=2,
+        help="Samples that majority and best-of-n choose from.",
+        show_default=f"{SAMPLES}; with rcts as many as its search may ask for",
+    ),
 ]
+Rollouts = Annotated[int, typer.Option(min=1, help="Branches that rcts tries for a question.")]
 Tokens = Annotated[
     int | None,
     typer.Option(

@@ -17,12 +17,13 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import SAMPLES, check_fit, most_shown, needs_search, plan
+from bottega.evaluation.methods import check_fit, most_shown, needs_search, plan
 from bottega.evaluation.outcomes import Method, Scored
 from bottega.evaluation.pairing import Paired
 from bottega.evaluation.report.thumbnails import keep_thumbnails
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.runner import evaluate as run_method
+from bottega.evaluation.searches import ROLLOUTS
 from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
@@ -51,7 +52,8 @@ class Work:
     retrieve: str = "image"
     embed: str = BUNDLED
     traces: Path | None = None
-    samples: int = SAMPLES
+    samples: int | None = None
+    rollouts: int = ROLLOUTS
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -90,6 +92,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 seed=seed,
                 search=search,
                 samples=work.samples,
+                rollouts=work.rollouts,
             )
         asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
 

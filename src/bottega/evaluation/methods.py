@@ -1,10 +1,11 @@
 """The methods that are compared, and their controls: each turns a query into an answer.
 
 `top-k` shows the nearest examples; where they are labelled images that is `visual-rag`. `majority`
-and `best-of-n` do the same and choose among several samples. `in-context` shows everything there is
-in an order by the seed, `oracle` the right passage among others. The swap controls retrieve as
-`visual-rag` and then ask with another item's picture or question: accuracy falls as far as the
-model makes use of it.
+and `best-of-n` do the same and choose among several samples. `rcts` searches for the examples that
+help; `rcts-random` and `rcts-best-of-n` have its reward and its budget, and no tree. `in-context`
+shows everything there is in an order by the seed, `oracle` the right passage among others. The swap
+controls retrieve as `visual-rag` and then ask with another item's picture or question: accuracy
+falls as far as the model makes use of it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_q
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
 from bottega.evaluation.searching import Searching
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing.voting import most_confident, most_frequent
@@ -34,13 +36,11 @@ READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
 ANSWERING = ("zero-shot", "random", "top-k")
 CHOOSING = {"majority": most_frequent, "best-of-n": most_confident}
-METHODS = (*PAPER, "top-k", *CHOOSING, "in-context", "oracle", *CONTROLS)
-SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *CONTROLS}
+METHODS = (*PAPER, "top-k", *CHOOSING, *SEARCHED, "in-context", "oracle", *CONTROLS)
+SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *SEARCHED, *CONTROLS}
 LABELLED = {"balanced", "vote"}
 MOST_IN_CONTEXT = 200
 SAMPLES = 5
-# Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
-TEMPERATURE = 0.7
 
 
 def plan(
@@ -52,15 +52,20 @@ def plan(
     *,
     seed: int,
     search: Searching = nearest,
-    samples: int = SAMPLES,
+    samples: int | None = None,
+    rollouts: int = ROLLOUTS,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
-    `samples` is how many of one reply the choosing ones choose from. Raises `SettingError`.
+    `samples` is how many of one reply the choosing ones choose from: if nothing is said, as many as
+    a search among the methods may ask for, or else 5. Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
+    if samples is None:
+        searches = not set(SEARCHED).isdisjoint(names)
+        samples = most_calls(settings.generator, rollouts) if searches else SAMPLES
     planned: list[Method] = []
     for name in dict.fromkeys(names):
         if name == "zero-shot":
@@ -78,6 +83,8 @@ def plan(
             pipeline = _pipeline(data, controlled, retrieve, k, tier)
             if name in CHOOSING:
                 pipeline = _sampling(pipeline, CHOOSING[name], samples, seed)
+            if name in SEARCHED:
+                pipeline = searched(name, pipeline, controlled, rollouts=rollouts, seed=seed)
             planned.append(Method(name, k, _asking(pipeline)))
     return planned
 

@@ -124,14 +124,16 @@ class _Run:
         trace = outcome.trace
         if trace is None:
             return Scored(place, item, outcome.answer, scores)
-        usage = trace.reply.usage
+        tree, usage = trace.tree, trace.reply.usage
+        if tree is not None:
+            usage = tree.usage
         return Scored(
             place,
             item,
             outcome.answer,
             scores,
             trace.tier,
-            len(trace.reply.completions),
+            len(trace.reply.completions) if tree is None else tree.calls,
             usage.prompt_tokens,
             usage.completion_tokens,
             trace.cost_usd,

@@ -2,6 +2,6 @@
 
 from bottega.recipes.caching import cache_of_thought
 from bottega.recipes.classifying import Classification, suited_prompt, visual_rag
-from bottega.recipes.searching import rcts
+from bottega.recipes.searching import heuristic, rcts
 
-__all__ = ["Classification", "cache_of_thought", "rcts", "suited_prompt", "visual_rag"]
+__all__ = ["Classification", "cache_of_thought", "heuristic", "rcts", "suited_prompt", "visual_rag"]
