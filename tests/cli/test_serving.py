@@ -196,7 +196,7 @@ def test_check_prints_what_would_run(
     assert done.code == 0
     assert "LARGE_KEY set" in done.out
     assert "teaches" in done.out
-    assert "gateway.port            9999" in done.out
+    assert "http://127.0.0.1:9999" in done.out
     assert not Path("bottega-data").exists()
 
 

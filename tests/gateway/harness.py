@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import openai
 import uvicorn
 
 from bottega.gateway.accounting.accounts import Account
@@ -33,6 +34,7 @@ from bottega.protocols import Generator, Retriever, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import Remember
 from bottega.types import Example, Prompt
+from tests.builders import picture
 
 QUESTION = "Which digit is this?"
 
@@ -164,6 +166,24 @@ def kitchen(
         cache.close()
 
 
+def client(url: str, **more: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="sk-test", max_retries=0, timeout=20, **more)
+
+
+def asked(*shades: int, text: str = QUESTION) -> list[Any]:
+    images = [
+        {"type": "image_url", "image_url": {"url": picture(shade).data_url}} for shade in shades
+    ]
+    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
+
+
+def raw(kitchen: Kitchen, messages: list[Any], model: str = "bottega", **more: Any) -> Any:
+    with client(kitchen.url) as real:
+        return real.chat.completions.with_raw_response.create(
+            model=model, messages=messages, **more
+        )
+
+
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     config = configured(app)
@@ -183,4 +203,4 @@ def running(app: Any) -> Iterator[str]:
         thread.join(20)
 
 
-__all__ = ["QUESTION", "Kitchen", "kitchen", "replace", "running", "said"]
+__all__ = ["QUESTION", "Kitchen", "asked", "client", "kitchen", "raw", "replace", "running", "said"]

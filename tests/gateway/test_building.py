@@ -3,85 +3,27 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
-import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from bottega.errors import ServerFailedError, SettingError, StoreError
+from bottega.errors import SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import Config
-from bottega.gateway.running.building import build, build_around
-from bottega.gateway.running.doorway import Doorway
+from bottega.gateway.running.building import build
 from bottega.gateway.running.house import House
-from bottega.gateway.running.namespaces import Namespaces
-from bottega.gateway.running.pointing import config_of, load_pipeline
-from bottega.gateway.workshop import Workshop
-from bottega.generation import Scripted
-from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.pipeline import Pipeline
-from bottega.protocols import Tier
-from bottega.recipes import cache_of_thought
 from bottega.reranking import Gated
-from bottega.routing import Budgeted, Covered, always
+from bottega.routing import Budgeted, Covered
 from bottega.types import Candidate, Example, Query
-from tests.gateway.harness import running
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok, reply
-
-ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
-
-
-def configured(folder: Path, url: str, more: str = "") -> Config:
-    text = f"""
-        [gateway]
-        data = "{folder}"
-        aliases = ["gpt-4o"]
-        [tiers.small]
-        model = "openai:qwen"
-        base_url = "{url}"
-        price = [1.0, 1.0]
-        [tiers.large]
-        model = "openai:huge"
-        base_url = "{url}"
-        api_key_env = "LARGE_KEY"
-        price = [10.0, 10.0]
-        [route]
-        by = "always"
-        cold_start = 1
-        [cache]
-        embed = "words"
-    """
-    return parse_config(textwrap.dedent(text) + more)
-
-
-@contextmanager
-def serving(house: House) -> Iterator[str]:
-    with running(house.app) as url:
-        end = time.monotonic() + 20
-        while not house.is_ready:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield url
-
-
-def ask(url: str, text: str, **more: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    body = {"model": "bottega", "messages": [{"role": "user", "content": text}], **more}
-    request = urllib.request.Request(
-        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        return json.load(reply), {k.lower(): v for k, v in reply.headers.items()}
 
 
 def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
@@ -116,20 +58,6 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
         "large",
     )
     ledger.close()
-
-
-def test_readiness_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
-    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
-    endpoint.answers = [ok("seven")]
-    with serving(house) as url:
-        ready = url.removesuffix("/v1") + "/readyz"
-        with urllib.request.urlopen(ready, timeout=20) as said:
-            assert json.load(said) == {"status": "ready", "paused": []}
-        for _ in range(5):
-            with pytest.raises(ServerFailedError), house.staff.breakers["large"].attempt():
-                raise ServerFailedError("down", status=500)
-        with urllib.request.urlopen(ready, timeout=20) as said:
-            assert json.load(said) == {"status": "ready", "paused": ["large"]}
 
 
 def test_the_operator_says_who_answers_for_a_tier_that_failed(
@@ -379,48 +307,6 @@ async def test_every_route_is_built(
         await house.aclose()
 
 
-async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
-    opened: list[str] = []
-    bases: dict[str, KnowledgeBase] = {}
-
-    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
-        time.sleep(0.02)
-        opened.append(name)
-        base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
-        bases[name] = base
-        tier = Tier("one", Scripted(lambda prompt: "x"))
-        pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
-        return Workshop(pipeline), base
-
-    spaces = Namespaces(open_one, 2)
-    first, again = await asyncio.gather(spaces.open("a"), spaces.open("a"))
-    assert first is again
-    del again
-    await spaces.open("b")
-    await spaces.open("c")
-    assert opened == ["a", "b", "c"]
-    assert spaces.counts() == {"b": 0, "c": 0}
-    assert await _is_open(bases["a"])  # a request holds it
-    del first
-    end = time.monotonic() + 5
-    while await _is_open(bases["a"]):
-        assert time.monotonic() < end
-    assert len(await asyncio.to_thread(spaces.base, "a")) == 0
-    assert opened == ["a", "b", "c", "a"]
-    await spaces.aclose()
-    for base in bases.values():
-        assert not await _is_open(base)
-
-
-async def _is_open(base: KnowledgeBase) -> bool:
-    await asyncio.sleep(0.01)
-    try:
-        len(base)
-    except StoreError:
-        return False
-    return True
-
-
 async def test_entries_are_counted_again_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,121 +326,3 @@ async def test_entries_are_counted_again_after_a_failure(
     await asyncio.wait_for(counted.wait(), 5)
     counting.cancel()
     await house.aclose()
-
-
-async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
-        calls.append(name)
-        raise StoreError("the disk is gone")
-
-    spaces = Namespaces(open_one, 2)
-    for _ in range(2):
-        with pytest.raises(StoreError):
-            await spaces.open("a")
-    assert calls == ["a", "a"]
-    await spaces.aclose()
-
-
-async def test_the_doorway_counts_refuses_and_closes() -> None:
-    release = asyncio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/v1/slow":
-            await release.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def come(path: str) -> tuple[int, bytes]:
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await doorway({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
-        return sent[0]["status"], sent[-1].get("body", b"")
-
-    doorway = Doorway(app, 2)
-    slow = [asyncio.create_task(come("/v1/slow")) for _ in range(2)]
-    await asyncio.sleep(0)
-    status, body = await come("/v1/quick")
-    assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
-    assert (await come("/metrics"))[0] == 200
-    closing = asyncio.create_task(doorway.close(5))
-    await asyncio.sleep(0.01)
-    assert not closing.done()
-    assert json.loads((await come("/v1/quick"))[1])["error"]["code"] == "shutting_down"
-    assert (await come("/readyz"))[0] == 503
-    assert (await come("/healthz"))[0] == 200
-    release.set()
-    await asyncio.wait_for(closing, 1)
-    assert [(await task)[0] for task in slow] == [200, 200]
-    clock = time.monotonic()
-    await doorway.close(5)
-    assert time.monotonic() - clock < 1
-
-
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    Path("broken.py").write_text("import nothing_of_that_name\n")
-    Path("shop.py").write_text(
-        textwrap.dedent("""
-        from bottega import Pipeline, Prompt, Tier
-        from bottega.generation import Scripted
-        from bottega.parsing import plain_text
-        from bottega.prompting import Interleaved
-        from bottega.routing import Budgeted, Covered, always
-
-        tier = Tier("only", Scripted(lambda prompt: "of the shop"))
-        pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))
-        untold = Pipeline(always(tier), Interleaved(), plain_text)
-        number = 3
-
-        def make():
-            return pipeline
-        """)
-    )
-    yield
-    for name in ("shop", "broken"):
-        sys.modules.pop(name, None)
-
-
-def test_a_pipeline_is_found_by_its_name(shop: None) -> None:
-    assert load_pipeline("shop:make") is load_pipeline("shop:pipeline")
-
-
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("shop", "names no pipeline"),
-        ("shop:", "names no pipeline"),
-        ("shopp:pipeline", "no module 'shopp'"),
-        ("shop:pipelin", "has no 'pipelin'"),
-        ("shop:number", "is int, not a Pipeline"),
-        ("shop:untold", "does not say which tiers"),
-    ],
-)
-def test_what_is_wrong_with_the_name_is_said(shop: None, target: str, said: str) -> None:
-    with pytest.raises(SettingError, match=said) as error:
-        load_pipeline(target)
-    assert error.value.hint
-
-
-def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
-    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
-        load_pipeline("broken:pipeline")
-
-
-def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
-    pipeline: Pipeline = load_pipeline("shop:pipeline")
-    config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
-    with serving(build_around(pipeline, config)) as url:
-        reply, headers = ask(url, "hello")
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(url, "hello", model="bottega:namespace=team")
-    assert reply["choices"][0]["message"]["content"] == "of the shop"
-    assert headers["x-bottega-route"] == "only"
-    assert refused.value.code == 403
-    refused.value.close()

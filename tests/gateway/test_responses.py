@@ -17,10 +17,9 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.generation import Scripted
 from bottega.types import Prompt
 from tests.builders import picture
-from tests.gateway.harness import QUESTION, Kitchen, kitchen
-from tests.gateway.test_serving import asked as chat_asked
-from tests.gateway.test_serving import client
-from tests.gateway.test_serving import raw as chat
+from tests.gateway.harness import QUESTION, Kitchen, client, kitchen
+from tests.gateway.harness import asked as chat_asked
+from tests.gateway.harness import raw as chat
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OF_A_TEXT = [

@@ -17,9 +17,8 @@ from bottega.gateway.door import Progress, Reply
 from bottega.gateway.responses.door import Responses
 from bottega.gateway.upstreams.events import LAST, event
 from tests import server as doubles
-from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.harness import Kitchen, client, kitchen
 from tests.gateway.test_responses import checked, raw, streamed
-from tests.gateway.test_serving import client
 from tests.gateway.upstreams import USAGE, WHOLE, chunk, events, lines, seen, upstream, watched
 
 WEATHER: Any = {

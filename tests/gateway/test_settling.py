@@ -17,8 +17,7 @@ from bottega.generation import Scripted
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Example, Query, Trace, Usage
-from tests.gateway.harness import kitchen
-from tests.gateway.test_serving import asked, client, raw
+from tests.gateway.harness import asked, client, kitchen, raw
 
 
 class Speaking:

@@ -19,8 +19,7 @@ from bottega.protocols import Tier
 from bottega.reranking import Gated, TopK
 from bottega.routing import BenefitGate, Shadow
 from bottega.types import Answer, Prompt, Query
-from tests.gateway.harness import kitchen
-from tests.gateway.test_serving import asked, raw
+from tests.gateway.harness import asked, kitchen, raw
 
 
 def shows_it(prompt: Prompt) -> str:

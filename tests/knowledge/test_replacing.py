@@ -1,9 +1,9 @@
-"""One answer to one question: a newer one takes the older one's place."""
+"""One answer to one question: a newer one takes the older one's place, unless that is pinned."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import pytest
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.knowledge.writing import PINNED_ANSWERS
+from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import Bad, SeededEmbedder, asked, damaged, shown
 
@@ -46,12 +48,53 @@ def test_what_was_added_is_replaced_too(kb: KnowledgeBase) -> None:
     assert answers(kb) == ["cat", "dog"]
 
 
-def test_the_pin_of_the_older_answer_stays(kb: KnowledgeBase) -> None:
+def test_a_pinned_answer_stays_as_it_is(kb: KnowledgeBase) -> None:
+    (pinned,) = kb.replace([shown(1, "cat")])
+    kb.pin([str(pinned)])
+    bad = Bad()
+    ids = kb.replace([shown(1, "dog"), shown(2, "dog")], on_bad=bad)
+    assert ids == kb.ids() == [pinned, ids[1]]
+    assert answers(kb) == ["cat", "dog"]
+    assert kb.standing(str(pinned)).pinned
+    assert not kb.standing(str(ids[1])).pinned
+    assert not bad
+
+
+def test_what_is_no_longer_pinned_is_replaced(kb: KnowledgeBase) -> None:
     kb.pin([str(kb.replace([shown(1, "cat")])[0])])
+    kb.replace([shown(1, "dog")])
+    kb.unpin(kb.ids())
     (new,) = kb.replace([shown(1, "dog")])
-    (plain,) = kb.replace([shown(2, "dog")])
-    assert kb.standing(str(new)).pinned
-    assert not kb.standing(str(plain)).pinned
+    assert kb.ids() == [new]
+    assert answers(kb) == ["dog"]
+    assert not kb.standing(str(new)).pinned
+
+
+def test_a_pin_that_came_meanwhile_counts(tmp_path: Path) -> None:
+    """While a newer answer is embedded, an operator pins the older one."""
+
+    class Pinning(SeededEmbedder):
+        def embed(self, queries: Sequence[Query]) -> Vectors:
+            if (path := tmp_path / "kb.db").exists():
+                with KnowledgeBase.open(path, None) as operators:
+                    operators.pin(operators.ids())
+            return super().embed(queries)
+
+    with KnowledgeBase.open(tmp_path / "kb.db", Pinning()) as kb:
+        first = kb.replace([shown(1, "cat")])
+        assert kb.replace([shown(1, "dog")]) == first == kb.ids()
+
+
+def test_a_pin_in_another_namespace_keeps_nothing_here(tmp_path: Path) -> None:
+    path = tmp_path / "kb.db"
+    with (
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="a") as one,
+        KnowledgeBase.open(path, SeededEmbedder(), namespace="b") as other,
+    ):
+        other.pin([str(other.replace([shown(1, "cat")])[0])])
+        one.replace([shown(1, "cat")])
+        one.replace([shown(1, "dog")])
+        assert answers(one) == ["dog"]
 
 
 def test_another_context_is_another_question(kb: KnowledgeBase) -> None:
@@ -103,5 +146,7 @@ def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
             " WHERE namespace = 'a' AND key != 3"
             " AND asked = (SELECT asked FROM examples WHERE key = 3)"
         ).fetchall()
+        pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_ANSWERS}", ("a", "[]")).fetchall()
     assert "examples_by_asked" in plan[0][-1]
+    assert "examples_by_asked" in pins[0][-1]
     assert KNOWLEDGE_BASE.version == 5

@@ -66,6 +66,19 @@ async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> 
     assert kb.ids() == [second] != [first]
 
 
+async def test_a_pinned_answer_stays_and_nobody_is_warned(
+    kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    remember = Remember(kb, teachers={"master"})
+    await remember(trace(answer=Answer("cat")))
+    kb.pin(kb.ids())
+    with caplog.at_level(logging.WARNING):
+        await remember(trace(answer=Answer("dog")))
+        assert [await remember.keep(shown(1, "cow"))] == kb.ids()
+    assert [example.answer for example in kb] == ["cat"]
+    assert not caplog.records
+
+
 class Counting:
     """A store that is slow enough for others to arrive meanwhile."""
 

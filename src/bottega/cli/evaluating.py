@@ -104,38 +104,23 @@ def evaluate(
     check_retrieve(retrieve, embed)
     check_output(json)
     Budget(budget)  # refuses now what it would refuse after loading
-    settings = Classification(
-        open_model(model, concurrency=concurrency),
-        labels=(),
-        prompt=open_prompt(prompt),
-        order=parse_order(order),
-        price=open_prices(price),
-        seed=seed,
-    )
+    settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
-    skipped: list[BottegaError] = []
-
-    def on_bad(error: BottegaError) -> None:
-        skipped.append(error)
-        warn(error)
-
-    data = load_benchmark(
+    data, skipped = _read(
         spec,
+        passages,
         seed=seed,
         limit=limit,
         per_class=kb_per_class,
         label_noise=label_noise,
         allow_overlap=allow_overlap,
-        on_bad=on_bad,
     )
-    if passages is not None:
-        data = with_passages(data, passages, on_bad=on_bad)
     longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
     asked = {
         "benchmark": spec,
         "passages": passages,
-        "skipped": len(skipped),
+        "skipped": skipped,
         "model": settings.generator.name,
         "embedder": embed,
         "retrieve": retrieve,
@@ -151,22 +136,74 @@ def evaluate(
     }
     runs: list[Run] = []
     with _ledger(out, asked, data) as ledger:
-        spent, dearest = ledger.spent() if isinstance(ledger, Journal) else (0.0, 0.0)
-        limits = Budget(budget, spent=spent, dearest=dearest)
+        limits = _limits(budget, ledger)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
-        work = Work(
-            names or default_methods(data), counts, retrieve, embed, traces, samples, conditions
-        )
+        chosen = names or default_methods(data)
+        work = Work(chosen, counts, retrieve, embed, traces, samples, conditions)
         try:
             measure(data, settings, work, runs)
         finally:
             _report(data, asked, runs, json)
             _say_failures(ledger, out)
+    _say_what_is_missing(skipped, limits)
+    _say_if_failed(data, runs, out)
+
+
+def _settings(
+    model: str, concurrency: int, prompt: str, order: str, price: str | None, seed: int
+) -> Classification:
+    return Classification(
+        open_model(model, concurrency=concurrency),
+        labels=(),
+        prompt=open_prompt(prompt),
+        order=parse_order(order),
+        price=open_prices(price),
+        seed=seed,
+    )
+
+
+def _read(
+    spec: str,
+    passages: str | None,
+    *,
+    seed: int,
+    limit: int | None,
+    per_class: int | None,
+    label_noise: float,
+    allow_overlap: bool,
+) -> tuple[Benchmark, int]:
+    """With the number of what could not be used, each of which is told."""
+    skipped: list[BottegaError] = []
+
+    def on_bad(error: BottegaError) -> None:
+        skipped.append(error)
+        warn(error)
+
+    data = load_benchmark(
+        spec,
+        seed=seed,
+        limit=limit,
+        per_class=per_class,
+        label_noise=label_noise,
+        allow_overlap=allow_overlap,
+        on_bad=on_bad,
+    )
+    if passages is not None:
+        data = with_passages(data, passages, on_bad=on_bad)
+    return data, len(skipped)
+
+
+def _limits(budget: float | None, ledger: Journal | Unkept) -> Budget:
+    """What an earlier part of the run has spent counts."""
+    spent, dearest = ledger.spent() if isinstance(ledger, Journal) else (0.0, 0.0)
+    return Budget(budget, spent=spent, dearest=dearest)
+
+
+def _say_what_is_missing(skipped: int, limits: Budget) -> None:
     if skipped:
-        say(f"{len(skipped)} of what was read could not be used and is in no figure")
+        say(f"{skipped} of what was read could not be used and is in no figure")
     if limits.is_spent:
         say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
-    _say_if_failed(data, runs, out)
 
 
 def _say_if_failed(data: Benchmark, runs: Sequence[Run], out: Path | None) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, cast
@@ -16,7 +15,7 @@ import typer
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from bottega.cli.output import note, print_table, say
+from bottega.cli.output import note, say
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.image import Image
 
@@ -84,9 +83,7 @@ def serve(
         chosen, made = _chosen(pipeline, config, demo)
         chosen = chosen.told(host=host, port=port, data=data)
         if check:
-            _print(chosen)
-            if made is None:
-                _check_staff(chosen)
+            _check(chosen, made)
         else:
             _run(chosen, made, style, demo, kept)
             if demo:
@@ -164,11 +161,15 @@ def _print_saved(config: Config) -> None:
     )
 
 
-def _check_staff(config: Config) -> None:
+def _check(config: Config, pipeline: Pipeline | None) -> None:
     """A check that passes where the gateway would not start is none. Raises `SettingError`."""
+    from bottega.cli.checking import print_config
     from bottega.gateway.running.tiers import hire
 
-    hire(config, os.environ)
+    print_config(config, os.environ, pipeline)
+    note(f"from {config.file}")
+    if pipeline is None:
+        hire(config, os.environ)
 
 
 def _question(demo: bool) -> str:
@@ -181,32 +182,6 @@ def _question(demo: bool) -> str:
         image = {"type": "image_url", "image_url": {"url": url}}
         content = [image, {"type": "text", "text": DEMO_QUESTION}]
     return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
-
-
-def _print(config: Config) -> None:
-    """Every setting, with the defaults; of keys only where they come from."""
-    from bottega.gateway.running.tiers import key_variable
-
-    rows = []
-    for tier in config.tiers:
-        variable = key_variable(tier)
-        state = "" if variable is None else "set" if os.environ.get(variable) else "NOT set"
-        role = "teaches" if tier.name in config.teachers else "learns"
-        where = tier.base_url or ("https://api.openai.com/v1" if tier.is_remote else "this process")
-        rows.append((tier.name, tier.model, where, role, f"{variable or '-'} {state}".strip()))
-    print_table(("tier", "model", "where", "role", "key"), rows)
-    say("")
-    sections = [one.name for one in fields(config) if one.name not in ("file", "tiers")]
-    settings = [
-        (f"{section}.{name}", value)
-        for section in sections
-        for name, value in vars(getattr(config, section)).items()
-        if value is not None
-    ]
-    print_table(("setting", "value"), settings)
-    note(f"from {config.file}")
-    if config.keys_required:
-        note("requests need a key: bottega keys add NAME")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from ipaddress import ip_address
@@ -28,7 +28,8 @@ CREATED = 1767225600  # of the virtual models: clients want a number
 
 
 class App:
-    """The ASGI application. `more` are further routes, such as the administration's."""
+    """The ASGI application. `more` are further routes, such as the administration's;
+    `troubles` is what `/readyz` tells of tiers."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class App:
         door: Door,
         *,
         is_ready: Callable[[], bool] = lambda: True,
-        paused: Callable[[], Sequence[str]] = tuple,
+        troubles: Callable[[], Mapping[str, Sequence[str]]] = dict,
         metrics: Callable[[], tuple[bytes, str]] | None = None,
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
@@ -44,7 +45,7 @@ class App:
         responses = replace(door, answer=Responses(door.answer).answer)
         self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
-        self._rest = _rest(gateway, self._ready, paused, metrics, more, lifespan)
+        self._rest = _rest(gateway, self._ready, troubles, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door = None
@@ -59,7 +60,7 @@ class App:
 def _rest(
     gateway: Gateway,
     is_ready: Callable[[], bool],
-    paused: Callable[[], Sequence[str]],
+    troubles: Callable[[], Mapping[str, Sequence[str]]],
     metrics: Callable[[], tuple[bytes, str]] | None,
     more: Sequence[BaseRoute],
     lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
@@ -70,7 +71,7 @@ def _rest(
     async def readyz(request: Request) -> Response:
         ready = is_ready()
         status = "ready" if ready else "not ready"
-        return _json({"status": status, "paused": [*paused()]}, 200 if ready else 503)
+        return _json({"status": status, **troubles()}, 200 if ready else 503)
 
     async def models(request: Request) -> Response:
         gateway.check_key(request.headers)

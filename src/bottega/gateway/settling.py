@@ -16,6 +16,7 @@ from bottega.gateway.requests import INSTRUCTING, parts_of
 from bottega.gateway.telemetry.warning import Warn
 from bottega.generation.wire import add_usage
 from bottega.image import Image
+from bottega.knowledge.records import identity
 from bottega.parsing import spoken
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
@@ -117,7 +118,7 @@ class Settling:
         stored = await workshop.keeper.keep(example)
         if stored is None:
             self.warn("not remembered")
-        return stored
+        return stored if stored == identity(example) else None  # else a pinned answer stays
 
 
 def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:

@@ -14,7 +14,8 @@ Said = Callable[[], Awaitable[str]]
 
 
 class Keeper(Protocol):
-    """Stores an example: its id, durable by then; None if it could not be stored."""
+    """Stores an example: its id, durable by then, or that of a pinned one that answers the same
+    question and stays; None if it could not be stored."""
 
     async def keep(self, example: Example, /) -> str | None: ...
 

@@ -43,7 +43,8 @@ def replace_batch(
     on_bad: OnBad,
     capacity: Capacity | None = None,
 ) -> list[str | None]:
-    """The id under which each one's question is answered now, None for a bad one."""
+    """The id under which each one's question is answered now, None for a bad one. Where a pinned
+    answer stays that is its id."""
     asked = [
         question_digest(example) if _is_storable(example, on_bad) else None for example in examples
     ]
@@ -52,8 +53,9 @@ def replace_batch(
     store_batch(list(newest.values()), rows, views, on_bad, capacity, supersede=True)
     ids = {digest: identity(example) for digest, example in newest.items()}
     stored = rows.keys(ids.values())
-    named = [None if digest is None else ids[digest] for digest in asked]
-    return [id if id in stored else None for id in named]
+    answered = {digest: id for digest, id in ids.items() if id in stored}
+    pinned = rows.pinned_answers(ids.keys() - answered.keys())
+    return [None if digest is None else (pinned | answered).get(digest) for digest in asked]
 
 
 def _is_storable(example: Example, on_bad: OnBad) -> bool:

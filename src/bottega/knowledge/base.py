@@ -156,10 +156,10 @@ class KnowledgeBase(Searchable, Closing):
     def replace(
         self, examples: Sequence[Example], *, on_bad: OnBad | None = None
     ) -> list[str | None]:
-        """Stores newer answers, in one commit: each takes the place, and the pin, of what was
-        answered here to the same question (images, text and the tag `context`); of several to one
-        question the last. Their ids in order, None for a bad one, which goes to `on_bad` as in
-        `add`."""
+        """Stores newer answers, in one commit: each takes the place of what was answered here to
+        the same question (images, text and the tag `context`); of several to one question the
+        last. A pinned answer stays, and the newer one is not stored. Their ids in order, that of
+        the pinned one where it stays, None for a bad one, which goes to `on_bad` as in `add`."""
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()

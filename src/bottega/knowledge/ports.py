@@ -97,7 +97,8 @@ class RowStore(Protocol):
         supersede: bool = False,
     ) -> int:
         """Stores those whose id is new and returns how many were. All of them, or none. Those that
-        `supersede` take the place and the pin of older answers to the same question.
+        `supersede` take the place of older answers to the same question, unless one is pinned:
+        then they are left out.
 
         What stands in `standings` by id comes with age, pin and counters, before any is evicted.
         Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
@@ -111,6 +112,10 @@ class RowStore(Protocol):
     def by_keys(self, keys: Collection[int]) -> dict[int, Example]: ...
 
     def keys(self, ids: Collection[str]) -> dict[str, int]: ...
+
+    def pinned_answers(self, asked: Collection[str]) -> dict[str, str]:
+        """The ids of the pinned examples by the digests of their questions."""
+        ...
 
     def own_keys(self, query: Query) -> set[int]:
         """The rows that are the query itself: its id, or one of its images."""

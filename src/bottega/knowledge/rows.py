@@ -50,6 +50,8 @@ class SqliteRows(ChangeLog):
             for example, *vectors in zip(
                 examples, *(made.vectors for made in views.values()), strict=True
             ):
+                if supersede and writing.has_pinned_answer(connection, self.namespace, example):
+                    continue
                 by_number = dict(zip(numbers, vectors, strict=True))
                 key = writing.insert(connection, example, by_number, self.namespace)
                 new += key is not None
@@ -98,6 +100,10 @@ class SqliteRows(ChangeLog):
             listed(ids),
         )
         return {row["id"]: row["key"] for row in found}
+
+    def pinned_answers(self, asked: Collection[str]) -> dict[str, str]:
+        found = self.read(writing.PINNED_ANSWERS, self.namespace, listed(asked))
+        return {row["asked"]: row["id"] for row in found}
 
     def own_keys(self, query: Query) -> set[int]:
         if not query.images and query.id is None:

@@ -20,6 +20,10 @@ INSERT = (
     f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, asked) VALUES ({PLACES})"
     " ON CONFLICT (namespace, id) DO NOTHING"
 )
+PINNED_ANSWERS = (
+    "SELECT asked, id FROM examples JOIN uses USING (key)"
+    f" WHERE namespace = ? AND asked IN {LISTED} AND pinned"
+)
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
 
@@ -141,18 +145,21 @@ def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
     )
 
 
+def has_pinned_answer(connection: sqlite3.Connection, namespace: str, example: Example) -> bool:
+    """To the question of this example, which nothing may supersede then."""
+    asked = listed([question_digest(example)])
+    return connection.execute(PINNED_ANSWERS, (namespace, asked)).fetchone() is not None
+
+
 def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
-    """Removes the older answers to the question of this row, which inherits their pin."""
+    """Removes the older answers to the question of this row."""
     older = connection.execute(
-        "SELECT key, coalesce(pinned, 0) FROM examples LEFT JOIN uses USING (key)"
-        " WHERE namespace = ?1 AND key != ?2"
+        "SELECT key FROM examples WHERE namespace = ?1 AND key != ?2"
         " AND asked = (SELECT asked FROM examples WHERE key = ?2)",
         (namespace, key),
     ).fetchall()
-    if any(pinned for _, pinned in older):
-        connection.execute("INSERT INTO uses (key, pinned) VALUES (?, 1)", [key])
     if older:
-        remove(connection, [each for each, _ in older])
+        remove(connection, [row[0] for row in older])
 
 
 def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:

@@ -32,8 +32,9 @@ class Remember:
 
     An answer that is invalid or was cut short is not kept, nor is an example whose texts have more
     than `longest` characters. The same question (images, text and the tag `context`) is kept once:
-    a newer answer takes the place and the pin of the older one. `source` says which tier and model
-    answered. Answers that arrive together share one commit. Raises `StoreError`.
+    a newer answer takes the place of the older one, unless that is pinned: then it stays as it is.
+    `source` says which tier and model answered. Answers that arrive together share one commit.
+    Raises `StoreError`.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Remember:
             await self._keep_valid(query, answer, tier)
 
     async def keep(self, example: Example) -> str | None:
-        """Its id, once it is durable; None if it cannot be stored, which is logged. It is stored
-        even if the caller does not wait for it."""
+        """Its id, once it is durable, or that of a pinned answer which stays; None if it cannot be
+        stored, which is logged. It is stored even if the caller does not wait for it."""
         if _length(example) > self._longest:
             self._tell("too long", f"it has more than {self._longest} characters")
             return None

@@ -60,6 +60,10 @@ class TierSettings:
         return self.model.startswith(REMOTE)
 
     @property
+    def takes_tools(self) -> bool:
+        return self.is_remote if self.tools is None else self.tools
+
+    @property
     def upstream_name(self) -> str:
         """What the endpoint calls the model."""
         return self.model.removeprefix(REMOTE)
@@ -167,9 +171,17 @@ class Config:
         usual = "" if said or self.master.teaches is False else self.master.name
         return tuple(tier.name for tier in self.tiers if tier.teaches or tier.name == usual)
 
+    def shots(self, tier: TierSettings) -> int:
+        usual = 0 if tier.name in self.teachers else 1
+        return usual if tier.shots is None else tier.shots
+
     @property
     def keys_required(self) -> bool:
         return not self.gateway.is_loopback if self.keys.required is None else self.keys.required
+
+    def needs_keys(self, some_are_made: bool) -> bool:
+        """Who has made keys means them, even on loopback: a proxy may stand in front."""
+        return self.keys_required or (self.keys.required is None and some_are_made)
 
     @property
     def aliases(self) -> frozenset[str]:

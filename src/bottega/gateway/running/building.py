@@ -117,10 +117,9 @@ def _house(
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:
-    """Whether requests need a key. Who has made keys means them, even on loopback: a proxy may
-    stand in front."""
+    """Whether requests need a key. Raises `SettingError` if they do and there is none."""
     alive = any(account.revoked is None for account in accounts.list())
-    required = config.keys_required or (config.keys.required is None and alive)
+    required = config.needs_keys(alive)
     if required and not alive:
         where = config.gateway.data
         raise SettingError(

@@ -62,7 +62,7 @@ class House:
             self.gateway,
             door,
             is_ready=lambda: self.is_ready,
-            paused=self.staff.paused,
+            troubles=self.staff.troubles,
             metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
             more=more,
             lifespan=self.living,

@@ -10,7 +10,6 @@ from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.upstreams.breaker import Breaker
 from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.gateway.upstreams.timing import TimedUpstream
@@ -35,26 +34,29 @@ class Staff:
     served: tuple[Served, ...]
     prices: Prices
     secrets: tuple[str, ...] = ()
-    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
     def timed(self, metrics: Metrics) -> Staff:
         """The same, with its calls and its breakers in the metrics."""
-        breakers = {
-            one.name: one.upstream.breaker
-            for one in self.served
-            if isinstance(one.upstream, HttpUpstream)
+        endpoints = {
+            one.name: one.upstream for one in self.served if isinstance(one.upstream, HttpUpstream)
         }
-        for name, breaker in breakers.items():
-            metrics.breaker(name, breaker)
+        for name, endpoint in endpoints.items():
+            metrics.breaker(name, endpoint.breaker)
         served = (
             replace(one, upstream=TimedUpstream(one.upstream, metrics.upstream))
             for one in self.served
         )
-        return replace(self, served=tuple(served), breakers=breakers)
+        return replace(self, served=tuple(served), endpoints=endpoints)
 
-    def paused(self) -> list[str]:
-        """The tiers that are left alone for now, as they failed too often."""
-        return [name for name, breaker in self.breakers.items() if breaker.state == "open"]
+    def troubles(self) -> dict[str, list[str]]:
+        """The tiers that are left alone for now, as they failed too often, and those whose last
+        call was refused for a key, quota, model name or address."""
+        ends = self.endpoints.items()
+        return {
+            "paused": [name for name, one in ends if one.breaker.state == "open"],
+            "misconfigured": [name for name, one in ends if one.is_misconfigured],
+        }
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -107,18 +109,15 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 
 
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
-    teaches = tier.name in config.teachers
-    shots = tier.shots if tier.shots is not None else 0 if teaches else 1
-    tools = tier.is_remote if tier.tools is None else tier.tools
     generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier)
     unsure = config.route.by == "confidence" and tier is not config.master
     asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
     return Served(
-        Tier(tier.name, generator, shots),
+        Tier(tier.name, generator, config.shots(tier)),
         upstream,
-        Takes(tier.images, tools, tier.audio, tier.context),
+        Takes(tier.images, tier.takes_tools, tier.audio, tier.context),
         asks if unsure else {},
     )
 

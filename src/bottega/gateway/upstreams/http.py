@@ -13,7 +13,12 @@ from bottega.errors import EndpointError, RejectedError, SettingError
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.upstreams.breaker import Breaker
 from bottega.gateway.upstreams.dialect import Dialect
-from bottega.gateway.upstreams.errors import error_body, reported_body, upstream_error
+from bottega.gateway.upstreams.errors import (
+    MisconfiguredError,
+    error_body,
+    reported_body,
+    upstream_error,
+)
 from bottega.gateway.upstreams.mending import mended
 from bottega.gateway.upstreams.streaming import Opened, Timeouts
 from bottega.generation.connection import CALL, Connections, Endpoint
@@ -43,7 +48,8 @@ class HttpUpstream:
     `retries` come on top of the first attempt, and only before a client was sent anything;
     `concurrency` limits requests under way, streams included. `base_url` and `api_key` default to
     OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RefusedError` for what the upstream says against
-    the client's request, `MisconfiguredError` for what only the operator can mend.
+    the client's request, `MisconfiguredError` for what only the operator can mend:
+    `is_misconfigured` says so from then until something is answered.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class HttpUpstream:
         absent = [name for name, value in self._extra.items() if value is None]
         self._left_out = ("stream", "stream_options", *absent)
         self._dialect = Dialect()
+        self.is_misconfigured = False
 
     @property
     def base_url(self) -> str:
@@ -130,13 +137,16 @@ class HttpUpstream:
         while True:
             try:
                 result = await ask(orjson.dumps(dialect.spell(fields)))
+            except MisconfiguredError:
+                self.is_misconfigured = True
+                raise
             except RejectedError as error:
                 other = dialect.after(error, fields)
                 if other is None:
                     raise
                 dialect = other
             else:
-                self._dialect = dialect
+                self._dialect, self.is_misconfigured = dialect, False
                 return result
 
     async def _complete(self, payload: bytes) -> Completed:

@@ -1,0 +1,212 @@
+"""`bottega serve --check`: what was configured, and what holds where nothing was said."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+SECRET = "sk-0123456789abcdefghij"
+TIERS = """
+[tiers.apprentice]
+model = "openai:Qwen/Qwen2.5-VL-7B-Instruct"
+base_url = "http://localhost:8001/v1?key=hidden-in-the-query"
+shots = 2
+images = 8
+context = 32768
+tools = false
+timeout = 30
+retries = 1
+concurrency = 32
+extra_body = { token = "hidden-in-the-body" }
+[tiers.middle]
+model = "openai:gpt-4.1"
+[tiers.master]
+model = "openai:nobody-knows-its-price"
+base_url = "http://localhost:8002/v1"
+api_key_env = "MASTER_KEY"
+price = [2.0, 8.0, 0.5]
+[cache]
+embed = "words"
+"""
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_KEY", SECRET)
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+
+
+def told(run: Run, text: str, *more: object) -> list[str]:
+    """Lines, with one space where there are several."""
+    Path("bottega.toml").write_text(text)
+    done = run("serve", "--check", *more)
+    assert done.code == 0, done.err
+    for secret in (SECRET, "hidden-in"):
+        assert secret not in done.out + done.err
+    return [" ".join(line.split()) for line in done.out.splitlines()]
+
+
+def block(lines: list[str], first: str, number: int) -> list[str]:
+    start = next(i for i, line in enumerate(lines) if line.startswith(first))
+    return lines[start : start + number]
+
+
+def test_each_tier_says_what_it_is_and_takes(run: Run) -> None:
+    lines = told(run, TIERS)
+    assert block(lines, "tiers.apprentice", 8) == [
+        "tiers.apprentice openai:Qwen/Qwen2.5-VL-7B-Instruct",
+        "at http://localhost:8001/v1",
+        "key none",
+        "shown 2 examples",
+        "takes 8 images, no tools, no audio, 32768 tokens of context",
+        "price no price: what it costs is not known",
+        "time-outs 30 s an attempt; of a stream 30 s to the first event, 30 s between two; 1 retry",
+        "at once 32 requests",
+    ]
+    middle = block(lines, "tiers.middle", 8)
+    assert middle[1:5] == [
+        "at https://api.openai.com/v1",
+        "key OPENAI_API_KEY set",
+        "shown 1 example",
+        "takes any number of images, tools, no audio, any context",
+    ]
+    assert middle[5] == "price 2 in, 8 out: USD per million tokens (published)"
+    assert middle[6].endswith("120 s to the first event, 60 s between two; 2 retries")
+    master = block(lines, "tiers.master", 6)
+    assert master[0].endswith("(teaches: its answers are kept)")
+    assert master[3] == "shown no examples"
+    assert master[5] == "price 2 in, 8 out, 0.5 cached: USD per million tokens"
+
+
+def test_the_values_stand_in_one_column(run: Run) -> None:
+    Path("bottega.toml").write_text(TIERS)
+    lines = run("serve", "--check").out.splitlines()
+    start = lines[0].index("openai:")
+    assert {line[start - 2 : start] for line in lines} == {"  "}
+    assert all(line[start] != " " for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ("", ["route coin: the master at random", "master_rate 0.2 (default)", "seed 0 (default)"]),
+        (
+            'by = "coverage"\nat_least = 0.8',
+            [
+                "route coverage: the master where nothing cached is near",
+                "at_least 0.8",
+                "master_rate not set: at_least decides",
+            ],
+        ),
+        (
+            'by = "coverage"\nmaster_rate = 0.3\nseed = 7',
+            [
+                "route coverage: the master where nothing cached is near",
+                "at_least not set: it follows the last questions, so that master_rate is held",
+                "master_rate 0.3",
+                "seed 7",
+            ],
+        ),
+        (
+            'by = "confidence"\nbelow = 0.7\nfallback = "up"\ncold_start = 9',
+            [
+                "route confidence: the cheapest first, the next where it is not sure",
+                "below 0.7",
+                "samples not set: one reply, and its probability",
+                "cold_start 9",
+                "fallback up",
+            ],
+        ),
+        (
+            'by = "always"',
+            [
+                "route always: one tier for all",
+                "tier not set: the first, apprentice",
+                "cold_start 0 (default)",
+                "fallback any (default)",
+            ],
+        ),
+    ],
+)
+def test_the_router_says_what_holds_where_nothing_is_set(
+    run: Run, route: str, said: list[str]
+) -> None:
+    assert block(told(run, f"{TIERS}[route]\n{route}\n"), "route", len(said)) == said
+
+
+def test_cache_and_repeats(run: Run) -> None:
+    lines = told(run, TIERS)
+    assert block(lines, "cache", 4) == [
+        "cache bottega-data/cache.db",
+        "embed words",
+        "retrieve nearest (default)",
+        "at_least 0.3 (default)",
+    ]
+    assert "replay exact repeats for 3600 s, from 256 MB" in lines
+    assert "shadow off" in lines
+    assert "limits the defaults" in lines
+    more = 'retrieve = "bm25"\nfile = "c.db"\n[replay]\nseconds = 0\n[limits]\nimages = 3\n'
+    lines = told(run, f"{TIERS}{more}[shadow]\nrate = 0.1\ngate = true\n", "--port", 9999)
+    assert block(lines, "cache", 4) == [
+        "cache c.db",
+        "embed words",
+        "retrieve bm25",
+        "at_least not set: bm25 knows no similarity",
+    ]
+    assert "replay off" in lines
+    assert block(lines, "limits", 2) == ["limits the defaults, but for", "images 3"]
+    assert "shadow 0.1 of the apprentices' answers are compared; the gate is on" in lines
+    assert "gateway http://127.0.0.1:9999" in lines
+
+
+def test_keys(run: Run) -> None:
+    assert "keys not required" in told(run, TIERS)
+    assert not Path("bottega-data").exists()
+    none = "keys required, and there are none: bottega keys add NAME --data bottega-data"
+    assert none in told(run, TIERS, "--host", "0.0.0.0")
+    assert run("keys", "add", "ann").code == 0
+    for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, as there is one
+        assert "keys required; 1 in bottega-data" in told(run, TIERS, *more)
+    assert "keys not required" in told(run, f"{TIERS}[keys]\nrequired = false\n")
+
+
+def test_models_in_this_process(run: Run) -> None:
+    lines = told(run, '[tiers.only]\nmodel = "bundled"\n[cache]\nembed = "words"\n')
+    assert block(lines, "tiers.only", 6) == [
+        "tiers.only bundled (teaches: its answers are kept)",
+        "at this process",
+        "shown no examples",
+        "takes any number of images, no tools, no audio, any context",
+        "price nothing: it runs in this process",
+        "route always: one tier for all",
+    ]
+
+
+def test_somebodys_pipeline_says_what_is_known_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    Path("stall.py").write_text(
+        "from bottega import Pipeline, Tier\n"
+        "from bottega.generation import Scripted\n"
+        "from bottega.parsing import plain_text\n"
+        "from bottega.prompting import Interleaved\n"
+        "from bottega.routing import always\n"
+        "tier = Tier('only', Scripted(lambda prompt: 'x', name='mine'), 3)\n"
+        "pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))\n"
+    )
+    done = run("serve", "stall:pipeline", "--check")
+    sys.modules.pop("stall", None)
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert done.code == 0
+    assert block(lines, "tiers.only", 5) == [
+        "tiers.only mine",
+        "shown 3 examples",
+        "price no price: what it costs is not known",
+        "route the pipeline's own",
+        "cache the pipeline's own",
+    ]

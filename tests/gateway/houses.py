@@ -1,0 +1,62 @@
+"""A gateway as `build` makes it of a configuration, on loopback."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.settings import Config
+from bottega.gateway.running.house import House
+from tests.gateway.harness import running
+
+ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
+
+
+def configured(folder: Path, url: str, more: str = "") -> Config:
+    text = f"""
+        [gateway]
+        data = "{folder}"
+        aliases = ["gpt-4o"]
+        [tiers.small]
+        model = "openai:qwen"
+        base_url = "{url}"
+        price = [1.0, 1.0]
+        [tiers.large]
+        model = "openai:huge"
+        base_url = "{url}"
+        api_key_env = "LARGE_KEY"
+        price = [10.0, 10.0]
+        [route]
+        by = "always"
+        cold_start = 1
+        [cache]
+        embed = "words"
+    """
+    return parse_config(textwrap.dedent(text) + more)
+
+
+@contextmanager
+def serving(house: House) -> Iterator[str]:
+    with running(house.app) as url:
+        end = time.monotonic() + 20
+        while not house.is_ready:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield url
+
+
+def ask(
+    url: str, text: str, *, key: str = "sk-any", **more: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
+    body = {"model": "bottega", "messages": [{"role": "user", "content": text}], **more}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.load(reply), {k.lower(): v for k, v in reply.headers.items()}

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from bottega.gateway.running.doorway import Doorway
+
+
+async def test_the_doorway_counts_refuses_and_closes() -> None:
+    release = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/v1/slow":
+            await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def come(path: str) -> tuple[int, bytes]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await doorway({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
+        return sent[0]["status"], sent[-1].get("body", b"")
+
+    doorway = Doorway(app, 2)
+    slow = [asyncio.create_task(come("/v1/slow")) for _ in range(2)]
+    await asyncio.sleep(0)
+    status, body = await come("/v1/quick")
+    assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
+    assert (await come("/metrics"))[0] == 200
+    closing = asyncio.create_task(doorway.close(5))
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    assert json.loads((await come("/v1/quick"))[1])["error"]["code"] == "shutting_down"
+    assert (await come("/readyz"))[0] == 503
+    assert (await come("/healthz"))[0] == 200
+    release.set()
+    await asyncio.wait_for(closing, 1)
+    assert [(await task)[0] for task in slow] == [200, 200]
+    clock = time.monotonic()
+    await doorway.close(5)
+    assert time.monotonic() - clock < 1

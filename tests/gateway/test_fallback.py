@@ -1,0 +1,121 @@
+"""Who answers for a tier that failed or cannot take a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import openai
+import pytest
+
+from bottega.errors import RejectedError, ServerFailedError
+from bottega.gateway.answering import Fallback
+from bottega.gateway.ports import Takes
+from bottega.generation import Scripted
+from bottega.protocols import Router, Tier
+from bottega.routing import always
+from bottega.types import Answer, Query
+from tests.gateway.harness import asked, client, kitchen, raw
+
+
+def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
+    with kitchen(tmp_path, takes={"apprentice": Takes(images=1)}) as found:
+        assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
+        assert raw(found, asked(1, 2)).headers["x-bottega-route"] == "master"
+        with pytest.raises(openai.BadRequestError) as refused:
+            raw(found, asked(1, 2), "bottega/apprentice")
+        assert refused.value.code == "unsupported_by_tier"
+
+
+def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
+    broken = Scripted([ServerFailedError("down", status=500)] * 2 + ["fine"])
+    with kitchen(tmp_path, apprentice=broken) as found:
+        assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
+        with pytest.raises(openai.InternalServerError) as failed:
+            raw(found, asked(2), "bottega/apprentice")
+        assert failed.value.response.headers["x-should-retry"] == "false"
+        assert raw(found, asked(3)).parse().choices[0].message.content == "fine"
+
+
+def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
+    strict = Scripted([RejectedError("the prompt is too long", status=400)])
+    with kitchen(tmp_path, apprentice=strict) as found:
+        with pytest.raises(openai.BadRequestError, match="too long"):
+            raw(found, asked(1))
+        over = found.wait(1)
+        assert (over.state, over.status) == ("failed", 400)
+
+
+DOWN = ServerFailedError("down", status=500)
+
+
+def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
+    with kitchen(tmp_path, apprentice=Scripted([DOWN, DOWN, "fine"])) as found:
+        whole = raw(found, asked(1)).headers
+        assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
+        with client(found.url) as real:
+            streamed = real.chat.completions.with_raw_response.create(
+                model="bottega", messages=asked(2), stream=True
+            )
+            assert streamed.headers["x-bottega-fallback"] == "apprentice"
+            list(streamed.parse())
+        assert "x-bottega-fallback" not in raw(found, asked(3)).headers
+        found.wait(3)
+    assert [one.fallback for one in found.over] == ["apprentice", "apprentice", ""]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fallback", "first", "answers"),
+    [
+        ("any", "master", True),
+        ("up", "master", False),
+        ("up", "apprentice", True),
+        ("never", "master", False),
+        ("never", "apprentice", False),
+    ],
+)
+def test_who_is_asked_after_a_failure_is_the_operators_choice(
+    tmp_path: Path, fallback: Fallback, first: str, answers: bool, stream: bool
+) -> None:
+    other = "apprentice" if first == "master" else "master"
+    parts = {first: Scripted([DOWN] * 3), other: Scripted(["fine"] * 3)}
+
+    def route(tiers: Sequence[Tier]) -> Router:
+        return always(next(tier for tier in tiers if tier.name == first))
+
+    with kitchen(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
+        if answers:
+            assert raw(found, asked(1), stream=stream).headers["x-bottega-route"] == other
+        else:
+            with pytest.raises(openai.InternalServerError):
+                raw(found, asked(1), stream=stream)
+
+
+def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
+    takes = {"apprentice": Takes(images=0)}
+    with kitchen(tmp_path, takes=takes, fallback="never") as found:
+        headers = raw(found, asked(1)).headers
+    assert headers["x-bottega-route"] == "master"
+    assert "x-bottega-fallback" not in headers
+
+
+@pytest.mark.parametrize("fallback", ["any", "up"])
+def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
+    tmp_path: Path, fallback: Fallback
+) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    with kitchen(
+        tmp_path,
+        master=Scripted([DOWN]),
+        change=lambda pipeline: replace(pipeline, escalate=unsure),
+        fallback=fallback,
+    ) as found:
+        if fallback == "any":
+            assert raw(found, asked(1)).headers["x-bottega-fallback"] == "master"
+        else:
+            with pytest.raises(openai.InternalServerError):
+                raw(found, asked(1))

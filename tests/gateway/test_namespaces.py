@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import StoreError
+from bottega.gateway.running.namespaces import Namespaces
+from bottega.gateway.workshop import Workshop
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.protocols import Tier
+from bottega.recipes import cache_of_thought
+from bottega.routing import always
+
+
+async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
+    opened: list[str] = []
+    bases: dict[str, KnowledgeBase] = {}
+
+    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+        time.sleep(0.02)
+        opened.append(name)
+        base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
+        bases[name] = base
+        tier = Tier("one", Scripted(lambda prompt: "x"))
+        pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
+        return Workshop(pipeline), base
+
+    spaces = Namespaces(open_one, 2)
+    first, again = await asyncio.gather(spaces.open("a"), spaces.open("a"))
+    assert first is again
+    del again
+    await spaces.open("b")
+    await spaces.open("c")
+    assert opened == ["a", "b", "c"]
+    assert spaces.counts() == {"b": 0, "c": 0}
+    assert await _is_open(bases["a"])  # a request holds it
+    del first
+    end = time.monotonic() + 5
+    while await _is_open(bases["a"]):
+        assert time.monotonic() < end
+    assert len(await asyncio.to_thread(spaces.base, "a")) == 0
+    assert opened == ["a", "b", "c", "a"]
+    await spaces.aclose()
+    for base in bases.values():
+        assert not await _is_open(base)
+
+
+async def _is_open(base: KnowledgeBase) -> bool:
+    await asyncio.sleep(0.01)
+    try:
+        len(base)
+    except StoreError:
+        return False
+    return True
+
+
+async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+        calls.append(name)
+        raise StoreError("the disk is gone")
+
+    spaces = Namespaces(open_one, 2)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await spaces.open("a")
+    assert calls == ["a", "a"]
+    await spaces.aclose()

@@ -1,0 +1,67 @@
+"""What an operator has pinned stays as it is, whatever the master says later."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.running.building import build
+from bottega.gateway.running.house import House
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server, ok
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Iterator[str]:
+    with closing(Accounts.open(tmp_path / FILE)) as accounts:
+        yield accounts.add("operator", admin=True)[1]
+
+
+def admin(url: str, key: str, path: str, method: str = "GET") -> Any:
+    request = urllib.request.Request(
+        f"{url.removesuffix('/v1')}/admin/{path}",
+        method=method,
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.load(reply)
+
+
+def warned(house: House) -> list[str]:
+    told = house.metrics.exposition().decode().splitlines()
+    return [line for line in told if line.startswith("bottega_warnings_total{")]
+
+
+def test_a_pinned_answer_outlives_what_the_master_says_later(
+    endpoint: Server, tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tmp_path, endpoint.url)
+    house = build(config, ENVIRONMENT)
+    endpoint.answers = [ok("seven"), ok("eight"), ok("nine")]
+    master = "bottega:route=large,no-replay"
+    with serving(house) as url:
+        endpoint.bodies.clear()
+        _, first = ask(url, "What is 3 + 4?", key=key, model=master)
+        id = first["x-bottega-stored"]
+        assert admin(url, key, f"cache/{id}/pin", "POST") == {"changed": 1, "pinned": 1}
+        reply, second = ask(url, "What is 3 + 4?", key=key, model=master)
+        held = admin(url, key, f"cache/{id}")
+        page = admin(url, key, "cache")
+        quiet = warned(house), caplog.text
+        admin(url, key, f"cache/{id}/unpin", "POST")
+        _, third = ask(url, "What is 3 + 4?", key=key, model=master)
+    assert reply["choices"][0]["message"]["content"] == "eight"
+    assert "x-bottega-stored" not in second
+    assert (held["answer"], held["pinned"]) == ("seven", True)
+    assert page["total"] == 1
+    assert quiet[0] == []
+    assert "not remembered" not in quiet[1]
+    assert third["x-bottega-stored"] != id

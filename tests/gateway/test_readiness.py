@@ -1,0 +1,73 @@
+"""What `/readyz` tells of tiers that do not answer while another one does."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.errors import ServerFailedError
+from bottega.gateway.running.building import build
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server, ok, reply
+
+FINE = {"status": "ready", "paused": [], "misconfigured": []}
+
+
+def readiness(url: str) -> Any:
+    with urllib.request.urlopen(url.removesuffix("/v1") + "/readyz", timeout=20) as said:
+        return json.load(said)
+
+
+def test_it_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
+    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    endpoint.answers = [ok("seven")]
+    with serving(house) as url:
+        assert readiness(url) == FINE
+        for _ in range(5):
+            with (
+                pytest.raises(ServerFailedError),
+                house.staff.endpoints["large"].breaker.attempt(),
+            ):
+                raise ServerFailedError("down", status=500)
+        assert readiness(url) == {**FINE, "paused": ["large"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [401, 403])
+def test_it_names_a_tier_whose_key_is_refused_until_it_answers(
+    endpoint: Server, tmp_path: Path, status: int, stream: bool
+) -> None:
+    refused, well = reply({"error": {"message": "no"}}, status=status), ok("seven")
+    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        endpoint.bodies.clear()
+        endpoint.answers = [refused, well, reply({"error": {"message": "?"}}, status=400), well]
+        assert _asked(url, "one", stream) == 502
+        assert readiness(url) == {**FINE, "misconfigured": ["large"]}
+        ask(url, "two", model="bottega/small")
+        assert readiness(url) == {**FINE, "misconfigured": ["large"]}
+        assert _asked(url, "three", stream) == 400  # a client's fault says nothing of the key
+        assert readiness(url) == {**FINE, "misconfigured": ["large"]}
+        assert _asked(url, "four", stream) == 200
+        assert readiness(url) == FINE
+
+
+def _asked(url: str, text: str, stream: bool) -> int:
+    try:
+        body = {"model": "bottega/large", "stream": stream}
+        body["messages"] = [{"role": "user", "content": text}]
+        asking = urllib.request.Request(
+            f"{url}/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(asking, timeout=20) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code

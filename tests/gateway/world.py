@@ -1,0 +1,120 @@
+"""Servers with images, and one that nobody may reach."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from PIL import Image as Pillow
+
+from bottega.gateway.fetching.fetcher import Fetcher
+from bottega.gateway.refusals import Refusal
+from bottega.image import Image
+
+PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OUTSIDE, INSIDE = "127.0.0.1", "127.0.0.2"  # loopback plays both, by an injected policy
+
+
+@dataclass
+class World:
+    """A server that plays the public internet, and one on the same port that must never be
+    reached, on every loopback address that there is."""
+
+    port: int
+    answer: Answer
+    names: dict[str, list[list[str]]]
+    requests: list[web.Request] = field(default_factory=list)
+    intrusions: int = 0
+    resolved: list[str] = field(default_factory=list)
+
+    async def resolve(self, host: str, port: int) -> Sequence[str]:
+        """The next answer of the table; of numbers what the C library makes of them."""
+        self.resolved.append(host)
+        if answers := self.names.get(host):
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        return [str(address[0]) for *_, address in found]
+
+    def fetcher(self, **settings: Any) -> Fetcher:
+        defaults: dict[str, Any] = {
+            "enabled": True,
+            "ports": [self.port],
+            "allowed": lambda address: address == OUTSIDE,
+            "resolve": self.resolve,
+        }
+        return Fetcher(**defaults | settings)
+
+    def url(self, host: str = "pictures.example", path: str = "/cat.png") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    async def refused(self, url: str, **settings: Any) -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            await self.fetcher(**settings).fetch(url, "messages[0].content[1].image_url.url")
+        refusal = caught.value
+        assert (refusal.status, refusal.code) == (400, "invalid_image_url")
+        assert refusal.param == "messages[0].content[1].image_url.url" and refusal.hint
+        assert self.intrusions == 0
+        return refusal
+
+
+def shows(body: bytes = PIXEL.data, kind: str = "image/png", **headers: str) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return web.Response(body=body, headers={"Content-Type": kind} | named)
+
+    return answer
+
+
+def redirects(*places: str, status: int = 302) -> Answer:
+    left = list(places)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if not left:
+            return await shows()(request)
+        return web.Response(status=status, headers={"Location": left.pop(0)})
+
+    return answer
+
+
+@asynccontextmanager
+async def opened() -> AsyncGenerator[World]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        here.requests.append(request)
+        return await here.answer(request)
+
+    async def intruded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        here.intrusions += 1
+        writer.close()
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, OUTSIDE, 0).start()
+    port = runner.addresses[0][1]
+    inside = [INSIDE, "::1"] if socket.has_ipv6 and _has_loopback_v6() else [INSIDE]
+    servers = [await asyncio.start_server(intruded, host, port) for host in inside]
+    names = {"pictures.example": [[OUTSIDE]], "inner.example": [[INSIDE]]}
+    here = World(port, shows(), names)
+    yield here
+    for server in servers:
+        server.close()
+    await runner.cleanup()
+
+
+def _has_loopback_v6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
