@@ -74,6 +74,7 @@ from bottega.reranking import (
     Reward,
     SelfConsistency,
     TopK,
+    TreeSearch,
     Weighted,
 )
 from bottega.retrieval import (
@@ -226,6 +227,7 @@ __all__ = [
     "Trace",
     "Traces",
     "Transformers",
+    "TreeSearch",
     "Uniform",
     "UnlessEmpty",
     "Unsure",
