@@ -75,6 +75,7 @@ from bottega.reranking import (
     Reward,
     SelfConsistency,
     TopK,
+    TreeSearch,
     Weighted,
 )
 from bottega.retrieval import (
@@ -229,6 +230,7 @@ __all__ = [
     "Trace",
     "Traces",
     "Transformers",
+    "TreeSearch",
     "Uniform",
     "UnlessEmpty",
     "Unsure",

@@ -243,7 +243,7 @@ def test_where_nothing_can_grow(depth: int) -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     for wrong in ({"width": 0}, {"exploration": -1.0}, {"exploration": math.nan}):
         with pytest.raises(SettingError) as raised:
-            Tree(found(1), 1, random=Random(0), **wrong)  # type: ignore[arg-type]
+            Tree(found(1), 1, random=Random(0), **wrong)
         assert raised.value.hint
 
 

@@ -16,6 +16,7 @@ from bottega.reranking.rewards import (
     says_the_same,
 )
 from bottega.reranking.top import Order, TopK, arranged
+from bottega.reranking.tree_search import TreeSearch
 
 __all__ = [
     "Agree",
@@ -30,6 +31,7 @@ __all__ = [
     "Reward",
     "SelfConsistency",
     "TopK",
+    "TreeSearch",
     "Variant",
     "Weighted",
     "Worth",

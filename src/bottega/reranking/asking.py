@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass, replace
+from math import inf
 from typing import TypeVar
 
 from bottega.errors import SettingError
@@ -29,6 +30,14 @@ def most_prompt_tokens(prompt: Prompt) -> int:
     parts = [part for message in prompt.messages for part in message.parts]
     sizes = [len(part.encode()) if isinstance(part, str) else AN_IMAGE for part in parts]
     return sum(sizes) + AROUND_MESSAGE * len(prompt.messages)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What is set aside before something is sent."""
+
+    calls: int = 0
+    tokens: int = 0
 
 
 @dataclass
@@ -61,6 +70,7 @@ class Asker:
         self.requests = 0
         self.calls = 0
         self.usage = Usage()
+        self.set_aside = Price()
         self._generator = generator
         self._seed = seed
         self._calls_left = most_calls
@@ -68,12 +78,22 @@ class Asker:
         self._count = count
         self._requests: dict[tuple[Prompt, Sampling], Request] = {}
 
+    @property
+    def is_limited(self) -> bool:
+        return self._calls_left is not None or self._tokens_left is not None
+
+    def room(self, price: Price) -> float:
+        """How many things of this price fit into what is left of the budget."""
+        kinds = ((self._calls_left, price.calls), (self._tokens_left, price.tokens))
+        return min((left // each for left, each in kinds if left is not None and each), default=inf)
+
     async def ask(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = prompt, sampling
         request = self._requests.get(key)
         if request is None:
-            bound = self._set_aside(prompt, sampling)
-            task = asyncio.create_task(self._send(prompt, sampling, bound))
+            price = Price(sampling.n, self._most_tokens(prompt, sampling))
+            self._pay(price)
+            task = asyncio.create_task(self._send(prompt, sampling, price.tokens))
             request = self._requests[key] = Request(task)
         request.waiting += 1
         try:
@@ -84,19 +104,20 @@ class Asker:
                 del self._requests[key]
                 request.task.cancel()
 
-    def _set_aside(self, prompt: Prompt, sampling: Sampling) -> int:
-        bound = 0
-        if self._tokens_left is not None:
-            bound = self._count(prompt) + sampling.n * sampling.max_tokens
-            if bound > self._tokens_left:
-                raise BudgetSpentError
+    def _most_tokens(self, prompt: Prompt, sampling: Sampling) -> int:
+        if self._tokens_left is None:
+            return 0
+        return self._count(prompt) + sampling.n * sampling.max_tokens
+
+    def _pay(self, price: Price) -> None:
+        if self.room(price) < 1:
+            raise BudgetSpentError
+        before = self.set_aside
+        self.set_aside = Price(before.calls + price.calls, before.tokens + price.tokens)
         if self._calls_left is not None:
-            if sampling.n > self._calls_left:
-                raise BudgetSpentError
-            self._calls_left -= sampling.n
+            self._calls_left -= price.calls
         if self._tokens_left is not None:
-            self._tokens_left -= bound
-        return bound
+            self._tokens_left -= price.tokens
 
     async def _send(self, prompt: Prompt, sampling: Sampling, bound: int) -> Reply:
         self.requests += 1
