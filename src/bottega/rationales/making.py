@@ -1,0 +1,178 @@
+"""A rationale for one example: several are written, and the one that best leads to the answer is
+taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bottega.errors import BottegaError, GenerationError, SettingError
+from bottega.parsing import FinalAnswerParser, agreement, spoken
+from bottega.prompting import Concluding, Explaining
+from bottega.protocols import Generator, Parser, Pricer
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
+
+Agree = Callable[[Answer, Answer, Query], float]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of an example. `score` is the share of right predictions of the best candidate;
+    without a `rationale` none was ever right, or there was an `error`.
+
+    `verified` candidates were tried. `calls` are completions. `cost_usd`, of everything that came
+    back, is None where a price is not known.
+    """
+
+    rationale: str | None = None
+    score: float = 0.0
+    verified: int = 0
+    requests: int = 0
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = 0.0
+    error: BottegaError | None = None
+
+
+def same(said: Answer, known: Answer, query: Query) -> float:
+    """1 for the same option, number or words, up to how these are written, else 0."""
+    return float(said.valid and agreement(said.text, known.text, query) == 1.0)
+
+
+class Rationales:
+    """Self-consistent reasoning contexts (RCTS, section 3.2).
+
+    For the question and its answer so many `candidates` are written in one request. With each of
+    them, and without the answer, so many `predictions` are made in one request, and `agree` says
+    how right they are, from 0 to 1. The best mean wins, the first of several; a candidate that is
+    never right does not (the paper takes it all the same).
+
+    The paper verifies all candidates. With `stop_early`, as in its released code, that ends at the
+    first one whose predictions are all right: they are verified in waves of 1, 2, 4 and so on, each
+    wave at once. Empty candidates and those that were cut are none.
+
+    Raises `SettingError` for a model that answers in a word (`turns_only`, as the bundled ones).
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        candidates: int = 10,
+        predictions: int = 10,
+        stop_early: bool = True,
+        sampling: Sampling | None = None,
+        explain: Callable[[Example], Prompt] | None = None,
+        conclude: Callable[[Query, str], Prompt] | None = None,
+        parse: Parser | None = None,
+        agree: Agree = same,
+        price: Pricer | None = None,
+    ) -> None:
+        if getattr(generator, "turns_only", False):
+            raise SettingError(
+                f"{generator.name} answers in a word or two: it cannot write rationales",
+                hint="name a model that reasons, such as openai:NAME or a Hugging Face id",
+            )
+        sampling = sampling or Sampling(temperature=0.7, max_tokens=512)
+        self._generator = generator
+        self._writing = replace(sampling, n=candidates)
+        self._predicting = replace(sampling, n=predictions)
+        self._stop_early = stop_early
+        self._explain = explain or Explaining()
+        self._conclude = conclude or Concluding()
+        self._parse = parse or FinalAnswerParser()
+        self._agree = agree
+        self._price = price
+
+    async def make(self, example: Example) -> Made:
+        """Errors of the model are in what it returns, beside what was spent until then."""
+        bill = _Bill(self._price)
+        try:
+            found = await self._best(example, bill)
+        except BottegaError as error:
+            return bill.totalled(Made(error=error))
+        return bill.totalled(found)
+
+    async def _best(self, example: Example, bill: _Bill) -> Made:
+        reply = await self._generator.generate(self._explain(example), self._writing)
+        bill.add(reply)
+        candidates = self._whole(reply)
+        best = Made()
+        for wave in self._waves(candidates):
+            tried = [self._score(example, rationale, bill) for rationale in wave]
+            # All are waited for, also beside one that failed: what they cost is to be counted.
+            scores = await asyncio.gather(*tried, return_exceptions=True)
+            for rationale, score in zip(wave, scores, strict=True):
+                if isinstance(score, BaseException):
+                    raise score
+                if score > best.score:
+                    best = replace(best, rationale=rationale, score=score)
+            best = replace(best, verified=best.verified + len(wave))
+            if self._stop_early and best.score >= 1:
+                break
+        return best
+
+    def _whole(self, reply: Reply) -> list[str]:
+        """Equal ones are verified once."""
+        texts = [spoken(one.text) for one in reply.completions if one.finish_reason != "length"]
+        # No store takes a NUL.
+        whole = list(dict.fromkeys(text for text in texts if text and "\0" not in text))
+        if whole:
+            return whole
+        error = GenerationError(
+            f"all {len(reply.completions)} rationales were empty, or cut at"
+            f" {self._writing.max_tokens} tokens",
+            hint="allow more tokens (--max-tokens)",
+        )
+        error.retryable = True  # the next ones are other ones
+        raise error
+
+    def _waves(self, candidates: Sequence[str]) -> Iterator[Sequence[str]]:
+        start, size = 0, 1 if self._stop_early else len(candidates)
+        while start < len(candidates):
+            yield candidates[start : start + size]
+            start, size = start + size, 2 * size
+
+    async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
+        prompt = self._conclude(example.query, rationale)
+        reply = await self._generator.generate(prompt, self._predicting)
+        bill.add(reply)
+        known = Answer(example.answer, labels=example.labels or (example.answer,))
+        right = [self._right(example.query, one, known) for one in reply.completions]
+        return sum(right) / len(right)
+
+    def _right(self, query: Query, completion: Completion, known: Answer) -> float:
+        return self._agree(self._parse(query, completion), known, query)
+
+
+@dataclass
+class _Bill:
+    price: Pricer | None
+    replies: list[Reply] = field(default_factory=list)
+
+    def add(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+    def totalled(self, made: Made) -> Made:
+        usages = [reply.usage for reply in self.replies]
+        return replace(
+            made,
+            requests=len(self.replies),
+            calls=sum(len(reply.completions) for reply in self.replies),
+            usage=Usage(
+                sum(usage.prompt_tokens for usage in usages),
+                sum(usage.completion_tokens for usage in usages),
+                sum(usage.cached_tokens for usage in usages),
+            ),
+            cost_usd=self._cost(),
+        )
+
+    def _cost(self) -> float | None:
+        total = 0.0
+        for reply in self.replies:
+            cost = self.price(reply.model, reply.usage) if self.price else None
+            if cost is None:
+                return None
+            total += cost
+        return total

@@ -1,0 +1,161 @@
+"""`bottega rationales` against a real server and a real file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from aiohttp import web
+
+from bottega.cli import rationalising
+from bottega.knowledge import KnowledgeBase
+from bottega.rationales import ACCURACY
+from bottega.types import Example
+from tests.cli.conftest import Run
+from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.server import Server, ok, refuse
+
+ASKED = ("rationales", "kb.db", "--model", "openai:m", "--candidates", 3, "--predictions", 2)
+
+
+async def thinks(request: web.Request) -> web.StreamResponse:
+    """Right about everything but q1; q2 is refused."""
+    body = await request.json()
+    text = str(body["messages"][-1]["content"])
+    if "q2" in text:
+        return await refuse(400, "filtered")(request)
+    said = "Think." if "**Answer:**" in text else "no" if "q1" in text else "yes"
+    texts = [f"{said}{i}" if said == "Think." else said for i in range(body["n"])]
+    return await ok(*texts)(request)
+
+
+@pytest.fixture
+def kb(tmp_path: Path, run: Run, served: Server) -> Path:
+    served.answers = [thinks]
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked(f"q{i}") for i in range(4)])
+        kb.add([asked("known", rationale="By heart."), asked("passage", "")])
+        kb.pin([kb.ids()[0]])
+    return tmp_path / "kb.db"
+
+
+def examples(path: Path) -> dict[str, Example]:
+    with KnowledgeBase.open(path, None) as kb:
+        return {e.query.text: e for e in kb}
+
+
+def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
+    before = examples(kb)
+    done = run(*ASKED, "--price", "1,1")
+    assert done.code == 1
+    # q0 and q3 take two requests, q1 verifies all three candidates, q2 is refused.
+    row = " ".join(done.out.split("\n")[1].split())
+    assert row == "this run 3 2 1.000 0.342 1.000 1"
+    assert "1 failed; 8 requests, 19 calls, 80 tokens in, 38 out, for 0.0001 USD" in done.out
+    assert f"skipped: {before['q2'].id}: " in done.err
+    assert "1 examples are left, 1 came with a rationale, 1 have no answer" in done.err
+    after = examples(kb)
+    assert (after["q0"].rationale, after["q3"].rationale) == ("Think.0", "Think.0")
+    assert (after["q1"].rationale, after["q1"].tags) == (None, {ACCURACY: "0"})
+    assert [after[q] for q in ("q2", "known", "passage")] == [
+        before[q] for q in ("q2", "known", "passage")
+    ]
+    with KnowledgeBase.open(kb, SeededEmbedder()) as found:
+        assert found.standing(str(after["q0"].id)).pinned
+        assert found.verify(deep=True).sound
+    assert {body.get("n") for body in served.bodies} == {2, 3}
+    assert {body["temperature"] for body in served.bodies} == {0.7}
+
+
+def test_the_same_command_asks_only_what_is_left(run: Run, kb: Path, served: Server) -> None:
+    first = run(*ASKED, "--limit", 2, "--json")
+    assert first.code == 0
+    assert first.json["rows"] == {  # type: ignore[index]
+        "this run": {
+            "entries": 2,
+            "kept": 1,
+            "accuracy": 1.0,
+            "low": pytest.approx(0.2065, abs=1e-3),
+            "high": 1.0,
+            "rejected": 1,
+        }
+    }
+    assert first.json["cost_usd"] is None  # type: ignore[index]
+    served.bodies.clear()
+    second = run(*ASKED)
+    assert "with earlier ones" in second.out
+    assert not any("q0" in str(body) or "q1" in str(body) for body in served.bodies)
+    served.answers = [ok("yes", "yes", "yes")]
+    last = run(*ASKED, "--json")
+    assert (last.code, last.json["left"]) == (0, 0)  # type: ignore[index]
+    served.bodies.clear()
+    assert run(*ASKED).code == 0
+    assert served.bodies == []
+    assert run(*ASKED, "--again", "--limit", 1).code == 0
+    assert served.bodies != []
+
+
+def test_a_budget_holds_even_if_all_candidates_are_needed(
+    run: Run, kb: Path, served: Server
+) -> None:
+    # A request costs 14 to 16 millionths; the first example two of them, the next one up to four.
+    priced = (*ASKED, "--price", "1,1", "--json", "--concurrency", 1)
+    done = run(*priced, "--budget", "0.00004")
+    assert (done.code, len(served.bodies)) == (0, 2)
+    assert "a larger one goes on" in done.err
+    more = run(*priced, "--budget", "0.0002")
+    assert more.json["cost_usd"] <= 0.0002  # type: ignore[index]
+    assert more.json["rows"]["this run"]["entries"] == 2  # type: ignore[index]
+    unpriced = run(*ASKED, "--again", "--budget", 1)
+    assert unpriced.code == 2
+    assert "price" in unpriced.err
+
+
+def test_an_endpoint_that_is_down_changes_nothing(
+    run: Run, kb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    before = kb.read_bytes()
+    done = run(*ASKED, "--json")
+    assert done.code == 1
+    assert "error: " in done.err
+    assert (done.json["failed"], done.json["left"]) == (1, 4)  # type: ignore[index]
+    assert kb.read_bytes() == before
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_on_a_terminal_the_cost_is_agreed_to_first(
+    run: Run, kb: Path, served: Server, monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    questions: list[str] = []
+
+    def confirm(text: str, **options: object) -> bool:
+        questions.append(text)
+        return agrees
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    monkeypatch.setattr(rationalising, "at_terminal", lambda: True)
+    done = run(*ASKED, "--price", "1,1")
+    assert "3 more: about 0.0001 USD, up to 0.0002 USD" in done.err
+    assert len(questions) == 1
+    assert len(served.bodies) == (9 if agrees else 2)
+    run(*ASKED, "--yes", "--again", "--price", "1,1")
+    run(*ASKED, "--again", "--price", "0,0")
+    run(*ASKED, "--again", "--price", "1,1", "--limit", 1)  # no others to agree to
+    assert len(questions) == 1
+    run(*ASKED, "--again")  # an unknown price is not nothing
+    assert len(questions) == 2
+
+
+def test_the_bundled_model_cannot_reason(run: Run, kb: Path) -> None:
+    done = run("rationales", "kb.db", "--model", "bundled")
+    assert done.code == 2
+    assert "bundled:apprentice answers in a word or two" in done.err
+    assert "hint: name a model that reasons" in done.err
+
+
+def test_a_file_that_is_not_there(run: Run, kb: Path) -> None:
+    done = run("rationales", "no.db", "--model", "openai:m")
+    assert done.code == 1
+    assert "no.db" in done.err

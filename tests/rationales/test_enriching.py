@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import BottegaError, RejectedError
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase
+from bottega.rationales import ACCURACY, Enriching, Made, Rationales, todo
+from bottega.types import Prompt
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+
+class Purse:
+    def __init__(self, starts: int = 99) -> None:
+        self.left = starts
+        self.costs: list[float | None] = []
+
+    def starts(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+    def ended(self, cost_usd: float | None) -> None:
+        self.costs.append(cost_usd)
+
+
+def thinks(prompt: Prompt) -> str:
+    """Right about everything but q1; refuses q2."""
+    text = str(prompt.messages[-1].parts[-1])
+    if "q2" in text:
+        raise RejectedError("filtered", status=400)
+    if "**Answer:**" in text:
+        return "Think."
+    return "no" if "q1" in text else "yes"
+
+
+class Run:
+    def __init__(self, kb: KnowledgeBase) -> None:
+        self.model = Scripted(thinks)
+        self.kb = kb
+        self.done: dict[str, Made] = {}
+
+    async def __call__(self, purse: Purse | None = None, *, fatal: bool = False) -> None:
+        def concerns_one(error: BottegaError) -> bool:
+            return not fatal
+
+        work = Enriching(
+            self.kb,
+            Rationales(self.model, candidates=2, predictions=2),
+            concerns_one=concerns_one,
+            done=self.done.__setitem__,
+        )
+        await work.run(todo(self.kb).ids, purse or Purse(), 2)
+
+    def rationales(self) -> dict[str, tuple[str | None, str | None]]:
+        return {e.query.text: (e.rationale, e.tags.get(ACCURACY)) for e in self.kb}
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        opened.add([asked(f"q{i}", tags={"hue": "red"}, source="s") for i in range(4)])
+        opened.add([asked("known", rationale="By heart."), asked("passage", "")])
+        yield opened
+
+
+async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None:
+    before = {e.query.text: e for e in kb}
+    run = Run(kb)
+    await run()
+    assert run.rationales() == {
+        "q0": ("Think.", "1"),
+        "q1": (None, "0"),
+        "q2": (None, None),
+        "q3": ("Think.", "1"),
+        "known": ("By heart.", None),
+        "passage": (None, None),
+    }
+    after = {e.query.text: e for e in kb}
+    assert after["q2"] == before["q2"]
+    tags = {"hue": "red", ACCURACY: "1"}
+    assert after["q0"] == replace(before["q0"], rationale="Think.", tags=tags)
+    assert {str(made.error) for made in run.done.values() if made.error} == {"filtered"}
+    found = todo(kb)
+    assert found.ids == (after["q2"].id,)
+    assert (found.given, found.passages, found.rejected, found.scores) == (1, 1, 1, (1.0, 1.0))
+
+
+async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
+    run = Run(kb)
+    purse = Purse(starts=1)
+    await run(purse)
+    assert [pair for pair in run.rationales().values() if pair[1]] == [("Think.", "1")]
+    asked_first = len(run.model.calls)
+    assert len(purse.costs) == 1
+    await run()
+    again = [call.prompt for call in run.model.calls[asked_first:]]
+    assert not any("q0" in str(prompt.messages[-1].parts) for prompt in again)
+    assert len(todo(kb).ids) == 1  # what was refused
+
+
+async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
+    kb: KnowledgeBase,
+) -> None:
+    assert len(todo(kb, again=True).ids) == 5
+    (id,) = (str(e.id) for e in kb if e.query.text == "q1")
+    kb.annotate(id, rationale="Mine.")
+    run = Run(kb)
+    work = Enriching(
+        kb,
+        Rationales(run.model, candidates=2, predictions=2),
+        concerns_one=lambda error: True,
+        done=run.done.__setitem__,
+    )
+    await work.run([id], Purse())
+    assert run.rationales()["q1"] == ("Mine.", "0")
+
+
+async def test_an_error_that_would_meet_all_ends_it(kb: KnowledgeBase) -> None:
+    run = Run(kb)
+    with pytest.raises(ExceptionGroup) as caught:
+        await run(fatal=True)
+    assert caught.group_contains(RejectedError)
+    assert any(made.error for made in run.done.values())  # it was counted
+
+
+async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> None:
+    run = Run(kb)
+    ids = todo(kb).ids[:1]
+    kb.delete(ids)
+    work = Enriching(
+        kb,
+        Rationales(run.model),
+        concerns_one=lambda error: False,
+        done=run.done.__setitem__,
+    )
+    purse = Purse()
+    await work.run(ids, purse)
+    assert (purse.costs, run.done, run.model.calls) == ([0.0], {}, [])
+
+
+def test_a_tag_of_that_name_that_is_no_number_is_not_ours(kb: KnowledgeBase) -> None:
+    (id, *_) = kb.ids()
+    kb.annotate(id, rationale="Mine.", tags={ACCURACY: "high"})
+    assert todo(kb).given == 2

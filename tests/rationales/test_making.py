@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from bottega.errors import RejectedError, SettingError
+from bottega.generation import Scripted
+from bottega.prompting import Concluding, Explaining
+from bottega.rationales import Made, Rationales, same
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
+from tests.builders import picture
+
+KNOWN = Example(Query("Which?", (picture(1),), ("left", "right")), "right", id="k")
+ALL = ["B"] * 4
+
+
+class Thinker:
+    """Writes these rationales, and predicts what is said of each; an error is raised."""
+
+    name = "thinker"
+
+    def __init__(self, said: Mapping[str, list[str] | Exception], cut: str = "") -> None:
+        self.said, self.cut = said, cut
+        self.predicted: list[str] = []
+        self.samplings: list[Sampling] = []
+        self.now = self.most_at_once = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        self.samplings.append(sampling)
+        if prompt == Explaining()(KNOWN):
+            texts = list(self.said)
+        else:
+            texts = await self._predict(prompt)
+        ends = ["length" if text == self.cut else "stop" for text in texts]
+        return Reply(self.name, tuple(map(Completion, texts, ends)), Usage(10, 5, 1))
+
+    async def _predict(self, prompt: Prompt) -> list[str]:
+        (rationale,) = (one for one in self.said if prompt == Concluding()(KNOWN.query, one))
+        self.predicted.append(rationale)
+        self.now += 1
+        self.most_at_once = max(self.most_at_once, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        found = self.said[rationale]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def aclose(self) -> None:
+        pass
+
+
+def dollar(model: str, usage: Usage, /) -> float:
+    return 1.0
+
+
+async def made(thinker: Thinker, **settings: object) -> Made:
+    options = {"candidates": len(thinker.said), "predictions": 4, "price": dollar} | settings
+    return await Rationales(thinker, **options).make(KNOWN)  # type: ignore[arg-type]
+
+
+async def test_the_one_that_is_right_most_often_is_kept_the_first_of_several() -> None:
+    thinker = Thinker(
+        {
+            "a": ["B", "A", "A", "?"],
+            "b": ["right", "(B)", "left", "So the answer is B."],
+            "c": ["B", "B", "B", "A"],
+            "d": ["A"] * 4,
+        }
+    )
+    found = await made(thinker)
+    assert (found.rationale, found.score, found.verified) == ("b", 0.75, 4)
+    assert (found.requests, found.calls, found.cost_usd) == (5, 20, 5.0)
+    assert found.usage == Usage(50, 25, 5)
+    assert {(one.temperature, one.n) for one in thinker.samplings} == {(0.7, 4)}
+
+
+async def test_one_request_each_for_the_candidates_and_for_the_predictions_of_one() -> None:
+    thinker = Thinker({"a": ["A"] * 5, "b": ["B"] * 5, "c": ["A"] * 5})
+    await made(thinker, candidates=3, predictions=5)
+    assert [one.n for one in thinker.samplings] == [3, 5, 5, 5]
+
+
+async def test_it_stops_at_the_first_that_is_always_right() -> None:
+    """Waves of 1, 2, 4: the others of the same wave were under way."""
+    said = {name: ["A"] * 4 for name in "abcdefg"} | {"c": ALL}
+    thinker = Thinker(said)
+    found = await made(thinker)
+    assert (found.rationale, found.verified) == ("c", 3)
+    assert (thinker.predicted, thinker.most_at_once) == (["a", "b", "c"], 2)
+
+
+async def test_the_papers_order_verifies_all_at_once() -> None:
+    thinker = Thinker(dict.fromkeys("abcde", ALL))
+    found = await made(thinker, stop_early=False)
+    assert (found.rationale, found.verified, thinker.most_at_once) == ("a", 5, 5)
+
+
+async def test_one_that_is_never_right_is_rejected() -> None:
+    found = await made(Thinker({"a": ["A"] * 4, "b": ["?"] * 4}))
+    assert (found.rationale, found.score, found.verified, found.error) == (None, 0.0, 2, None)
+
+
+async def test_thinking_cut_and_equal_candidates_are_not_verified_again() -> None:
+    thinker = Thinker(
+        {"<think>so": ALL, "": ALL, "cut": ALL, "a\0": ALL, "a": ["A"] * 4}, cut="cut"
+    )
+    found = await made(thinker)
+    assert (thinker.predicted, found.verified) == (["a"], 1)
+    twice = Scripted(["x", " x ", "B"])
+    one = await Rationales(twice, candidates=2, predictions=1).make(KNOWN)
+    assert (one.rationale, one.verified) == ("x", 1)
+
+
+async def test_no_whole_candidate_is_an_error_that_names_the_option() -> None:
+    found = await made(Thinker({"cut": ALL}, cut="cut"))
+    assert found.rationale is None
+    assert found.error is not None
+    assert found.error.retryable
+    assert "--max-tokens" in found.error.hint
+    assert found.cost_usd == 1.0
+
+
+async def test_a_failed_request_makes_no_rationale_and_what_it_cost_is_counted() -> None:
+    refused = RejectedError("no", status=400)
+    thinker = Thinker({"a": ["A", "A", "B", "B"], "b": refused, "c": ALL})
+    found = await made(thinker)
+    assert (found.rationale, found.error) == (None, refused)
+    assert (found.requests, found.cost_usd) == (3, 3.0)  # that of c was under way
+
+
+async def test_an_unknown_price_is_not_nothing() -> None:
+    assert (await made(Thinker({"a": ALL}), price=None)).cost_usd is None
+
+
+async def test_agreement_is_an_argument() -> None:
+    def half(said: Answer, known: Answer, query: Query) -> float:
+        assert (known.text, known.labels, query) == ("right", ("right",), KNOWN.query)
+        return 0.5 if said.text == "left" else 0.0
+
+    found = await made(Thinker({"a": ["A"] * 4, "b": ALL}), agree=half)
+    assert (found.rationale, found.score) == ("a", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "known", "right"),
+    [("12.0", "12", 1), ("a Cup", "cup", 1), ("a red cup", "cup", 0), ("13", "12", 0)],
+)
+def test_open_answers_agree_wholly_or_not_at_all(said: str, known: str, right: float) -> None:
+    query = Query("?")
+    assert same(Answer(said), Answer(known), query) == right
+    assert same(Answer(said, valid=False), Answer(known), query) == 0
+
+
+def test_a_model_of_brief_turns_is_refused() -> None:
+    brief = Scripted(["x"], name="bundled:apprentice")
+    brief.turns_only = True  # type: ignore[attr-defined]
+    with pytest.raises(SettingError, match="bundled:apprentice answers in a word") as caught:
+        Rationales(brief)
+    assert "openai:" in caught.value.hint
