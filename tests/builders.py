@@ -60,7 +60,7 @@ def _grown(
     children: int,
     rng: random.Random,
 ) -> Node:
-    if depth == 0 and candidate is not None:
+    if candidate is not None and not (depth and left):
         label = candidate.example.answer
         said = Answer(label, labels=(label,), rationale=f"it looks like {label}")
         rewards = {"self": rng.randrange(6) / 5, "mutual": rng.randrange(6) / 5}
