@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from PIL import Image as Pillow
 
 from bottega.image import Image
-from bottega.types import Candidate, Example, Query
+from bottega.types import (
+    Answer,
+    Candidate,
+    Completion,
+    Example,
+    Node,
+    Prompt,
+    Query,
+    Reply,
+    SearchTree,
+    Trace,
+    Usage,
+)
 
 QUESTION = "What is in the image above?"
 
@@ -24,6 +38,59 @@ def example(label: str, shade: int, id: str | None = None) -> Example:
 def candidates(*labels: str) -> list[Candidate]:
     """Best first, with falling scores."""
     return [Candidate(example(label, i), 1.0 - i / 10) for i, label in enumerate(labels)]
+
+
+def search_tree(
+    known: Sequence[Candidate], *, depth: int = 3, children: int = 3, seed: int = 0
+) -> SearchTree:
+    """Grown at random to its last level: no example twice on a way, N are sums and Q are means.
+    Branches say the answer of their last demonstration."""
+    root = _grown(None, known, depth, children, random.Random(seed))
+    _, path = _best(root)
+    requests = 3 * root.visits
+    return SearchTree(
+        root, path, "rollouts", requests, 2 * requests, Usage(900 * requests, 8 * requests, 500)
+    )
+
+
+def _grown(
+    candidate: Candidate | None,
+    left: Sequence[Candidate],
+    depth: int,
+    children: int,
+    rng: random.Random,
+) -> Node:
+    if candidate is not None and not (depth and left):
+        label = candidate.example.answer
+        said = Answer(label, labels=(label,), rationale=f"it looks like {label}")
+        rewards = {"self": rng.randrange(6) / 5, "mutual": rng.randrange(6) / 5}
+        value = 0.2 * rewards["self"] + 0.8 * rewards["mutual"]
+        return Node(candidate, value, 1, (), said, rewards)
+    nodes = tuple(
+        _grown(one, [other for other in left if other is not one], depth - 1, children, rng)
+        for one in rng.sample(left, min(children, len(left)))
+    )
+    at_root = None if candidate is not None else Answer("unknown", valid=False)
+    value, visits = mean(node.value for node in nodes), sum(node.visits for node in nodes)
+    return Node(candidate, value, visits, nodes, at_root)
+
+
+def _best(node: Node) -> tuple[float, tuple[int, ...]]:
+    """The way down with the largest sum of Q."""
+    ways = [(*_best(child), i) for i, child in enumerate(node.children)]
+    most, path, place = max(ways, default=(0.0, (), None))
+    return node.value + most, path if place is None else (place, *path)
+
+
+def searched(tree: SearchTree, query: Query, *, id: str = "abc123") -> Trace:
+    """The trace of a pipeline whose search has grown this tree."""
+    node, shown = tree.root, list[Candidate]()
+    for place in tree.path:
+        node = node.children[place]
+        shown += [node.candidate] if node.candidate else []
+    answer = node.answer or Answer("", valid=False)
+    reply = Reply("m", (Completion(f"Answer: {answer.text}"),), Usage(900, 8), 0.2)
+    return Trace(id, 1.0, query, "m", tuple(shown), Prompt(()), reply, answer, 2.5, 0.01, tree=tree)
 
 
 class ListPool:

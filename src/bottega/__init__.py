@@ -65,9 +65,10 @@ from bottega.protocols import (
     Searcher,
     Tier,
 )
-from bottega.recipes import cache_of_thought, visual_rag
+from bottega.recipes import cache_of_thought, rcts, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import (
+    FlatSearch,
     Gated,
     LabelCover,
     MaximalMarginalRelevance,
@@ -160,6 +161,7 @@ __all__ = [
     "Example",
     "Filter",
     "FinalAnswerParser",
+    "FlatSearch",
     "FlmrEmbedder",
     "Found",
     "Gated",
@@ -253,6 +255,7 @@ __all__ = [
     "load_manyicl",
     "most_confident",
     "most_frequent",
+    "rcts",
     "visual_rag",
     "with_keywords",
 ]

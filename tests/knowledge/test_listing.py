@@ -12,6 +12,7 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.knowledge import KnowledgeBase
+from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder, asked, shown
 
 
@@ -47,6 +48,23 @@ def test_deleting_is_all_or_nothing(kb: KnowledgeBase) -> None:
         kb.delete([*kb.ids(), "0123456789abcdef"])
     assert len(kb) == 2
     assert kb.delete(kb.ids()) == 2
+
+
+def test_pictures_are_those_of_the_own_namespace(tmp_path: Path) -> None:
+    path, embedder = tmp_path / "k.db", SeededEmbedder()
+    with (
+        KnowledgeBase.open(path, embedder) as ours,
+        KnowledgeBase.open(path, embedder, namespace="b") as theirs,
+    ):
+        ours.add([shown(1), shown(2), shown(2, "dog")])
+        theirs.add([shown(2), shown(3)])
+        hashes = [picture(shade).sha256 for shade in (1, 2, 3, 4)]
+        found = ours.images(hashes)
+        assert list(found) == [one.sha256 for one in found.values()]
+        assert {image.data for image in found.values()} == {picture(1).data, picture(2).data}
+        assert set(theirs.images(hashes)) == set(hashes[1:3])
+        ours.delete(ours.ids())
+        assert ours.images(hashes) == {}
 
 
 def test_labels_come_in_the_order_in_which_they_were_seen(kb: KnowledgeBase) -> None:

@@ -146,7 +146,9 @@ def log(
             if json:
                 print_json(trace)
             else:
-                _print_trace(trace)
+                print_trace(trace)
+                if trace.tree is not None:
+                    note(f"bottega explain {trace.id} shows the search")
             return
         found, summary = store.list(limit), store.summary()
     if json:
@@ -243,7 +245,7 @@ def _shapes(example: Example) -> str:
     return ", ".join(f"{image.width}x{image.height}" for image in example.query.images) or "-"
 
 
-def _print_trace(trace: StoredTrace) -> None:
+def print_trace(trace: StoredTrace) -> None:
     say(f"{trace.id}  {clock(trace.time)}  {trace.model}  ({trace.tier})")
     say(f"question: {trace.question}")
     for sha256 in trace.images:

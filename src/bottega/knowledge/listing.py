@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from bottega.errors import NotFoundError, SettingError
+from bottega.image import Image
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import StoredView
@@ -51,6 +52,10 @@ class Listing:
     def get_many(self, ids: Sequence[str]) -> list[Example]:
         found = self._rows.get(ids)
         return [found.get(id) or self._by_prefix(id) for id in ids]
+
+    def images(self, sha256s: Collection[str]) -> dict[str, Image]:
+        """Those that examples here show, by their sha256."""
+        return self._rows.images(sha256s)
 
     def ids(
         self,

@@ -99,6 +99,17 @@ class SqliteRows(ChangeLog):
         with self.understood():
             return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
 
+    def images(self, sha256s: Collection[str]) -> dict[str, Image]:
+        found = self.read(
+            "SELECT data, media_type, sha256, width, height FROM images"
+            f" WHERE sha256 IN {LISTED} AND EXISTS (SELECT 1 FROM example_images AS shown"
+            " JOIN examples USING (key)"
+            " WHERE shown.sha256 = images.sha256 AND namespace = ?)",
+            listed(sha256s),
+            self.namespace,
+        )
+        return {row["sha256"]: Image(*row) for row in found}
+
     def keys(self, ids: Collection[str]) -> dict[str, int]:
         found = self.read(
             f"SELECT id, key FROM examples WHERE namespace = ? AND id IN {LISTED}",

@@ -13,10 +13,12 @@ from bottega.recording.stored import (
     stored,
     to_json,
 )
+from bottega.recording.stored_tree import Considered, StoredNode, StoredTree
 from bottega.recording.traces import Summary, Traces
 from bottega.recording.uses import CountUses
 
 __all__ = [
+    "Considered",
     "CountUses",
     "Demonstration",
     "Price",
@@ -24,8 +26,10 @@ __all__ = [
     "Remember",
     "Several",
     "StoredMessage",
+    "StoredNode",
     "StoredPart",
     "StoredTrace",
+    "StoredTree",
     "Summary",
     "Traces",
     "from_json",

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from bottega.image import Image, path_text
+from bottega.recording.stored_tree import StoredTree, read_answer, stored_tree, tree_from
 from bottega.types import Answer, Candidate, Completion, Message, Role, Trace, Usage
 
 
@@ -41,7 +42,9 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """A trace without pixels: images are sha256s. Demonstrations stand in the order shown."""
+    """A trace without pixels: images are sha256s. Demonstrations stand in the order shown. `usage`
+    is that of all that a search has asked, where there was one; `completions` are of the reply that
+    became the answer."""
 
     id: str
     time: float
@@ -59,10 +62,11 @@ class StoredTrace:
     seconds: float
     model_seconds: float
     cost_usd: float | None
+    tree: StoredTree | None = None
 
 
 def stored(trace: Trace) -> StoredTrace:
-    query, reply = trace.query, trace.reply
+    query, reply, tree = trace.query, trace.reply, trace.tree
     return StoredTrace(
         trace.id,
         trace.time,
@@ -76,10 +80,11 @@ def stored(trace: Trace) -> StoredTrace:
         tuple(_message(message) for message in trace.prompt.messages),
         reply.completions,
         trace.answer,
-        reply.usage,
+        reply.usage if tree is None else tree.usage,
         trace.seconds,
         reply.seconds,
         trace.cost_usd,
+        None if tree is None else stored_tree(tree),
     )
 
 
@@ -128,7 +133,9 @@ def from_json(text: str) -> StoredTrace:
             for message in row["messages"]
         ),
         "completions": tuple(Completion(**completion) for completion in row["completions"]),
-        "answer": Answer(**row["answer"] | {"labels": tuple(row["answer"]["labels"])}),
+        "answer": read_answer(row["answer"]),
         "usage": Usage(**row["usage"]),
     }
+    if (tree := row.get("tree")) is not None:  # older traces have none
+        row["tree"] = tree_from(tree)
     return StoredTrace(**row)

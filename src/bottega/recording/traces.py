@@ -115,8 +115,8 @@ class Traces:
             self._connection.close()
 
     def _write(self, trace: Trace) -> None:
-        usage = trace.reply.usage
-        body = to_json(stored(trace))
+        kept = stored(trace)
+        usage, body = kept.usage, to_json(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
         with self._lock, TRACE_STORE.translated(str(self.path)):

@@ -3,7 +3,6 @@ picture once."""
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import orjson
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.report.figures import Row, Section
 from bottega.evaluation.report.reading import Given, Item, Shown
+from bottega.evaluation.report.thumbnails import data_url
 
 # Characters that the page holds of a question, of a reply, of a failure or a demonstration.
 LONGEST_QUESTION, LONGEST_REPLY, LONGEST_ASIDE = 4000, 1500, 500
@@ -50,7 +50,7 @@ def payload(sections: Sequence[Section], *, pictures: int = PICTURES) -> Payload
     document = {
         "sections": [_section(one, texts, places) for one in sections],
         "texts": list(texts.places),
-        "pictures": [_data_url(data) for data in kept.values()],
+        "pictures": [data_url(data) for data in kept.values()],
     }
     return Payload(_embeddable(orjson.dumps(document)), left_out, absent)
 
@@ -153,11 +153,6 @@ def _pictures(sections: Sequence[Section], room: int) -> tuple[dict[str, bytes],
         else:
             kept[sha256] = data
     return kept, left_out, len(wanted.keys() - known.keys())
-
-
-def _data_url(data: bytes) -> str:
-    kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

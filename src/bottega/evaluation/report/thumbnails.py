@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import sqlite3
@@ -62,6 +63,12 @@ def thumbnail(image: Image, side: int = SIDE) -> bytes:
         return exact
     lossy = _encoded(picture, "WEBP" if features.check("webp") else "JPEG", quality=QUALITY)
     return min(exact, lossy, key=len)
+
+
+def data_url(data: bytes) -> str:
+    """Of what `thumbnail` made."""
+    kind = "png" if data.startswith(b"\x89PNG") else "webp" if data[8:12] == b"WEBP" else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def _images(data: Benchmark) -> list[Image]:

@@ -1,0 +1,1 @@
+"""How one query was answered, as a page."""

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.image import Image
+from bottega.knowledge import KnowledgeBase
+from bottega.recording import Traces
+from bottega.types import Answer, Candidate, Query, Trace
+from tests.builders import candidates, search_tree, searched
+from tests.cli.conftest import Run
+from tests.recording.test_traces import trace
+
+
+def record(*some: Trace) -> None:
+    with closing(Traces.open("traces.db")) as store:
+        for one in some:
+            asyncio.run(store(one))
+
+
+@pytest.fixture
+def pets_searched(run: Run, pets: Path) -> Trace:
+    """pets.db, and the recorded search over what it holds."""
+    assert run("add", "pets.db", pets).code == 0
+    with KnowledgeBase.open("pets.db", embed=None) as knowledge:
+        shown = [Candidate(one, 0.9) for one in list(knowledge)[::2]]
+    query = Query("Which colour?", (Image.open("query.jpg"),))
+    found = searched(search_tree(shown, seed=2), query)
+    record(found)
+    return found
+
+
+def test_the_tree_is_printed_with_the_chosen_way(run: Run, pets_searched: Trace) -> None:
+    done = run("explain", "abc")
+    assert done.code == 0
+    assert "ended after its rollouts; 81 requests, 162 calls" in done.out
+    assert sum("○" in line for line in done.out.splitlines()) == 40 - 4
+    chosen = [line for line in done.out.splitlines() if "● " in line and "Q" in line]
+    assert "the question alone" in chosen[0]
+    for line, candidate in zip(chosen[1:], pets_searched.candidates, strict=True):
+        assert f"● {candidate.example.answer}" in line
+    assert f"→ {pets_searched.answer.text}  (self " in chosen[-1]
+    assert "bottega explain abc123" in run("log", "abc123").err
+
+
+def test_the_page_has_the_pictures_of_the_knowledge_base(run: Run, pets_searched: Trace) -> None:
+    drawn = run("explain", "abc123", "--out", "t.html", "--kb", "pets.db", "--image", "query.jpg")
+    assert (drawn.code, drawn.err) == (0, "wrote t.html\n")
+    page = Path("t.html").read_text("utf-8")
+    assert "not drawn" not in page
+    assert "no picture" not in page
+    assert page.count("data:image/") == 40 + 1 + 3
+
+
+@pytest.mark.parametrize("delete", [True, False])
+def test_pictures_that_are_not_there_are_said(run: Run, pets_searched: Trace, delete: bool) -> None:
+    with KnowledgeBase.open("pets.db", embed=None) as knowledge:
+        knowledge.delete([str(one.example.id) for one in pets_searched.candidates])
+    known = ("--kb", "pets.db") if delete else ()
+    assert run("explain", "abc123", "--out", "t.html", *known).code == 0
+    page = Path("t.html").read_text("utf-8")
+    assert f"{4 if delete else 7} pictures are not drawn" in page
+    assert ("pets.db does not have them" if delete else "--kb names the knowledge base") in page
+
+
+def test_a_trace_without_a_search_is_shown_as_log_shows_it(run: Run) -> None:
+    record(trace())
+    done = run("explain", "abc123", "--out", "t.html")
+    assert done.out == run("log", "abc123").out
+    assert "No search chose them" in Path("t.html").read_text("utf-8")
+
+
+def test_programs_read_the_whole_tree(run: Run, pets_searched: Trace) -> None:
+    done = run("explain", "abc123", "--json")
+    assert isinstance(done.json, dict)
+    assert pets_searched.tree is not None
+    assert done.json["tree"]["path"] == list(pets_searched.tree.path)
+    assert len(done.json["tree"]["demonstrations"]) == 6
+
+
+def test_an_answer_does_nothing_to_the_terminal(run: Run) -> None:
+    tree = search_tree(candidates("a\x1b[2J", "[bold]b[/bold]", "c"), depth=1)
+    root = replace(tree.root, answer=Answer("x\x1b]0;owned\x07\n\ny"))
+    record(searched(replace(tree, root=root), Query("?")))
+    out = run("explain", "abc123").out
+    assert "\x1b" not in out
+    assert "[bold]b[/bold]" in out
+    assert sum("○" in line for line in out.splitlines()) == 2
+
+
+def test_what_cannot_be_explained_is_told(run: Run, pets_searched: Trace, pets: Path) -> None:
+    page = ("--out", "t.html")
+    cases = [
+        (1, "bottega log", ("nothing",)),
+        (2, "--out FILE.html", ("abc123", "--kb", "pets.db")),
+        (2, "the same file", ("abc123", *page, "--image", pets / "ruby" / "0.png")),
+        (1, "bottega add", ("abc123", *page, "--kb", "absent.db")),
+        (1, "t.html", ("abc123", "--out", "absent/t.html")),
+    ]
+    for code, words, arguments in cases:
+        done = run("explain", *arguments)
+        assert done.code == code, arguments
+        assert words in done.err
+    with KnowledgeBase.open("pets.db", embed=None, namespace="") as knowledge:
+        knowledge.delete(knowledge.ids())
+    assert "is empty" in run("explain", "abc123", *page, "--kb", "pets.db").err

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from bottega.evaluation.explaining.rendering import ENDED, pictures_of, render
+from bottega.image import Image
+from bottega.recording import stored
+from bottega.recording.stored_tree import Ended
+from bottega.types import Node, Query, SearchTree
+from tests.builders import candidates, picture, search_tree, searched
+from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures
+from tests.knowledge.doubles import damaged
+from tests.recording.test_traces import trace
+
+
+def test_each_node_is_drawn_and_the_chosen_ones_are_marked() -> None:
+    tree = search_tree(known())
+    page = render(a_trace(tree), pictures(a_trace(tree)), absent="nobody looked")
+    assert page.count("<details") == 40
+    assert page.count(" data-chosen") == 1 + len(tree.path)
+    assert page.count('<li class="chosen">') == 1 + len(tree.path)
+    assert page.count("passed") == sum(tree.path) + page.count("li.passed")
+    assert "not drawn" not in page
+    assert 'class="none"' not in page
+
+
+def test_pictures_that_are_gone_or_damaged_are_said() -> None:
+    of = a_trace(search_tree(known()))
+    broken = damaged()
+    given = {sha256: image for sha256, image in pictures(of).items() if sha256 in of.images}
+    page = render(of, {**given, known()[0].example.query.images[0].sha256: broken}, absent="gone")
+    assert f"{len(pictures_of(of)) - 1} pictures are not drawn: gone." in page
+    assert 'title="gone"' in page
+
+
+def test_what_others_wrote_stays_text() -> None:
+    page = render(hostile_trace(), {}, absent="gone")
+    assert HOSTILE not in page
+    assert "<img" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert page.count("<b>") == page.count("</b>")
+
+
+def test_a_trace_without_a_search_has_its_demonstrations() -> None:
+    page = render(stored(trace()), {picture(7).sha256: picture(7)}, absent="gone")
+    assert "No search chose them" in page
+    assert "dög" in page
+    assert "2 pictures are not drawn" in page
+    assert "<details" not in page
+
+
+def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
+    tree = SearchTree(Node(value=math.nan, visits=1), (), "budget")
+    page = render(stored(searched(tree, Query("?"))), {}, absent="gone")
+    assert 'data-chosen id="chosen"' in page
+    assert "Q –" in page
+    assert "Nothing but the question" in page
+
+
+@pytest.mark.parametrize("ended", ENDED)
+def test_how_it_ended_is_said(ended: Ended) -> None:
+    tree = replace(search_tree(candidates("cat", "dog")), ended=ended)
+    of = stored(searched(tree, Query("?")))
+    assert f"The search ended {ENDED[ended]}." in render(of, {}, absent="gone")
+
+
+def test_a_deep_tree_is_a_list() -> None:
+    for depth, deep in ((4, False), (5, True)):
+        of = a_trace(search_tree(known(), depth=depth, children=1))
+        assert ('class="tree deep"' in render(of, {}, absent="gone")) is deep
+
+
+def test_long_texts_are_cut_and_large_pictures_reduced() -> None:
+    large = picture(3, (900, 700))
+    query = Query("why? " * 5000, (large,), choices=tuple(map(str, range(500))))
+    of = stored(searched(search_tree(known(), depth=1), query))
+    page = render(of, {large.sha256: large}, absent="gone")
+    assert "[…]" in page
+    assert "and 460 more" in page
+    assert len(page) < 40_000
+    [data] = set(re.findall(r'src="(data:image/[^"]+)"', page))
+    assert max(Image.from_data_url(data).decode().size) == 160

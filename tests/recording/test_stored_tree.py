@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.errors import StoreError
+from bottega.recording import StoredNode, StoredTree, Traces, from_json, stored, to_json
+from bottega.recording.stored_tree import Ended
+from bottega.types import Answer, Candidate, Example, Node, Query, SearchTree, Usage
+from tests.builders import candidates, example, picture, search_tree, searched
+from tests.recording.test_traces import trace
+
+PICTURES = [picture(shade) for shade in range(3)]
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 10**6)
+going_on: st.SearchStrategy[bool] = st.booleans()
+ends: st.SearchStrategy[Ended] = st.sampled_from(get_args(Ended))
+examples = st.builds(
+    Example,
+    st.builds(
+        Query, st.text(max_size=5), st.lists(st.sampled_from(PICTURES), max_size=2).map(tuple)
+    ),
+    st.text(max_size=5),
+    rationale=st.none() | st.text(max_size=5),
+    id=st.none() | st.text(max_size=5),
+)
+answers = st.builds(
+    Answer,
+    st.text(max_size=5),
+    st.booleans(),
+    st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    st.none() | st.floats(0, 1),
+    st.none() | st.text(max_size=5),
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> SearchTree:
+    known = draw(st.lists(st.builds(Candidate, examples, numbers), min_size=1, max_size=4))
+
+    def node(depth: int) -> Node:
+        return Node(
+            draw(st.sampled_from(known)) if depth else None,
+            draw(numbers),
+            draw(counts),
+            tuple(node(depth + 1) for _ in range(draw(st.integers(0, 2)) if depth < 3 else 0)),
+            draw(st.none() | answers),
+            draw(st.dictionaries(st.text(max_size=5), numbers, max_size=2)),
+        )
+
+    here = root = node(0)
+    path: list[int] = []
+    while draw(going_on) and here.children:
+        path.append(draw(st.integers(0, len(here.children) - 1)))
+        here = here.children[path[-1]]
+    return SearchTree(
+        root, tuple(path), draw(ends), draw(counts), draw(counts), Usage(draw(counts))
+    )
+
+
+@given(trees())
+def test_what_was_searched_is_what_is_read(tree: SearchTree) -> None:
+    written = stored(replace(trace(), tree=tree))
+    read = from_json(to_json(written))
+    assert read == written
+    assert read.tree is not None
+    assert len(set(read.tree.demonstrations)) == len(read.tree.demonstrations)
+    for kept, node in zip(_kept(read.tree.root), _nodes(tree.root), strict=True):
+        assert (kept.value, kept.visits, kept.answer) == (node.value, node.visits, node.answer)
+        assert kept.rewards == node.rewards
+        assert len(kept.children) == len(node.children)
+        assert _shown(read.tree, kept) == _said(node.candidate)
+    assert (read.tree.path, read.tree.ended, read.usage) == (tree.path, tree.ended, tree.usage)
+
+
+def _kept(node: StoredNode) -> Iterator[StoredNode]:
+    yield node
+    for child in node.children:
+        yield from _kept(child)
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children:
+        yield from _nodes(child)
+
+
+def _shown(tree: StoredTree, node: StoredNode) -> object:
+    if node.demonstration is None:
+        return None
+    one = tree.demonstrations[node.demonstration]
+    return one.id, one.text, one.images, one.answer, one.rationale, one.score
+
+
+def _said(candidate: Candidate | None) -> object:
+    if candidate is None:
+        return None
+    one, images = candidate.example, candidate.example.query.images
+    hashes = tuple(image.sha256 for image in images)
+    return one.id, one.query.text, hashes, one.answer, one.rationale, candidate.score
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Iterator[Traces]:
+    opened = Traces.open(tmp_path / "traces.db")
+    yield opened
+    opened.close()
+
+
+async def test_the_sums_count_all_that_a_search_has_asked(traces: Traces) -> None:
+    tree = search_tree(candidates("cat", "dog", "owl", "newt"))
+    await traces(searched(tree, example("cat", 9).query))
+    await traces(trace("plain"))
+    summary, plain = traces.summary(), trace().reply.usage
+    assert summary.prompt_tokens == tree.usage.prompt_tokens + plain.prompt_tokens
+    assert summary.completion_tokens == tree.usage.completion_tokens + plain.completion_tokens
+    assert traces.get("abc123").usage == tree.usage
+    assert picture(0).data[16:40] not in traces.path.read_bytes()
+
+
+def test_traces_of_before_there_were_trees_are_read() -> None:
+    row = json.loads(to_json(stored(trace())))
+    del row["tree"]
+    assert from_json(json.dumps(row)) == stored(trace())
+
+
+def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
+    tree = SearchTree(Node(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
+    read = from_json(to_json(stored(replace(trace(), tree=tree)))).tree
+    assert read is not None
+    assert str(read.root.value) == str(read.root.rewards["self"]) == "nan"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "json_set(body, '$.tree.path[0]', 7)",
+        "json_set(body, '$.tree.path[0]', -1)",
+        "json_set(body, '$.tree.ended', 'never')",
+        "json_set(body, '$.tree.demonstrations', json('[]'))",
+        "json_set(body, '$.tree.root', null)",
+        "json_set(body, '$.tree.root.children[0].demonstration', -1)",
+        "json_set(body, '$.tree.root.children[0].rewards', 3)",
+        "json_set(body, '$.tree.root.children[0].value', 'much')",
+        "json_set(body, '$.tree.colour', 'red')",
+        "json_remove(body, '$.tree.usage')",
+    ],
+)
+async def test_a_damaged_tree_is_told(traces: Traces, damage: str) -> None:
+    await traces(searched(search_tree(candidates("cat", "dog", "owl")), Query("?")))
+    traces._connection.execute(f"UPDATE traces SET body = {damage}")
+    with pytest.raises(StoreError, match="damaged") as caught:
+        traces.list()
+    assert caught.value.hint
