@@ -126,6 +126,15 @@ async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
+    asker = Asker(Scripted(lambda prompt: "yes", latency=0.01))
+    one, other = (asyncio.create_task(asker.ask(says("a"), ONCE)) for _ in range(2))
+    await asyncio.sleep(0.001)
+    one.cancel()
+    assert (await other).completions[0].text == "yes"
+    assert asker.requests == 1
+
+
 async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
     asker = Asker(Scripted(lambda prompt: "yes", latency=0.001), most_calls=1)
     with pytest.raises(BudgetSpentError):

@@ -219,17 +219,14 @@ def test_a_branch_under_way_is_a_visit_without_a_reward_until_it_is_finished() -
     assert [letters(child) for child in node.children] == ["cb"]
 
 
-def test_a_branch_that_is_given_up_goes_unless_it_was_answered() -> None:
-    tree = Tree(found(3, 2, 1), 2, random=Random(0))
-    gone, answered = tree.greedy(), tree.sampled()
-    assert gone is not None
-    assert answered is not None
-    answered.answer = Answer("yes")
-    tree.give_up(gone)
-    tree.give_up(answered)
-    assert [node for node in tree.root.down() if not node.children] == [answered]
-    assert tree.best() is answered
-    assert {node.pending for node in tree.root.down()} == {0}
+def test_a_branch_that_is_given_up_goes_and_what_it_shared_stays() -> None:
+    tree = Tree(found(3, 2, 1), 3, width=2, random=Random(0))
+    leaves = [tree.greedy(), *(tree.sampled() for _ in range(3))]
+    for leaf in leaves[1:]:
+        assert leaf is not None
+        tree.give_up(leaf)
+    assert [node for node in tree.root.down() if not node.children] == leaves[:1]
+    assert {node.pending for node in tree.root.down()} == {1}
 
 
 @pytest.mark.parametrize("depth", [0, 2])

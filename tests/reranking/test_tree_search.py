@@ -31,6 +31,7 @@ from bottega.types import (
     Reply,
     Sampling,
 )
+from tests.builders import picture
 
 QUERY = Query("Which way?")
 PROMPT = Interleaved()
@@ -187,6 +188,17 @@ async def test_the_same_seed_finds_the_same(variant: Variant) -> None:
     assert first.tree.root.visits == 10
 
 
+async def test_another_query_has_other_draws() -> None:
+    async def asked(query: Query) -> list[str]:
+        search = rcts(Scripted(repeated), reward=later_is_better)
+        found = await search.search(query, known(20), 3)
+        assert found.tree is not None
+        return [leaf.answer.text for leaf in leaves(found.tree.root) if leaf.answer]
+
+    pictured = Query(QUERY.text, (picture(1),))
+    assert len({tuple(await asked(one)) for one in (QUERY, Query("Where?"), pictured)}) == 3
+
+
 class Uneven(Scripted):
     """Some replies take longer than others, by the dice."""
 
@@ -304,13 +316,19 @@ async def test_no_budget_is_ever_exceeded(
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-async def test_a_budget_is_spent_on_whole_branches(parallel: int) -> None:
-    # The root's answer, then 11 completions a branch: 6 whole branches, and 10 are left over.
-    search = rcts(Scripted(opinion), parallel=parallel, most_calls=1 + 6 * 11 + 10)
+@pytest.mark.parametrize(
+    ("most_calls", "judged"),
+    # The first three answers and 10 probes; the root's answer and 11 completions a branch.
+    [(3 + 10, 1), (3 + 10 + 9, 1), (1 + 5 * 11, 5), (1 + 6 * 11 + 10, 6)],
+)
+async def test_a_budget_is_spent_on_whole_branches(
+    parallel: int, most_calls: int, judged: int
+) -> None:
+    search = rcts(Scripted(opinion), parallel=parallel, most_calls=most_calls)
     found = await search.search(QUERY, known(20), 3)
     assert found.tree is not None
     assert found.tree.ended == "budget"
-    assert found.tree.root.visits == 6
+    assert found.tree.root.visits == judged
 
 
 @pytest.mark.parametrize(("most_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])

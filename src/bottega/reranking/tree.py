@@ -137,17 +137,17 @@ class Tree:
                 handed = node.value
 
     def give_up(self, leaf: TreeNode) -> None:
-        """Without an answer the branch goes; with one it stays, worth nothing that is known."""
+        """The branch was not answered, and goes."""
         self._settle(leaf)
         for node in list(leaf.up()):
-            if node.answer is None and not node.children and node.parent is not None:
+            if node.parent is not None and not node.children:
                 node.parent.children.remove(node)
 
     def best(self) -> TreeNode | None:
         """The answered leaf with the largest sum of values from the root, the first of equals (as
-        released; the paper leaves it open). One whose worth is not known comes last."""
+        released; the paper leaves it open)."""
         leaves = [node for node in self.root.down() if node.answer and node.parent]
-        return max(leaves, key=_sum_of_values, default=None)
+        return max(leaves, key=lambda leaf: sum(node.value for node in leaf.up()), default=None)
 
     def shown(self, leaf: TreeNode) -> list[Candidate]:
         return [self._candidates[place] for place in leaf.path]
@@ -200,7 +200,3 @@ def _scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
     least = min(scores, default=0.0)
     span = max(scores, default=0.0) - least + more_span
     return [((score - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]
-
-
-def _sum_of_values(leaf: TreeNode) -> tuple[bool, float]:
-    return leaf.visits > 0, sum(node.value for node in leaf.up())

@@ -149,8 +149,6 @@ class Search:
         leaves = [leaf for leaf in begun if leaf is not None]
         answered = await self._answered([tree.root, *leaves])
         if self._agree([node.answer for node in answered if node.answer]):
-            for leaf in leaves:
-                tree.give_up(leaf)
             return "agreement"
         answered = [leaf for leaf in answered if leaf is not tree.root]
         while leaves:
@@ -197,7 +195,7 @@ class Search:
         return prompt, await self._asker.ask(prompt, self._how.sampling)
 
     async def _judged(self, leaves: Sequence[TreeNode]) -> int:
-        """How many of them the budget allowed to be judged; the others are given up."""
+        """How many of them the budget allowed to be judged."""
         # What one takes has to be known before many are under way.
         alone = 1 if self._asker.is_limited and "reward" not in self._price else 0
         judged = 0
@@ -206,9 +204,7 @@ class Search:
                 "reward", [self._worth(leaf.answer) for leaf in batch if leaf.answer]
             )
             for leaf, worth in zip(batch, worths, strict=True):
-                if worth is None:
-                    self._tree.give_up(leaf)
-                else:
+                if worth is not None:
                     self._tree.finish(leaf, worth)
                     judged += 1
         return judged
