@@ -237,3 +237,17 @@ def test_how_examples_are_found_does_not_matter_where_none_are_searched(
 )
 def test_eval_refuses_what_cannot_be_measured(run: Run, wrong: tuple[str, ...]) -> None:
     assert run("eval", *wrong).code == 2
+
+
+def test_eval_searches_for_demonstrations_beside_its_baselines(run: Run, served: Server) -> None:
+    served.answers = [ok("Answer: 3")]
+    task = ("eval", "rules:episodes=2,shown=4,asked=2", "--model", "openai:m", "--embed", "pixels")
+    names = ("top-k", "rcts", "rcts-random", "rcts-best-of-n", "majority")
+    more = ("--methods", ",".join(names), "--shots", 2, "--rollouts", 3, "--json", "f")
+    done = run(*task, *more)
+    assert done.code == 0, done.out
+    rows = {row["method"]: row for row in orjson.loads(Path("f").read_bytes())["results"]}
+    assert tuple(rows) == names
+    assert rows["majority"]["calls"] == 4 * (1 + 3 * 11)
+    assert all(4 <= rows[name]["calls"] <= 4 * 34 for name in names[1:])
+    assert all(row["n"] == 4 and row["prompt_tokens"] for row in rows.values())

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Generator
+from bottega.recipes import rcts
+from bottega.reranking import FlatSearch
+from bottega.types import Prompt, Query
+from tests.builders import picture
+from tests.knowledge.doubles import SeededEmbedder, shown
+
+QUERY = Query("What?", (picture(7),))
+
+
+@pytest.fixture
+def known() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        opened.add(shown(40 * i, "cat" if i % 2 else "dog") for i in range(24))
+        yield opened
+
+
+def follows(prompt: Prompt) -> str:
+    """Says what the last demonstration says, and why; without any it guesses."""
+    said = [str(m.parts[-1]) for m in prompt.messages if m.role == "assistant"]
+    if not said:
+        return "Answer: dog"
+    return "It looks like the last.\nAnswer: " + said[-1].rpartition(" ")[2]
+
+
+async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
+    known: KnowledgeBase,
+) -> None:
+    model = Scripted(follows, name="small")
+    trace = await rcts(known, model, labels=("cat", "dog"), seed=1).trace(QUERY)
+    assert trace.tree is not None
+    assert len(trace.candidates) == 3
+    assert len({one.example.id for one in trace.candidates}) == 3
+    assert trace.answer.text == trace.candidates[-1].example.answer
+    assert trace.tree.calls == sum(call.sampling.n for call in model.calls)
+    rewarded = [call for call in model.calls if call.sampling.temperature == 0.8]
+    own = [call for call in rewarded if call.sampling.n == 5]
+    assert own and len(own) < len(rewarded)  # the query again, and known questions
+    again = await rcts(known, Scripted(follows, name="small"), labels=("cat", "dog"), seed=1).trace(
+        QUERY
+    )
+    assert again.tree == trace.tree
+
+
+async def test_a_budget_of_calls_is_kept(known: KnowledgeBase) -> None:
+    model = Scripted(follows)
+    trace = await rcts(known, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
+    assert trace.tree is not None and trace.tree.calls <= 30
+
+
+async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
+    model: Generator = Scripted(follows)
+    pipeline = rcts(known, model, labels=("cat", "dog"))
+    search = pipeline.search
+    assert search is not None
+    flat = FlatSearch(
+        model,
+        prompt=pipeline.prompt,
+        parse=pipeline.parse,
+        reward=search.reward,  # type: ignore[attr-defined]
+        sequences="random",
+        branches=3,
+    )
+    trace = await rcts(known, model, labels=("cat", "dog"), search=flat).trace(QUERY)
+    assert trace.tree is not None and len(trace.tree.root.children) == 3
