@@ -3,13 +3,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import orjson
 import pytest
+import typer.main
 from PIL import Image, ImageDraw
 
 from bottega.cli import main
+from bottega.knowledge import TokenEmbedder, TowerEmbedder
 from tests.server import Server
 
 COLOURS = {"ruby": "crimson", "leaf": "forestgreen", "sky": "deepskyblue"}
@@ -28,6 +31,11 @@ class Ran:
 
 Run = Callable[..., Ran]
 
+# Every command would make these anew, as a process of its own must; none of them changes.
+COMMANDS = cache(typer.main.get_command)
+TOWER = staticmethod(cache(TowerEmbedder.bundled))
+WORDS = staticmethod(cache(TokenEmbedder.bundled))
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
@@ -35,6 +43,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BOTTEGA_TRACES", str(tmp_path / "traces.db"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(typer.main, "get_command", COMMANDS)
+    monkeypatch.setattr(TowerEmbedder, "bundled", TOWER)
+    monkeypatch.setattr(TokenEmbedder, "bundled", WORDS)
 
     def run(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bottega", *map(str, arguments)])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega import __version__
 from bottega.errors import EmbeddingError
 from bottega.protocols import Embedder
 from tests.cli.conftest import Run
@@ -178,5 +179,5 @@ def test_a_name_that_is_no_embedder_is_told_which_there_are(
 
 
 def test_version_and_help(run: Run) -> None:
-    assert run("--version").out.startswith("bottega ")
+    assert run("--version").out.startswith(f"bottega {__version__}")
     assert "classify" in run("--help").out

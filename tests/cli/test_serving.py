@@ -27,7 +27,7 @@ from bottega.gateway.config.settings import Listening
 from bottega.gateway.running.listening import base_url
 from bottega.image import Image
 from tests.cli.conftest import Run
-from tests.server import Server, ok, slowly
+from tests.server import Answer, Server, ok
 
 SECRET = "sk-0123456789abcdefghij"
 
@@ -108,12 +108,21 @@ def asked(url: str) -> str:
     return str(reply.choices[0].message.content)
 
 
+def after(event: threading.Event, answer: Answer) -> Answer:
+    async def later(request: web.Request) -> web.StreamResponse:
+        assert await asyncio.to_thread(event.wait, 30)
+        return await answer(request)
+
+    return later
+
+
 def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: Path) -> None:
-    endpoint.answers = [slowly(ok("seven"), 1.5)]
+    refused = threading.Event()
     file = written(tmp_path, endpoint.url)
     with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
         ready = url.removesuffix("/v1") + "/readyz"
         wait_for(ready, 200)
+        endpoint.answers = [after(refused, ok("seven"))]
         answers: list[str] = []
         client = threading.Thread(target=lambda: answers.append(asked(url)))
         before = len(endpoint.bodies)
@@ -124,6 +133,7 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
         wait_for(ready, 503)
         with pytest.raises(openai.InternalServerError, match="shutting down"):
             asked(url)
+        refused.set()
         client.join()
         out, err = ended(process)
     assert answers == ["seven"]
@@ -272,7 +282,7 @@ def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None
 
 SLOW = """
 import sys, time
-from bottega.gateway.running import cache_file
+from bottega.gateway.running import cache_file, listening
 from bottega.cli import main
 
 def load(spec):
@@ -280,6 +290,7 @@ def load(spec):
     time.sleep(120)
 
 cache_file.open_embedder = load
+listening.LEAVE_SECONDS = 0.5
 main()
 """
 
@@ -304,7 +315,7 @@ def test_who_is_loading_can_be_stopped(endpoint: Server, tmp_path: Path) -> None
             _, err = ended(process)
         finally:
             process.kill()
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 10
     assert process.returncode == 0
     assert "draining: 0 requests" in err
 

@@ -257,7 +257,7 @@ def kept(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(150, 3), pytest.param(500, 20, marks=pytest.mark.slow)]
+    ("count", "kills"), [(150, 2), pytest.param(500, 20, marks=pytest.mark.slow)]
 )
 def test_a_killed_run_goes_on_and_asks_nothing_twice(
     tmp_path: Path, count: int, kills: int

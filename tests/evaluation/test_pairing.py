@@ -70,7 +70,8 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(shares: tuple[float, 
         if sum(cells) <= n:
             counts = (*cells, n - sum(cells))
             chance = multinomial.pmf(counts, n, shares)
-            gain = paired_difference(*table(*counts)) if chance > 1e-9 else None
+            # Those left out, all together, hold less than 0.002.
+            gain = paired_difference(*table(*counts)) if chance > 1e-6 else None
             covered += chance if gain and gain.low <= truth <= gain.high else 0
     assert covered > 0.93
 

@@ -250,7 +250,7 @@ while True:
 
 def test_a_killed_process_loses_half_a_second_and_never_the_file(file: Path) -> None:
     kept = 0
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE, text=True
         )

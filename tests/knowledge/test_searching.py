@@ -89,7 +89,7 @@ def test_a_search_during_upkeep_misses_nothing(
     def slowly(rows: SqliteRows, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
         page = read(rows, key, 10, view)
         filling.set()
-        go_on.wait(0.5)
+        go_on.wait(0.1)
         return page
 
     found: list[int] = []

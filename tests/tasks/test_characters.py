@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from bottega.errors import SettingError
+from bottega.tasks import characters
 from bottega.tasks.characters import Glyphs
 from bottega.tasks.task import Task
 
@@ -32,20 +33,34 @@ def test_ids_are_unique_and_pictures_distinct(task: Task) -> None:
     assert all(e.query.id == e.id for e in everything)
 
 
-def test_the_seed_decides_everything(task: Task) -> None:
-    assert Glyphs().draw(0) == task
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two episodes: drawing costs time."""
+    monkeypatch.setattr(characters, "LEAST_EPISODES", 2)
+    monkeypatch.setattr(characters, "LEAST_ASKED", 40)
 
 
+@pytest.mark.usefixtures("few")
+def test_the_seed_decides_everything() -> None:
+    assert Glyphs().draw(0) == Glyphs().draw(0)
+
+
+def test_there_are_at_least_500_items_and_25_episodes() -> None:
+    assert [Glyphs(ways=ways).episodes for ways in (2, 20, 30)] == [250, 25, 25]
+
+
+@pytest.mark.usefixtures("few")
 def test_another_seed_draws_other_characters(task: Task) -> None:
     other = Glyphs(ways=30).draw(1)
-    assert len(other.items) == 750
+    assert len(other.items) == 60
     assert other.items[0].query.images != task.items[0].query.images
     assert other.labels != task.labels
 
 
+@pytest.mark.usefixtures("few")
 def test_styles_and_alphabets_are_knobs(task: Task) -> None:
     coloured = Glyphs(ways=20, alphabets=4, style="any").draw(0)
-    assert len(coloured.items) == 500
+    assert len(coloured.items) == 40
     assert coloured.items[0].query.images != task.items[0].query.images
     paper = [item.query.images[0].decode(1).getpixel((0, 0)) for item in task.items]
     assert Counter(paper).most_common(1)[0][0] == (0, 0, 0)
