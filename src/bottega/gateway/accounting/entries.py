@@ -22,7 +22,7 @@ MONTHS_ACCOUNT = tuple[str, str]
 MOST_USD = 1e12
 MOST_COUNT = 2**62
 PRUNED_AT_ONCE = 5_000
-AT_ONCE = 50
+AT_ONCE = 250
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make

@@ -28,7 +28,7 @@ __all__ = ["Entry", "Ledger", "Shadow", "State"]
 
 log = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 0.1
+FLUSH_SECONDS = 0.3
 AGAIN_SECONDS = 1.0
 MOST_WAITING = 100_000
 PRUNE_SECONDS = 3600.0

@@ -36,7 +36,7 @@ Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")
 MOST_WAITING = 10_000  # lines, while a terminal stands still
 AT_ONCE = 500
-TOGETHER_SECONDS = 0.1
+TOGETHER_SECONDS = 0.25
 FRAMES = 12
 # What these say is about files, settings, packages and hosts.
 ABOUT_SETUP = (
