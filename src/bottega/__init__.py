@@ -68,6 +68,7 @@ from bottega.protocols import (
 from bottega.recipes import cache_of_thought, rcts, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import (
+    Ensemble,
     FlatSearch,
     Gated,
     LabelCover,
@@ -155,6 +156,7 @@ __all__ = [
     "DistinctiveTerms",
     "DualEmbedder",
     "Embedder",
+    "Ensemble",
     "Eq",
     "Escalation",
     "Eviction",

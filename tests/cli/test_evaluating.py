@@ -246,8 +246,11 @@ def test_eval_searches_for_demonstrations_beside_its_baselines(run: Run, served:
     more = ("--methods", ",".join(names), "--shots", 2, "--rollouts", 3, "--json", "f")
     done = run(*task, *more)
     assert done.code == 0, done.out
-    rows = {row["method"]: row for row in orjson.loads(Path("f").read_bytes())["results"]}
+    document = orjson.loads(Path("f").read_bytes())
+    rows = {row["method"]: row for row in document["results"]}
     assert tuple(rows) == names
+    beside = [one["against"] for one in document["paired"] if one["method"] == "rcts"]
+    assert beside == ["top-k", "majority", "rcts-random", "rcts-best-of-n"]
     assert rows["majority"]["calls"] == 4 * (1 + 3 * 11)
     assert all(4 <= rows[name]["calls"] <= 4 * 34 for name in names[1:])
     assert all(row["n"] == 4 and row["prompt_tokens"] for row in rows.values())

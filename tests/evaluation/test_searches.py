@@ -64,11 +64,11 @@ def words(prompt: Prompt) -> list[str]:
 async def test_the_majority_beside_a_search_gets_its_budget_unless_told_otherwise() -> None:
     script = Brief(last_shown)
     await run("majority", script)
-    assert script.calls[-1].sampling.n == most_calls(script, ROLLOUTS) == 1 + 4 * 6
+    assert script.calls[-1].sampling.n == most_calls(script, ROLLOUTS) == 1 + 4 + 15
     await run("majority", script, samples=3)
     assert script.calls[-1].sampling.n == 3
 
 
 def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
     assert most_calls(Scripted([]), 10) == 111
-    assert most_calls(Brief([]), 10) == 61
+    assert most_calls(Brief([]), 10) == 26

@@ -84,7 +84,9 @@ def plan(
             if name in CHOOSING:
                 pipeline = _sampling(pipeline, CHOOSING[name], samples, seed)
             if name in SEARCHED:
-                pipeline = searched(name, pipeline, controlled, rollouts=rollouts, seed=seed)
+                pipeline = searched(
+                    name, pipeline, controlled, shots=k, rollouts=rollouts, seed=seed
+                )
             planned.append(Method(name, k, _asking(pipeline)))
     return planned
 

@@ -13,10 +13,13 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.searches import BEST, RANDOM, SEARCHED, TREE
 from bottega.evaluation.tally import Result
 
-RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n")
+RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n", *SEARCHED)
 AGAINST = ("vote", "top-k", "random", "zero-shot")
+# What spends as much as the tree search.
+AS_DEAR = ("majority", "best-of-n", RANDOM, BEST)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) ->
     return [
         compared
         for (method, shots), scored in by_name.items()
-        for against in AGAINST
+        for against in (*AGAINST, *(AS_DEAR if method == TREE else ()))
         if method in RETRIEVING and method != against
         for theirs in [by_name.get((against, 0 if against == "zero-shot" else shots))]
         if theirs is not None

@@ -7,38 +7,50 @@ from dataclasses import replace
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Searcher
 from bottega.recipes import Classification, heuristic
-from bottega.reranking import FlatSearch, TreeSearch
+from bottega.reranking import Ensemble, FlatSearch, Reward, TreeSearch
 
 TREE, RANDOM, BEST = "rcts", "rcts-random", "rcts-best-of-n"
 SEARCHED = (TREE, RANDOM, BEST)
 ROLLOUTS = 10
 FETCH = 20
-SELF, MUTUAL = 5, 5
+SELF, MUTUAL, ENSEMBLE = 5, 5, 15
 # Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
 TEMPERATURE = 0.7
 
 
 def most_calls(generator: Generator, rollouts: int) -> int:
-    """Completions that a search may ask for to answer one question: the zero-shot answer, and for
-    each branch its answer, the known questions, and the question again where a model gives
-    rationales."""
-    reasons = not getattr(generator, "turns_only", False)
-    return 1 + rollouts * (1 + MUTUAL + (SELF if reasons else 0))
+    """Completions that a search may ask for to answer one question: the zero-shot answer, each
+    branch's answer, and what its reward asks."""
+    if _gives_no_reasons(generator):
+        return 1 + rollouts + ENSEMBLE
+    return 1 + rollouts * (1 + SELF + MUTUAL)
 
 
 def searched(
-    name: str, pipeline: Pipeline, settings: Classification, *, rollouts: int, seed: int
+    name: str,
+    pipeline: Pipeline,
+    settings: Classification,
+    *,
+    shots: int,
+    rollouts: int,
+    seed: int,
 ) -> Pipeline:
     """The pipeline with one of `SEARCHED` in place of its re-ranker: all have the same reward, as
-    many branches and the same limit of completions."""
-    return replace(pipeline, fetch=FETCH, search=_search(name, pipeline, settings, rollouts, seed))
+    many branches and the same limit of completions. The reward is the paper's (eq. 9), and an
+    `Ensemble` for a model that knows brief turns alone and gives no reasons."""
+    search = _search(name, pipeline, settings, shots, rollouts, seed)
+    return replace(pipeline, fetch=FETCH, search=search)
 
 
 def _search(
-    name: str, pipeline: Pipeline, settings: Classification, rollouts: int, seed: int
+    name: str, pipeline: Pipeline, settings: Classification, shots: int, rollouts: int, seed: int
 ) -> Searcher:
     generator, prompt, parse = settings.generator, pipeline.prompt, pipeline.parse
-    reward = heuristic(prompt, parse, sampling=pipeline.sampling)
+    reward: Reward = heuristic(prompt, parse, sampling=pipeline.sampling)
+    if _gives_no_reasons(generator):
+        reward = Ensemble(
+            prompt, parse, shots=shots, n=ENSEMBLE, sampling=pipeline.sampling, seed=seed
+        )
     most = most_calls(generator, rollouts)
     if name == TREE:
         return TreeSearch(
@@ -65,3 +77,7 @@ def _search(
         seed=seed,
         most_calls=most,
     )
+
+
+def _gives_no_reasons(generator: Generator) -> bool:
+    return bool(getattr(generator, "turns_only", False))

@@ -2,6 +2,7 @@
 
 from bottega.reranking.asking import Asker, BudgetSpentError
 from bottega.reranking.cover import LabelCover
+from bottega.reranking.ensemble import Ensemble
 from bottega.reranking.flat_search import FlatSearch
 from bottega.reranking.gated import Gated
 from bottega.reranking.relevance import MaximalMarginalRelevance
@@ -22,6 +23,7 @@ __all__ = [
     "Agree",
     "Asker",
     "BudgetSpentError",
+    "Ensemble",
     "FlatSearch",
     "Gated",
     "LabelCover",

@@ -80,8 +80,8 @@ class SelfConsistency:
             return Worth(0.0, {"self": 0.0}) if self._variant == "released" else Worth()
         reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
         answers = [self._parse(query, one) for one in reply.completions]
-        share = _share(answers, said, query, self._agree)
-        return Worth(share, {"self": share})
+        agreeing = share(answers, said, query, self._agree)
+        return Worth(agreeing, {"self": agreeing})
 
 
 class Mutual:
@@ -123,8 +123,8 @@ class Mutual:
             return Worth()
         shown = Example(query, said.text, rationale=said.rationale)
         shares = await together(self._right(shown, example, ask) for example in answered)
-        share = sum(shares) / len(shares)
-        return Worth(share, {"mutual": share})
+        right = sum(shares) / len(shares)
+        return Worth(right, {"mutual": right})
 
     async def _right(self, shown: Example, example: Example, ask: Asker) -> float:
         query = _with_choices(example, shown.query)
@@ -132,7 +132,7 @@ class Mutual:
         reply = await ask.ask(prompt, self._sampling)
         gold = Answer(example.answer, labels=example.labels or ())
         answers = [self._parse(query, one) for one in reply.completions]
-        return _share(answers, gold, query, self._agree)
+        return share(answers, gold, query, self._agree)
 
 
 class Weighted:
@@ -163,7 +163,7 @@ def check_at_least_one(name: str, count: int) -> None:
         raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
 
 
-def _share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:
+def share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:
     """Over all answers: an invalid one agrees with nothing."""
     return sum(agree(one, right, query) for one in answers if one.valid) / len(answers)
 

@@ -95,7 +95,7 @@ class Tree:
         self._exploration = exploration
         self._released = variant == "released"
         self._random = random
-        self._weights = _scaled([one.score for one in candidates])
+        self._weights = scaled([one.score for one in candidates])
 
     def greedy(self) -> TreeNode | None:
         """The leaf of the branch with the nearest candidates; None if it cannot grow."""
@@ -189,14 +189,14 @@ class Tree:
         """The s_i of equation 6."""
         if not self._released:
             return [self._weights[place] for place in valid]
-        return _scaled([self._candidates[place].score for place in valid], LEAST_WEIGHT)
+        return scaled([self._candidates[place].score for place in valid], LEAST_WEIGHT)
 
     def _settle(self, leaf: TreeNode) -> None:
         for node in leaf.up():
             node.pending -= 1
 
 
-def _scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
+def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
     least = min(scores, default=0.0)
     span = max(scores, default=0.0) - least + more_span
     return [((score - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]
