@@ -63,10 +63,10 @@ def rcts(
 
     An answer is worth `alpha` times how surely it follows from its own rationale, and else how well
     it teaches retrieved questions whose answers are known; without a rationale only the latter, for
-    which `reward=Ensemble(...)` may be better. The paper retrieves by late interaction (`retrieve=Dense(LateIndex(...).search)`); the default is
-    the search of `knowledge`. `parallel` branches are tried at once, 1 is the paper's order;
-    `most_calls` and `most_tokens` limit one query. Another `search`, such as a `FlatSearch`, is
-    taken as it is.
+    which `reward=Ensemble(...)` may be better. The paper retrieves by late interaction
+    (`retrieve=Dense(LateIndex(...).search)`); the default is the search of `knowledge`. `parallel`
+    branches are tried at once, 1 is the paper's order; `most_calls` and `most_tokens` limit one
+    query. Another `search`, such as a `FlatSearch`, is taken as it is.
     """
     prompt = prompt or _suited(generator)
     parse = parse or LabelParser()
