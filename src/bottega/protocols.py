@@ -39,6 +39,11 @@ class Generator(Protocol):
     async def aclose(self) -> None: ...
 
 
+def turns_only(generator: Generator) -> bool:
+    """Whether it says so: it knows brief turns alone and gives no reasons, as the bundled ones."""
+    return bool(getattr(generator, "turns_only", False))
+
+
 @dataclass(frozen=True)
 class Tier:
     """A model that a router can choose. A tier with `shots` 0 is asked without demonstrations.

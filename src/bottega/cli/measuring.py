@@ -28,7 +28,7 @@ from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED
-from bottega.protocols import Prompter
+from bottega.protocols import Prompter, turns_only
 from bottega.recipes import Classification
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -99,7 +99,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
 
 def _prompt(data: Benchmark, settings: Classification) -> Prompter | None:
     """The benchmark's own, but for a model that knows brief turns alone."""
-    return None if getattr(settings.generator, "turns_only", False) else data.prompt
+    return None if turns_only(settings.generator) else data.prompt
 
 
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bottega.pipeline import Pipeline
-from bottega.protocols import Generator, Searcher
+from bottega.protocols import Generator, Searcher, turns_only
 from bottega.recipes import Classification, heuristic
 from bottega.reranking import Ensemble, FlatSearch, Reward, TreeSearch
 
@@ -21,7 +21,7 @@ TEMPERATURE = 0.7
 def most_calls(generator: Generator, rollouts: int) -> int:
     """Completions that a search may ask for to answer one question: the zero-shot answer, each
     branch's answer, and what its reward asks."""
-    if _gives_no_reasons(generator):
+    if turns_only(generator):
         return 1 + rollouts + ENSEMBLE
     return 1 + rollouts * (1 + SELF + MUTUAL)
 
@@ -47,7 +47,7 @@ def _search(
 ) -> Searcher:
     generator, prompt, parse = settings.generator, pipeline.prompt, pipeline.parse
     reward: Reward = heuristic(prompt, parse, sampling=pipeline.sampling)
-    if _gives_no_reasons(generator):
+    if turns_only(generator):
         reward = Ensemble(
             prompt, parse, shots=shots, n=ENSEMBLE, sampling=pipeline.sampling, seed=seed
         )
@@ -77,7 +77,3 @@ def _search(
         seed=seed,
         most_calls=most,
     )
-
-
-def _gives_no_reasons(generator: Generator) -> bool:
-    return bool(getattr(generator, "turns_only", False))

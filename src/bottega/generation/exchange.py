@@ -68,8 +68,6 @@ def sendable(body: bytes | None) -> bytes | io.BytesIO | None:
 
 
 async def read_whole(response: aiohttp.ClientResponse, where: str) -> bytes:
-    if response.content.is_eof() and response.content.total_bytes <= LONGEST_MB << 20:
-        return await response.read()  # all of it came with the headers
     chunks, size = list[bytes](), 0
     async for chunk in response.content.iter_any():
         chunks.append(chunk)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bottega.errors import BottegaError, GenerationError, SettingError
 from bottega.parsing import FinalAnswerParser, agreement, spoken
 from bottega.prompting import Concluding, Explaining
-from bottega.protocols import Generator, Parser, Pricer
+from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 
 Agree = Callable[[Answer, Answer, Query], float]
@@ -69,7 +69,7 @@ class Rationales:
         agree: Agree = same,
         price: Pricer | None = None,
     ) -> None:
-        if getattr(generator, "turns_only", False):
+        if turns_only(generator):
             raise SettingError(
                 f"{generator.name} answers in a word or two: it cannot write rationales",
                 hint="name a model that reasons, such as openai:NAME or a Hugging Face id",

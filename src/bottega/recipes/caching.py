@@ -23,6 +23,7 @@ from bottega.protocols import (
     Retriever,
     Router,
     Tier,
+    turns_only,
 )
 from bottega.recipes.classifying import suited_prompt
 from bottega.recording import CountUses, Remember, Several
@@ -116,7 +117,7 @@ def _prompted(
     """Each with the prompt that suits it, where it has none of its own and no other is given."""
 
     def suited(tier: Tier) -> Prompter:
-        brief = getattr(tier.generator, "turns_only", False)
+        brief = turns_only(tier.generator)
         if tier is tiers[-1] and (not brief if reasoning is None else reasoning):
             return Reasoned()
         return prompt or (suited_prompt(tier.generator) if brief else Interleaved())

@@ -16,6 +16,7 @@ from bottega.protocols import (
     Recorder,
     Retriever,
     Tier,
+    turns_only,
 )
 from bottega.reranking import Order, TopK
 from bottega.retrieval import Dense
@@ -56,7 +57,7 @@ class Classification:
 
 def suited_prompt(generator: Generator) -> Prompter:
     """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
-    if getattr(generator, "turns_only", False):
+    if turns_only(generator):
         return Interleaved(show_choices=False, repeat_question=False)
     return AppendixA()
 

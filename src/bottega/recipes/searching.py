@@ -17,6 +17,7 @@ from bottega.protocols import (
     Retriever,
     Searcher,
     Tier,
+    turns_only,
 )
 from bottega.recipes.classifying import suited_prompt
 from bottega.reranking import (
@@ -116,4 +117,4 @@ def heuristic(
 
 
 def _suited(generator: Generator) -> Prompter:
-    return suited_prompt(generator) if getattr(generator, "turns_only", False) else Interleaved()
+    return suited_prompt(generator) if turns_only(generator) else Interleaved()

@@ -7,6 +7,7 @@ from random import Random
 
 from bottega.protocols import Parser, Prompter
 from bottega.reranking.asking import Asker, together
+from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import Agree, Worth, check_at_least_one, says_the_same, share
 from bottega.reranking.tree import scaled
 from bottega.types import Answer, Candidate, Query, Sampling
@@ -55,8 +56,7 @@ class Ensemble:
         return Worth(agreeing, {"ensemble": agreeing})
 
     def _draws(self, query: Query, known: Sequence[Candidate]) -> list[list[Candidate]]:
-        hashes = ":".join(image.sha256 for image in query.images)
-        lots = Random(f"ensemble:{self._seed}:{query.text}:{hashes}")
+        lots = lots_for(query, f"ensemble:{self._seed}")  # not those of the branches
         return [self._draw(known, lots) for _ in range(self._n)]
 
     def _draw(self, known: Sequence[Candidate], lots: Random) -> list[Candidate]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,6 +9,7 @@ from typing import Literal
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.asking import Asker, affordable, check_budget
+from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import Reward, Worth, check_at_least_one
 from bottega.types import (
     Answer,
@@ -111,7 +111,7 @@ class FlatSearch:
             sampling = replace(self._sampling, n=self._branches)
             asked = [(tuple(reversed(candidates[:k])), sampling)]
         else:
-            lots = random.Random(f"{self._seed}:{query.text}:{_seen(query)}")
+            lots = lots_for(query, self._seed)
             count = min(k, len(candidates))
             drawn = (tuple(lots.sample(candidates, count)) for _ in range(self._branches))
             asked = [(shown, self._sampling) for shown in drawn]
@@ -129,15 +129,8 @@ class FlatSearch:
 
 def _chain(branch: Branch, worth: Worth) -> Node:
     """One node below the other; the answer is the last one's."""
-    node = Node(None, worth.value, 1, (), branch.answer, worth.parts)
-    for place, candidate in enumerate(reversed(branch.shown)):
-        node = replace(node, candidate=candidate) if place == 0 else _above(node, candidate)
+    last, *above = reversed(branch.shown or (None,))
+    node = Node(last, worth.value, 1, (), branch.answer, worth.parts)
+    for candidate in above:
+        node = Node(candidate, worth.value, 1, (node,))
     return node
-
-
-def _above(node: Node, candidate: Candidate) -> Node:
-    return Node(candidate, node.value, node.visits, (node,))
-
-
-def _seen(query: Query) -> str:
-    return ":".join(image.sha256 for image in query.images)

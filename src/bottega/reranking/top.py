@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Literal
 
 from bottega.errors import SettingError
+from bottega.reranking.lots import lots_for
 from bottega.types import Candidate, Query
 
 Order = Literal["nearest-last", "nearest-first", "shuffled"]
@@ -41,6 +41,5 @@ def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -
     if order == "nearest-last":
         shown.reverse()
     elif order == "shuffled":
-        hashes = ":".join(image.sha256 for image in query.images)
-        random.Random(f"{seed}:{query.text}:{hashes}").shuffle(shown)
+        lots_for(query, seed).shuffle(shown)
     return shown

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from math import ceil
-from random import Random
 from typing import Literal, TypeVar
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.asking import Asker, Price, affordable, most_prompt_tokens
+from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import (
     Agree,
     Reward,
@@ -90,14 +90,13 @@ class TreeSearch:
         return list((await self.search(query, candidates, k)).shown)
 
     def _tree(self, query: Query, candidates: Sequence[Candidate], k: int) -> Tree:
-        hashes = ":".join(image.sha256 for image in query.images)
         return Tree(
             candidates,
             k,
             width=self.children,
             exploration=self.exploration,
             variant=self.variant,
-            random=Random(f"{self.seed}:{query.text}:{hashes}"),
+            random=lots_for(query, self.seed),
         )
 
     def _asker(self) -> Asker:
