@@ -47,6 +47,10 @@ from bottega.parsing import (
     agreement,
     most_confident,
     most_frequent,
+    same_answer,
+    same_choice,
+    same_number,
+    same_words,
 )
 from bottega.pipeline import Pipeline
 from bottega.prompting import AppendixA, Interleaved, Lettered, Reasoned, Template
@@ -258,6 +262,10 @@ __all__ = [
     "most_confident",
     "most_frequent",
     "rcts",
+    "same_answer",
+    "same_choice",
+    "same_number",
+    "same_words",
     "visual_rag",
     "with_keywords",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bottega.parsing import same_answer
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Searcher, turns_only
 from bottega.recipes import Classification, heuristic
@@ -49,7 +50,13 @@ def _search(
     reward: Reward = heuristic(prompt, parse, sampling=pipeline.sampling)
     if turns_only(generator):
         reward = Ensemble(
-            prompt, parse, shots=shots, n=ENSEMBLE, sampling=pipeline.sampling, seed=seed
+            prompt,
+            parse,
+            shots=shots,
+            n=ENSEMBLE,
+            sampling=pipeline.sampling,
+            agree=same_answer,
+            seed=seed,
         )
     most = most_calls(generator, rollouts)
     if name == TREE:
@@ -60,6 +67,7 @@ def _search(
             reward=reward,
             rollouts=rollouts,
             sampling=pipeline.sampling,
+            agree=same_answer,
             seed=seed,
             most_calls=most,
         )

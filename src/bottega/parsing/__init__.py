@@ -4,6 +4,7 @@ probability."""
 from bottega.parsing.agreement import agreement
 from bottega.parsing.because import BecauseParser
 from bottega.parsing.choices import ChoiceParser, open_candidates
+from bottega.parsing.evaluating import same_answer, same_choice, same_number, same_words
 from bottega.parsing.final import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
 from bottega.parsing.replies import spoken
@@ -19,5 +20,9 @@ __all__ = [
     "most_frequent",
     "open_candidates",
     "plain_text",
+    "same_answer",
+    "same_choice",
+    "same_number",
+    "same_words",
     "spoken",
 ]

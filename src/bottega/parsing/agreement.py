@@ -38,18 +38,26 @@ def agreement(one: str, other: str, query: Query) -> float:
     do: F1 over words without articles, as for SQuAD, so that a long answer in other words has about
     a half. It knows no synonyms and no units. A reply that says nothing agrees with nothing.
     """
-    query = query if query.choices else Query(query.text, choices=_options(query.text))
-    ours, theirs = _final(one, query), _final(other, query)
+    query = with_options(query)
+    ours, theirs = final(one, query), final(other, query)
     if not plain(ours) or not plain(theirs):
         return float(bool(ours) and ours == theirs)
     if plain(ours) == plain(theirs):
         return 1.0
     if any(_is_option(said, query) for said in (ours, theirs)):
         return 0.0
-    return _in_words(ours, theirs)
+    numbers = number(ours), number(theirs)
+    if numbers[0] is not None and numbers[1] is not None:
+        return float(close(numbers[0], numbers[1]))
+    return in_words(ours, theirs)
 
 
-def _final(reply: str, query: Query) -> str:
+def with_options(query: Query) -> Query:
+    """Its choices are those that its text lists, where it has none."""
+    return query if query.choices else Query(query.text, choices=_options(query.text))
+
+
+def final(reply: str, query: Query) -> str:
     """The option that was meant, by its text, or what was said."""
     said = FinalAnswerParser()(query, Completion(reply)).text
     if query.choices:
@@ -76,10 +84,7 @@ def _options(text: str) -> tuple[str, ...]:
     return tuple(options) if len(options) > 1 else ()
 
 
-def _in_words(ours: str, theirs: str) -> float:
-    numbers = _number(ours), _number(theirs)
-    if numbers[0] is not None and numbers[1] is not None:
-        return float(_close(numbers[0], numbers[1]))
+def in_words(ours: str, theirs: str) -> float:
     letters = LETTER.fullmatch(ours), LETTER.fullmatch(theirs)
     if letters[0] and letters[1] and min(len(plain(ours)), len(plain(theirs))) == 1:
         return float(letters[0][1] == letters[1][1])
@@ -89,7 +94,7 @@ def _in_words(ours: str, theirs: str) -> float:
     return _f1(_words(ours), _words(theirs))
 
 
-def _number(text: str) -> Fraction | None:
+def number(text: str) -> Fraction | None:
     bare = DIGITS.get(plain(text), FRACTION.sub(r"\1/\2", text)).strip(AROUND_NUMBER)
     bare = bare.replace(" ", "")
     if not any(sign.isdigit() for sign in bare) or not NUMBER.fullmatch(bare):
@@ -100,7 +105,7 @@ def _number(text: str) -> Fraction | None:
         return None
 
 
-def _close(one: Fraction, other: Fraction) -> bool:
+def close(one: Fraction, other: Fraction) -> bool:
     return abs(one - other) <= CLOSE * max(abs(one), abs(other))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bottega.errors import BottegaError, GenerationError, SettingError
-from bottega.parsing import FinalAnswerParser, agreement, spoken
+from bottega.parsing import FinalAnswerParser, same_answer, spoken
 from bottega.prompting import Concluding, Explaining
 from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
@@ -33,11 +33,6 @@ class Made:
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
     error: BottegaError | None = None
-
-
-def same(said: Answer, known: Answer, query: Query) -> float:
-    """1 for the same option, number or words, up to how these are written, else 0."""
-    return float(said.valid and agreement(said.text, known.text, query) == 1.0)
 
 
 class Rationales:
@@ -66,7 +61,7 @@ class Rationales:
         explain: Callable[[Example], Prompt] | None = None,
         conclude: Callable[[Query, str], Prompt] | None = None,
         parse: Parser | None = None,
-        agree: Agree = same,
+        agree: Agree = same_answer,
         price: Pricer | None = None,
     ) -> None:
         if turns_only(generator):

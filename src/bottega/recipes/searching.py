@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bottega.knowledge import KnowledgeBase
-from bottega.parsing import LabelParser
+from bottega.parsing import LabelParser, same_answer
 from bottega.pipeline import Pipeline
 from bottega.prompting import Concluding, Interleaved
 from bottega.protocols import (
@@ -28,7 +28,6 @@ from bottega.reranking import (
     TreeSearch,
     Variant,
     Weighted,
-    says_the_same,
 )
 from bottega.retrieval import Dense
 from bottega.routing import always
@@ -51,7 +50,7 @@ def rcts(
     retrieve: Retriever | None = None,
     prompt: Prompter | None = None,
     parse: Parser | None = None,
-    agree: Agree = says_the_same,
+    agree: Agree = same_answer,
     most_calls: int | None = None,
     most_tokens: int | None = None,
     record: Recorder | None = None,
@@ -64,7 +63,8 @@ def rcts(
 
     An answer is worth `alpha` times how surely it follows from its own rationale, and else how well
     it teaches retrieved questions whose answers are known; without a rationale only the latter, for
-    which `reward=Ensemble(...)` may be better. The paper retrieves by late interaction
+    which `reward=Ensemble(...)` may be better. `agree` says which answers are the same: by their
+    kind, or always by choice, number or words. The paper retrieves by late interaction
     (`retrieve=Dense(LateIndex(...).search)`); the default is the search of `knowledge`. `parallel`
     branches are tried at once, 1 is the paper's order; `most_calls` and `most_tokens` limit one
     query. Another `search`, such as a `FlatSearch`, is taken as it is.
@@ -106,7 +106,7 @@ def heuristic(
     alpha: float = 0.2,
     sampling: Sampling | None = None,
     variant: Variant = "paper",
-    agree: Agree = says_the_same,
+    agree: Agree = same_answer,
 ) -> Weighted:
     """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are
     in `sampling`."""

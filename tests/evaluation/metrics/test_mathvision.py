@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.arithmetic import LONGEST, value
 from bottega.evaluation.metrics.mathvision import MathVisionAccuracy, equal
 from bottega.parsing import FinalAnswerParser
 from bottega.types import Answer, Completion, Example, Query
@@ -15,76 +14,9 @@ score = MathVisionAccuracy().score
 ROOTS = (r"$\frac{1}{2}$", "$2.5$", r"$\frac{3\sqrt{2}}{2}$", "$5-4-3$", "$5-3-4$")
 
 
-@pytest.mark.parametrize(
-    ("formula", "number"),
-    [
-        ("7", 7),
-        ("-7.50", -7.5),
-        (".5", 0.5),
-        ("1,234.5", 1234.5),
-        ("2 + 3*4", 14),
-        ("(2 + 3)*4/10", 2),
-        ("8/4/2", 1),
-        ("-3^2", -9),
-        ("2^{-1}", 0.5),
-        ("2^10", 1024),
-        (r"\frac{6-\sqrt{2}}{2}", 2.2929),
-        (r"$\dfrac12$", 0.5),
-        (r"\frac{15}4", 3.75),
-        (r"1 \frac{1}{2} \mathrm{~cm}^{2}", 1.5),
-        (r"3\frac{\sqrt{4}}{4}", 1.5),
-        (r"\sqrt[3]{8}", 2),
-        ("√(16)", 4),
-        (r"2\pi+4\sqrt{3}", 13.2114),
-        (r"15/\pi", 4.7746),
-        (r"6\left(\sqrt{2}-1\right)", 2.4853),
-        (r"30^{\circ}", 30),
-        ("30°", 30),
-        (r"\textdollar 0.40", 0.4),
-        (r"50\%", 50),
-        ("40 cm^2", 40),
-        ("3 × 4 − 2", 10),
-    ],
-)
-def test_values(formula: str, number: float) -> None:
-    assert value(formula) == pytest.approx(number, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        "",
-        "A",
-        "3x",
-        "2 3",
-        "(2",
-        "2)",
-        "1/0",
-        r"\frac{1}",
-        r"\sqrt{-1}",
-        "(-8)^{0.5}",
-        "0^{-1}",
-        "9^9^9^9",
-        "2**9",
-        "1e5",
-        "10!",
-        "2h 48m",
-        "AB=3, CD=1",
-        "__import__('os').getcwd()",
-        "9" * (LONGEST + 1),
-        "(" * 150,
-        r"\sqrt" * 40,
-        "(" * 60 + "1" + ")" * 60,
-    ],
-)
-def test_what_has_no_value(formula: str) -> None:
-    assert value(formula) is None
-
-
-@given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=LONGEST))
-def test_no_formula_ever_raises_or_takes_long(formula: str) -> None:
+@given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=200))
+def test_no_text_ever_raises_or_takes_long(formula: str) -> None:
     started = time.perf_counter()
-    value(formula)
     equal(formula, "1")
     assert time.perf_counter() - started < 1
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from bottega.evaluation.metrics.arithmetic import value
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judged
+from bottega.parsing.arithmetic import value
 from bottega.types import Answer, Example
 
 BRACKETS = ("()", "[]")

@@ -1,0 +1,88 @@
+"""Whether two answers are the same, by the kind of the answer: the rule-based evaluators of RCTS.
+
+Each is 1 or 0, whichever answer is which, and an invalid answer is the same as none. They are what
+the rewards of a search take as `agree`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bottega.parsing.agreement import close, final, in_words, number, with_options
+from bottega.parsing.arithmetic import value
+from bottega.parsing.replies import match, plain
+from bottega.types import Answer, Query
+
+# Dates, telephone numbers, results of games: not to be calculated.
+JOINED = re.compile(r"\d\s*[-/]\s*\d")
+
+
+def same_answer(one: Answer, other: Answer, query: Query, /) -> float:
+    """`same_choice` where the query has choices or its text lists options by letter, `same_number`
+    for two numbers, else `same_words`."""
+    query = with_options(query)
+    if query.choices:
+        return same_choice(one, other, query)
+    if one.labels and set(one.labels) == set(other.labels):
+        return float(one.valid and other.valid)
+    numbers = (number(final(answer.text, query)) for answer in (one, other))
+    by_words = any(found is None for found in numbers) and same_words(one, other, query)
+    return float(by_words or same_number(one, other, query))
+
+
+def same_choice(one: Answer, other: Answer, query: Query, /) -> float:
+    """The same option, or options, of the query: by its text, its letter, or a number that is no
+    other option's (0.5 names \\frac{1}{2}). What names no option is the same up to case, outer
+    punctuation and spacing."""
+    if not (one.valid and other.valid):
+        return 0.0
+    query = with_options(query)
+    ours, theirs = _chosen(one, query), _chosen(other, query)
+    if ours or theirs:
+        return float(ours == theirs)
+    return float(plain(one.text) == plain(other.text))
+
+
+def same_number(one: Answer, other: Answer, query: Query, /) -> float:
+    """The same number, however it is written: 1,000 and 1000.0, five and 5, 50 % and 50. Formulas
+    are the same if their values are to two decimals, as in MathVision's metric: \\sqrt{2} and 1.41.
+    What is no number is the same as nothing."""
+    if not (one.valid and other.valid):
+        return 0.0
+    return float(_equal(final(one.text, query), final(other.text, query)))
+
+
+def same_words(one: Answer, other: Answer, query: Query, /) -> float:
+    """The same words, as short answers are compared in VizWiz and OK-VQA: case, punctuation,
+    articles and order do not count, and "two" is "2". What begins with yes or no says just that. It
+    knows no synonyms; `agreement` also tells how far longer answers have words in common."""
+    if not (one.valid and other.valid):
+        return 0.0
+    ours, theirs = final(one.text, query), final(other.text, query)
+    if not plain(ours) or not plain(theirs):
+        return float(bool(ours) and ours == theirs)
+    return float(plain(ours) == plain(theirs) or in_words(ours, theirs) == 1.0)
+
+
+def _chosen(answer: Answer, query: Query) -> frozenset[str]:
+    """Empty where no option is named."""
+    options = frozenset(query.choices)
+    if answer.labels and options.issuperset(answer.labels):
+        return frozenset(answer.labels)
+    said = final(answer.text, query)
+    named = match(said, query.choices)
+    if named is not None:
+        return frozenset({named})
+    worth_it = [option for option in options if _equal(said, option)]
+    return frozenset(worth_it if len(worth_it) == 1 else ())
+
+
+def _equal(one: str, other: str) -> bool:
+    """As numbers."""
+    ours, theirs = number(one), number(other)
+    if ours is not None and theirs is not None:
+        return close(ours, theirs)
+    values = [None if JOINED.search(text) else value(text) for text in (one, other)]
+    if values[0] is None or values[1] is None:
+        return False
+    return round(values[0], 2) == round(values[1], 2)

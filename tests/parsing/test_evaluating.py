@@ -1,0 +1,126 @@
+"""When two answers are the same, by the kind of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.parsing import (
+    FinalAnswerParser,
+    LabelParser,
+    same_answer,
+    same_choice,
+    same_number,
+    same_words,
+)
+from bottega.types import Answer, Completion, Query
+
+OPEN = Query("How many?")
+PETS = Query("Which?", choices=("cat", "dog", "hot dog"))
+HALVES = Query("How much?", choices=(r"\frac{1}{2}", "2.5", "5-4-3", "5-3-4"))
+LISTED = Query("Which city?\nA) Paris\nB) Rome")
+Evaluator = Callable[[Answer, Answer, Query], float]
+
+CHOICES = [
+    (PETS, "cat", "A", 1),
+    (PETS, "It is a hot dog, of course it is.", "(C)", 1),
+    (PETS, "dog", "hot dog", 0),
+    (PETS, "bird", "cat", 0),
+    (PETS, "bird", "Bird.", 1),
+    (HALVES, "0.5", "A", 1),
+    (HALVES, "0.6", "A", 0),
+    (HALVES, "5-4-3", "5-3-4", 0),
+    (LISTED, "B) Rome", "Rome", 1),
+    (LISTED, "A", "Rome", 0),
+]
+NUMBERS = [
+    ("1,000", "1000.0", 1),
+    ("five", "5", 1),
+    ("50%", "50", 1),
+    (r"\frac{1}{2}", "0.5", 1),
+    (r"$3\sqrt{2}$", r"\sqrt{18}", 1),
+    (r"\sqrt{2}", "1.41", 1),
+    (r"\sqrt{2}", "1.42", 0),
+    ("5 cm", "5", 1),
+    ("0.333", "1/3", 0),
+    ("3", "4", 0),
+    ("-3", "3", 0),
+    ("cat", "cat", 0),
+    ("", "", 0),
+    ("555-1234", "555-1233", 0),
+    ("2-1", "3-2", 0),
+]
+WORDS = [
+    ("A red car.", "red car", 1),
+    ("two cats", "2 cats", 1),
+    ("Yes, it is.", "yes", 1),
+    ("yes", "no", 0),
+    ("red car", "car", 0),
+    ("unanswerable", "Unanswerable.", 1),
+    ("", "", 0),
+]
+
+
+@pytest.mark.parametrize(("query", "one", "other", "same"), CHOICES)
+def test_choices(query: Query, one: str, other: str, same: float) -> None:
+    for evaluate in (same_choice, same_answer):
+        assert evaluate(Answer(one), Answer(other), query) == same
+        assert evaluate(Answer(other), Answer(one), query) == same
+
+
+@pytest.mark.parametrize(("one", "other", "same"), NUMBERS)
+def test_numbers(one: str, other: str, same: float) -> None:
+    assert same_number(Answer(one), Answer(other), OPEN) == same
+    assert same_number(Answer(other), Answer(one), OPEN) == same
+
+
+@pytest.mark.parametrize(("one", "other", "same"), WORDS)
+def test_words(one: str, other: str, same: float) -> None:
+    assert same_words(Answer(one), Answer(other), OPEN) == same
+    assert same_words(Answer(other), Answer(one), OPEN) == same
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [one for one in (*NUMBERS, *WORDS) if one[0] != "cat"] + [("5", "red", 0), ("cat", "cat", 1)],
+)
+def test_open_answers_are_numbers_or_words(one: str, other: str, same: float) -> None:
+    assert same_answer(Answer(one), Answer(other), OPEN) == same
+
+
+def test_answers_that_were_parsed_are_told_by_their_labels() -> None:
+    several = Answer("cat, dog", labels=("cat", "dog"))
+    turned = Answer("dog, cat", labels=("dog", "cat"))
+    none = LabelParser(multi_label=True)(PETS, Completion("none"))
+    for query in (PETS, OPEN):
+        assert same_answer(several, turned, query) == 1
+        assert same_answer(several, Answer("cat", labels=("cat",)), query) == 0
+    assert (same_answer(none, none, PETS), same_answer(none, several, PETS)) == (1, 0)
+    said = FinalAnswerParser()(HALVES, Completion("It is 0.5, so the answer is 0.5."))
+    assert same_answer(said, Answer(HALVES.choices[0], labels=HALVES.choices[:1]), HALVES) == 1
+
+
+@pytest.mark.parametrize("evaluate", [same_answer, same_choice, same_number, same_words])
+def test_an_invalid_answer_is_the_same_as_none(evaluate: Evaluator) -> None:
+    five = Answer("5", labels=("5",))
+    invalid = replace(five, valid=False)
+    query = Query("How many?", choices=("5", "6"))
+    assert evaluate(five, five, query) == 1
+    for one, other in ((five, invalid), (invalid, five), (invalid, invalid)):
+        assert evaluate(one, other, query) == evaluate(one, other, OPEN) == 0
+
+
+@given(
+    one=st.text(max_size=30),
+    other=st.text(max_size=30),
+    query=st.sampled_from([OPEN, PETS, HALVES, LISTED]),
+)
+def test_one_or_nothing_whichever_is_which(one: str, other: str, query: Query) -> None:
+    for evaluate in (same_answer, same_choice, same_number, same_words):
+        found = evaluate(Answer(one), Answer(other), query)
+        assert found in (0, 1)
+        assert found == evaluate(Answer(other), Answer(one), query)
