@@ -124,6 +124,19 @@ def test_vizwiz_asks_for_a_phrase_or_unanswerable() -> None:
     )
 
 
+def test_an_open_question_of_mmmu_is_asked_for_a_phrase() -> None:
+    how = " in the following format: 'The answer is X"
+    for form, ask in (
+        (MMMU, f"{how}.' (without quotes)."),
+        (
+            MMMU_REASONED,
+            f"{how}. BECAUSE: xxx' (without quotes). Think step by step before answering.",
+        ),
+    ):
+        asked = form(Query("How many?"), []).messages[-1].parts
+        assert asked == (f"How many?\nAnswer with a number, a word or a short phrase{ask}",)
+
+
 def test_a_demonstration_without_a_rationale_keeps_the_format() -> None:
     bare = [Candidate(replace(WORKED, rationale=None), 1.0)]
     said = [str(form(QUERY, bare).messages[2].parts[0]) for form, *_ in FORMS]

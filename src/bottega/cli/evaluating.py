@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import typer
-
-from bottega import __version__
 from bottega.cli.answering import parse_order
+from bottega.cli.evaluated import (
+    report,
+    say_failures,
+    say_if_failed,
+    say_what_is_missing,
+    say_who_explains,
+)
 from bottega.cli.evaluation_options import (
     ANSWER_TOKENS,
     LABEL_TOKENS,
@@ -18,6 +22,8 @@ from bottega.cli.evaluation_options import (
     AtOnce,
     BenchmarkSpec,
     Compared,
+    Explained,
+    ExplainedBy,
     ImageEmbed,
     ItemLimit,
     LabelNoise,
@@ -35,7 +41,8 @@ from bottega.cli.evaluation_options import (
     Tokens,
     Unparsable,
 )
-from bottega.cli.measuring import Run, Work, check_output, measure, print_results
+from bottega.cli.measuring import Run, Work, check_output, measure
+from bottega.cli.opening import open_rows
 from bottega.cli.options import (
     DemonstrationOrder,
     Model,
@@ -44,7 +51,7 @@ from bottega.cli.options import (
     Seed,
     TraceFile,
 )
-from bottega.cli.output import note, say, to_json, warn
+from bottega.cli.output import note, warn
 from bottega.cli.resolving import check_retrieve, open_prices, open_prompt
 from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
@@ -54,14 +61,11 @@ from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.methods import METHODS, check, default_methods
-from bottega.evaluation.outcomes import titled
-from bottega.evaluation.pairing import paired
+from bottega.evaluation.prompts import explained, with_rationales
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.searches import ROLLOUTS
 from bottega.naming import BUNDLED, open_model
 from bottega.recipes import Classification
-
-SHOWN_FAILURES = 10
 
 
 def evaluate(
@@ -79,6 +83,8 @@ def evaluate(
     seed: Seed = 0,
     samples: Samples = None,
     rollouts: Rollouts = ROLLOUTS,
+    rationales: Explained = None,
+    rationales_from: ExplainedBy = None,
     max_tokens: Tokens = None,
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
@@ -119,6 +125,10 @@ def evaluate(
         label_noise=label_noise,
         allow_overlap=allow_overlap,
     )
+    if rationales_from is not None:
+        data = _with_rationales(data, rationales_from)
+    chosen = names or default_methods(data)
+    showing = explained(chosen, data, settings, rationales)
     longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
     settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
     asked = {
@@ -136,6 +146,7 @@ def evaluate(
         "seed": seed,
         "samples": samples,
         "rollouts": rollouts,
+        "rationales": rationales,
         "max_tokens": longest,
         "round_size": round_size,
     }
@@ -143,15 +154,17 @@ def evaluate(
     with _ledger(out, asked, data) as ledger:
         limits = _limits(budget, ledger)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
-        chosen = names or default_methods(data)
-        work = Work(chosen, counts, retrieve, embed, traces, samples, rollouts, conditions)
+        work = Work(
+            chosen, counts, retrieve, embed, traces, samples, rollouts, rationales, conditions
+        )
         try:
             measure(data, settings, work, runs)
         finally:
-            _report(data, asked, runs, json)
-            _say_failures(ledger, out)
-    _say_what_is_missing(skipped, limits)
-    _say_if_failed(data, runs, out)
+            report(data, {**asked, "explained": showing}, runs, json)
+            say_who_explains(showing, runs)
+            say_failures(ledger, out)
+    say_what_is_missing(skipped, limits)
+    say_if_failed(data, runs, out)
 
 
 def _settings(
@@ -198,26 +211,17 @@ def _read(
     return data, len(skipped)
 
 
+def _with_rationales(data: Benchmark, file: Path) -> Benchmark:
+    with open_rows(file) as knowledge:
+        data, found = with_rationales(data, knowledge)
+    note(f"{found} of {len(data.knowledge)} known examples have their rationale from {file}")
+    return data
+
+
 def _limits(budget: float | None, ledger: Journal | Unkept) -> Budget:
     """What an earlier part of the run has spent counts."""
     spent, dearest = ledger.spent() if isinstance(ledger, Journal) else (0.0, 0.0)
     return Budget(budget, spent=spent, dearest=dearest)
-
-
-def _say_what_is_missing(skipped: int, limits: Budget) -> None:
-    if skipped:
-        say(f"{skipped} of what was read could not be used and is in no figure")
-    if limits.is_spent:
-        say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
-
-
-def _say_if_failed(data: Benchmark, runs: Sequence[Run], out: Path | None) -> None:
-    """And ends with 1."""
-    failed = sum(result.failed for result, _ in runs)
-    if failed:
-        again = "the same command asks them again" if out else "--out DIR keeps what was answered"
-        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {again}")
-        raise typer.Exit(1)
 
 
 @contextmanager
@@ -233,35 +237,6 @@ def _ledger(
         if changed := journal.score_again(data.metrics, data.items):
             note(f"{changed} answers of the run are scored otherwise now than when they were given")
         yield journal
-
-
-def _say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
-    failures = ledger.failures() if isinstance(ledger, Journal) else []
-    for one in failures[:SHOWN_FAILURES]:
-        say(f"failed: {titled(one.method, one.shots)}, item {one.place}: {one.error}")
-    if len(failures) > SHOWN_FAILURES:
-        say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
-
-
-def _report(
-    data: Benchmark, asked: Mapping[str, object], runs: Sequence[Run], file: Path | None
-) -> None:
-    results, compared = [result for result, _ in runs], paired(runs)
-    if results:
-        say(f"{asked['model']}, examples by {asked['retrieve']} ({asked['embedder']})")
-    print_results(data, results, compared)
-    if file is not None and results:
-        file.write_bytes(to_json({**asked, **_sizes(data), "results": results, "paired": compared}))
-
-
-def _sizes(data: Benchmark) -> dict[str, int | str | None]:
-    return {
-        "knowledge_base": len(data.knowledge),
-        "made_wrong": data.made_wrong,
-        "items": len(data.items),
-        "labels": len(data.labels),
-        "bottega": __version__,
-    }
 
 
 def _numbers(text: str) -> list[int]:

@@ -66,6 +66,22 @@ Unparsable = Annotated[
         "choice drawn by the seed, as MMMU's own code does)."
     ),
 ]
+Explained = Annotated[
+    bool | None,
+    typer.Option(
+        "--rationales/--no-rationales",
+        help="Whether demonstrations show why their answers are right, where that is known.",
+        show_default="as in RCTS: only with rcts and what may spend as much, where the benchmark "
+        "has a prompt of its own for it; elsewhere yes",
+    ),
+]
+ExplainedBy = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take rationales from this knowledge base, where `bottega rationales` wrote them, for "
+        "the known examples that it holds."
+    ),
+]
 RunFolder = Annotated[
     Path | None,
     typer.Option(

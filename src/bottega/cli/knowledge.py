@@ -14,6 +14,7 @@ from bottega.cli.opening import open_rows, open_to_add
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
 from bottega.cli.output import print_json, progress, say, warn
 from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.knowledge import (
     load_digits,
     load_hugging_face,
@@ -32,7 +33,8 @@ def add(
         str,
         typer.Argument(
             help="A folder with one subfolder a class, a folder with demo.csv (ManyICL), a .jsonl "
-            "or .parquet file, hf:DATASET, or digits."
+            "or .parquet file, hf:DATASET, digits, or what a published benchmark may show, such as "
+            "mathvision:DIR."
         ),
     ],
     split: Annotated[
@@ -88,6 +90,8 @@ def load(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
         return load_digits()
     if source.startswith("hf:"):
         return load_hugging_face(source.removeprefix("hf:"), split or "train", on_bad=on_bad)
+    if source.partition(":")[0] in PUBLISHED:
+        return iter(load_benchmark(source, seed=0, on_bad=on_bad).knowledge)
     if path.suffix == ".jsonl":
         return load_jsonl(path, on_bad=on_bad)
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):

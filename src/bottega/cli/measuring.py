@@ -28,7 +28,6 @@ from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED
-from bottega.protocols import Prompter, turns_only
 from bottega.recipes import Classification
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -54,6 +53,7 @@ class Work:
     traces: Path | None = None
     samples: int | None = None
     rollouts: int = ROLLOUTS
+    rationales: bool | None = None
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -88,18 +88,14 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 work.shots,
                 data,
                 knowledge,
-                replace(asked, prompt=settings.prompt or _prompt(data, settings)),
+                asked,
                 seed=seed,
                 search=search,
                 samples=work.samples,
                 rollouts=work.rollouts,
+                rationales=work.rationales,
             )
         asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
-
-
-def _prompt(data: Benchmark, settings: Classification) -> Prompter | None:
-    """The benchmark's own, but for a model that knows brief turns alone."""
-    return None if turns_only(settings.generator) else data.prompt
 
 
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:

@@ -22,7 +22,8 @@ class Benchmark:
     every example's query to its episode, whose examples alone may be shown; empty if all may.
     `made_wrong` examples were given a wrong answer; None where no label noise was asked for.
     Methods are compared by the first of the `metrics`. `prompt` is what suits the questions, None
-    if that is the model's affair.
+    if that is the model's affair; `reasoned` takes its place where demonstrations are to show their
+    rationales, if that takes another one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Benchmark:
     metrics: tuple[Metric, ...] = field(default=(Accuracy(),), compare=False)
     parse: Parser = field(default_factory=LabelParser, compare=False)
     prompt: Prompter | None = field(default=None, compare=False)
+    reasoned: Prompter | None = field(default=None, compare=False)
 
 
 def labelled(name: str, knowledge: Iterable[Example], items: Iterable[Example]) -> Benchmark:

@@ -20,6 +20,7 @@ from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_q
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
 from bottega.evaluation.searching import Searching
 from bottega.knowledge import KnowledgeBase
@@ -54,12 +55,14 @@ def plan(
     search: Searching = nearest,
     samples: int | None = None,
     rollouts: int = ROLLOUTS,
+    rationales: bool | None = None,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
     `samples` is how many of one reply the choosing ones choose from: if nothing is said, as many as
-    a search among the methods may ask for, or else 5. Raises `SettingError`.
+    a search among the methods may ask for, or else 5. `rationales` is what `prompt_for` takes.
+    Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
@@ -68,12 +71,13 @@ def plan(
         samples = most_calls(settings.generator, rollouts) if searches else SAMPLES
     planned: list[Method] = []
     for name in dict.fromkeys(names):
+        asking = replace(settings, prompt=prompt_for(name, data, settings, rationales))
         if name == "zero-shot":
-            pipeline = _pipeline(data, settings, None, 0, f"{name}, {data.name}")
+            pipeline = _pipeline(data, asking, None, 0, f"{name}, {data.name}")
             planned.append(Method(name, 0, _asking(pipeline)))
             continue
         retrieve = _retriever(name, data, knowledge, seed, search)
-        controlled = _controlled(name, data, settings, seed)
+        controlled = _controlled(name, data, asking, seed)
         counts = (most_shown(data),) if name == "in-context" else dict.fromkeys(shots)
         for k in counts:
             if name == "vote":
@@ -179,10 +183,11 @@ def _controlled(name: str, data: Benchmark, settings: Classification, seed: int)
     others = {"swap-image": other_picture, "swap-question": other_question}
     if name not in others:
         return settings
-    prompt = settings.prompt or suited_prompt(settings.generator)
     other = others[name](data, seed=seed)
-    record = settings.record and AsAsked(settings.record, other)
-    return replace(settings, prompt=Swapped(prompt, other), record=record)
+    prompt = Swapped(settings.prompt or suited_prompt(settings.generator), other)
+    return replace(
+        settings, prompt=prompt, record=settings.record and AsAsked(settings.record, other)
+    )
 
 
 def most_shown(data: Benchmark) -> int:

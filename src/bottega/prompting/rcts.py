@@ -10,8 +10,9 @@ sentence; `//boxed` is `\boxed`, which it stands for, and the stray full stop of
 question is gone. `{Question}` is the question with its choices as (A), (B) and so on below. How
 `{Answer}` is written the paper does not say: here in the very format that is asked for, less the
 part whose text nobody knows, so a demonstration of ScienceQA has no BECAUSE behind its thought
-process. For VizWiz and VSR-MC no prompt is printed: VSR-MC is asked as MMMU is, and VizWiz for a
-word or a phrase, or "unanswerable".
+process. MMMU's open questions, which the paper turns into choices, are asked for a number, a word
+or a phrase in the same format. For VizWiz and VSR-MC no prompt is printed: VSR-MC is asked as MMMU
+is, and VizWiz for a word or a phrase, or "unanswerable".
 
 Replies in these formats are read by `BecauseParser`.
 """
@@ -56,11 +57,13 @@ to your chosen answer.
 )
 
 STEP_BY_STEP = " Think step by step before answering."
+OPENLY = "Answer with a number, a word or a short phrase in the following format: 'The answer is X"
 
 MMMU = Template(
     system=ASSISTANT,
     ask="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X.' (without quotes) where X must be one of options.",
+    ask_open=f"{OPENLY}.' (without quotes).",
     answered=THE_ANSWER,
 )
 MMMU_REASONED = Template(
@@ -68,6 +71,7 @@ MMMU_REASONED = Template(
     ask="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X. BECAUSE: xxx' (without quotes) where X must be one of options."
     + STEP_BY_STEP,
+    ask_open=f"{OPENLY}. BECAUSE: xxx' (without quotes).{STEP_BY_STEP}",
     answered=THE_ANSWER,
     reasoned=THE_ANSWER + AND_WHY,
 )

@@ -16,7 +16,8 @@ class Template:
     (images, question, choices) and the assistant's answer, and the query as the last user turn.
 
     Below each question stand its choices, each as `option` (`{letter}`, `{choice}`) writes it, and
-    then what is asked for, `ask`. `answered` has the field `{answer}`: the letter, or the text of
+    then what is asked for, `ask`, or `ask_open` where there are no choices and that is something
+    else. `answered` has the field `{answer}`: the letter, or the text of
     an answer that is no choice. `reasoned`, which has `{rationale}` as well, takes its place for an
     example that has one; without it no rationale is shown. Without demonstrations it is the
     zero-shot prompt.
@@ -28,6 +29,7 @@ class Template:
     system: str = ""
     option: str = OPTION
     ask: str = ""
+    ask_open: str | None = None
     answered: str = "{answer}"
     reasoned: str | None = None
 
@@ -45,7 +47,8 @@ class Template:
         if passage:
             return (*query.images, query.text)
         asked = lettered(query, self.option)
-        return (*query.images, f"{asked}\n{self.ask}" if self.ask else asked)
+        ask = self.ask if query.choices or self.ask_open is None else self.ask_open
+        return (*query.images, f"{asked}\n{ask}" if ask else asked)
 
     def _answer(self, example: Example) -> str:
         if example.rationale and self.reasoned is not None:

@@ -7,6 +7,7 @@ import pytest
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.prompting import MATH_V, MATH_V_REASONED
 from bottega.types import Completion
 from tests.builders import picture
 
@@ -65,6 +66,10 @@ def test_replies_are_read_and_scored(place: Path) -> None:
         answer = data.parse(item.query, Completion(reply))
         assert data.metrics[0].score(item, answer) == score
     assert data.metrics[0].name == "mathvision_accuracy"
+    assert (data.prompt, data.reasoned) == (MATH_V, MATH_V_REASONED)
+    said = r"The answer is \boxed{B}. BECAUSE: Half of it is (A) or B."
+    answer = data.parse(values.query, Completion(said))
+    assert (answer.text, answer.rationale) == (values.answer, "Half of it is (A) or B.")
 
 
 def sample() -> Benchmark:

@@ -8,6 +8,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.mmmu import mmmu
 from bottega.evaluation.benchmarks.source import Source
+from bottega.prompting import MMMU, MMMU_REASONED
 from bottega.types import Completion, Example
 from tests.builders import picture
 
@@ -96,8 +97,14 @@ def test_replies_are_read_and_scored(place: Path) -> None:
     ]:
         assert metric.score(item, data.parse(item.query, Completion(reply))) == score
     assert data.prompt is not None
-    [message] = data.prompt(choice.query, []).messages
-    assert "(A) a cat\n(B)" in str(message.parts[-1])
+    _, choosing = data.prompt(choice.query, []).messages
+    assert "(A) a cat\n(B)" in str(choosing.parts[-1])
+    assert "option letter" in str(choosing.parts[-1])
+    _, opened = data.prompt(several.query, []).messages
+    assert "option letter" not in str(opened.parts[-1])
+    assert (data.prompt, data.reasoned) == (MMMU, MMMU_REASONED)
+    answer = data.parse(choice.query, Completion("The answer is B. BECAUSE: A is out."))
+    assert (answer.text, answer.rationale) == (choice.query.choices[1], "A is out.")
 
 
 def test_the_official_draw_is_a_knob(place: Path) -> None:

@@ -9,6 +9,7 @@ from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
+from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Completion, Query
 from tests.builders import picture
 
@@ -78,6 +79,10 @@ def test_replies_are_read_and_scored(tmp_path: Path) -> None:
         for reply in ("A", "The answer is (A).", "The Sun", "B", "neither")
     ]
     assert scores == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert (data.prompt, data.reasoned) == (SCIENCE_QA, SCIENCE_QA_REASONED)
+    said = "**THOUGHT PROCESS:** B is dark.\n**FINAL ANSWER:** The answer is A. BECAUSE: It shines."
+    answer = data.parse(item.query, Completion(said))
+    assert (answer.text, answer.rationale) == ("the sun", "B is dark.\nIt shines.")
 
 
 def test_the_same_words_with_other_choices_are_another_question(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.metrics.metric import Judged
+from bottega.prompting import VIZ_WIZ
 from bottega.types import Answer, Query
 from tests.builders import picture
 from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
@@ -64,8 +65,8 @@ def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path)
     data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
     assert data.prompt is not None
     prompt = data.prompt(Query("What is this?", (picture(1),)), [])
-    (turn,) = prompt.messages
-    assert "unanswerable" in str(turn.parts[-1])
+    assert "unanswerable" in str(prompt.messages[-1].parts[-1])
+    assert (data.prompt, data.reasoned) == (VIZ_WIZ, None)
 
 
 def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:

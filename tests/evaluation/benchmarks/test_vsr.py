@@ -10,6 +10,7 @@ from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.vsr import masked, vsr, vsr_mc
+from bottega.prompting import VSR_MC
 from bottega.types import Completion
 from tests.builders import picture
 
@@ -71,6 +72,9 @@ def test_true_captions_become_multiple_choice(place: Path) -> None:
     letter = "ABCDEF"[contains.query.choices.index("contains")]
     answer = data.parse(contains.query, Completion(f"({letter})"))
     assert data.metrics[0].score(contains, answer) == 1.0
+    assert (data.prompt, data.reasoned) == (VSR_MC, None)
+    answer = data.parse(contains.query, Completion("The answer is A. BECAUSE: So it looks."))
+    assert (answer.text, answer.rationale) == (contains.query.choices[0], "So it looks.")
 
 
 def test_choices_are_drawn_by_the_seed_and_not_by_the_place(place: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from bottega.evaluation.benchmarks.fields import Row, by_letter, image, needed, 
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import read_examples
 from bottega.evaluation.metrics.mathvision import MathVisionAccuracy
-from bottega.parsing import FinalAnswerParser
-from bottega.prompting import Lettered
+from bottega.parsing import BecauseParser, FinalAnswerParser
+from bottega.prompting import MATH_V, MATH_V_REASONED
 from bottega.types import Example, Query
 
 
@@ -26,8 +26,9 @@ def mathvision(source: Source) -> Benchmark:
         tuple(example for example in everything if example.query.id not in asked),
         tuple(items),
         metrics=(MathVisionAccuracy(),),
-        parse=FinalAnswerParser(),
-        prompt=Lettered(),
+        parse=BecauseParser(FinalAnswerParser()),
+        prompt=MATH_V,
+        reasoned=MATH_V_REASONED,
     )
 
 

@@ -13,8 +13,8 @@ from bottega.evaluation.benchmarks.knobs import read_place
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import read_examples
 from bottega.evaluation.metrics.mmmu import SUBJECT, MMMUAccuracy
-from bottega.parsing import ChoiceParser
-from bottega.prompting import Lettered
+from bottega.parsing import BecauseParser, ChoiceParser
+from bottega.prompting import MMMU, MMMU_REASONED
 from bottega.types import Example, Query
 
 IMAGES = [f"image_{number}" for number in range(1, 8)]
@@ -51,8 +51,11 @@ def mmmu(source: Source) -> Benchmark:
         read(known),
         read(asked),
         metrics=(MMMUAccuracy(golds, drawn=drawn),),
-        parse=ChoiceParser(unparsable="random" if drawn else "none", seed=source.seed),
-        prompt=Lettered(),
+        parse=BecauseParser(
+            ChoiceParser(unparsable="random" if drawn else "none", seed=source.seed)
+        ),
+        prompt=MMMU,
+        reasoned=MMMU_REASONED,
     )
 
 

@@ -14,8 +14,8 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import read_examples
 from bottega.image import path_text
 from bottega.knowledge.bad import or_raise
-from bottega.parsing import ChoiceParser
-from bottega.prompting import Lettered
+from bottega.parsing import BecauseParser, ChoiceParser
+from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query
 
 TAGS = ("subject", "topic", "category", "grade")
@@ -32,8 +32,9 @@ def scienceqa(source: Source) -> Benchmark:
         source.spec,
         (*read["train"], *read["val"]),
         tuple(read["test"]),
-        parse=ChoiceParser(whole_words=True),
-        prompt=Lettered(),
+        parse=BecauseParser(ChoiceParser(whole_words=True)),
+        prompt=SCIENCE_QA,
+        reasoned=SCIENCE_QA_REASONED,
     )
 
 

@@ -26,26 +26,14 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.vizwiz import UNANSWERABLE, Answerability, vizwiz_accuracy
 from bottega.evaluation.metrics.vqa import vqa_accuracy
-from bottega.prompting import Lettered
-from bottega.types import Candidate, Prompt, Query
+from bottega.parsing import BecauseParser, LabelParser
+from bottega.prompting import VIZ_WIZ
 
 ANNOTATIONS = ("Annotations/{}.json", "annotations/{}.json", "{}.json")
 LAYOUT = (
     "expected are Annotations/train.json and Annotations/val.json and the folders or zips train and"
     " val (vizwiz.org)"
 )
-MAY_BE_UNANSWERABLE = 'If the image does not say, answer "unanswerable".'
-
-
-class MayBeUnanswerable:
-    """Asks for a short answer and says what to answer where there is none."""
-
-    def __init__(self) -> None:
-        self._asked = Lettered()
-
-    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        told = replace(query, text=f"{query.text}\n{MAY_BE_UNANSWERABLE}")
-        return self._asked(told, demonstrations)
 
 
 def vizwiz(source: Source) -> Benchmark:
@@ -69,7 +57,8 @@ def vizwiz(source: Source) -> Benchmark:
         examples(shown),
         examples(items),
         metrics=_metrics(items),
-        prompt=MayBeUnanswerable(),
+        parse=BecauseParser(LabelParser()),
+        prompt=VIZ_WIZ,
     )
 
 

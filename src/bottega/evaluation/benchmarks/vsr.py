@@ -15,8 +15,8 @@ from bottega.evaluation.benchmarks.knobs import read_place
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import Make, read_examples, read_rows
 from bottega.image import Image, path_text
-from bottega.parsing import ChoiceParser
-from bottega.prompting import Lettered
+from bottega.parsing import BecauseParser, ChoiceParser
+from bottega.prompting import VSR_MC
 from bottega.types import Example, Query
 
 KNOWN, ASKED = ("train", "dev"), "test"
@@ -65,7 +65,11 @@ def vsr_mc(source: Source) -> Benchmark:
 
     knowledge, items = _parts(place, make, source)
     return Benchmark(
-        source.spec, knowledge, items, parse=ChoiceParser(whole_words=True), prompt=Lettered()
+        source.spec,
+        knowledge,
+        items,
+        parse=BecauseParser(ChoiceParser(whole_words=True)),
+        prompt=VSR_MC,
     )
 
 

@@ -1,0 +1,105 @@
+"""Which prompt a method asks with, and whether it shows why known answers are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.noise import confused, corrupted
+from bottega.evaluation.prompts import explained, prompt_for, with_rationales
+from bottega.generation import Scripted
+from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixA, Interleaved
+from bottega.protocols import Prompter
+from bottega.recipes import Classification
+from bottega.types import Candidate, Example, Query
+from tests.builders import picture
+
+MODEL = Scripted([])
+AS_SUITS = Classification(MODEL, ())
+WHY = "Because I said so."
+ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
+KNOWN = Example(Query("Which?", (picture(1),), ("a", "b")), "a", rationale=WHY)
+DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, reasoned=MMMU_REASONED)
+BARE = replace(DATA, knowledge=(replace(KNOWN, rationale=None),))
+
+
+class Brief(Scripted):
+    turns_only = True
+
+
+def shows(prompt: Prompter) -> bool:
+    prompted = prompt(KNOWN.query, [Candidate(KNOWN, 1.0)])
+    return any(WHY in str(part) for message in prompted.messages for part in message.parts)
+
+
+def test_as_in_the_paper_only_what_costs_as_much_as_a_search_shows_reasons() -> None:
+    used = {name: prompt_for(name, DATA, AS_SUITS) for name in ALL}
+    reasoned = {name for name, prompt in used.items() if prompt is MMMU_REASONED}
+    assert reasoned == {"rcts", "rcts-random", "majority", "best-of-n"}
+    assert all(used[name] is MMMU for name in ALL if name not in reasoned)
+    assert set(explained(ALL, DATA, AS_SUITS, None)) == reasoned
+
+
+def test_or_every_method_with_demonstrations_or_none() -> None:
+    every = {name for name in ALL if prompt_for(name, DATA, AS_SUITS, True) is MMMU_REASONED}
+    assert every == set(ALL) - {"zero-shot", "vote"}
+    assert explained(ALL, DATA, AS_SUITS, True) == [name for name in ALL if name in every]
+    assert all(prompt_for(name, DATA, AS_SUITS, False) is MMMU for name in ALL)
+    assert explained(ALL, DATA, AS_SUITS, False) == []
+
+
+def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
+    assert all(prompt_for(name, BARE, AS_SUITS) is MMMU for name in ALL)
+    assert explained(ALL, BARE, AS_SUITS, None) == []
+    with pytest.raises(SettingError) as raised:
+        explained(ALL, BARE, AS_SUITS, True)
+    assert "--rationales-from" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "data"),
+    [
+        (Classification(Brief([]), ()), DATA),
+        (Classification(MODEL, (), prompt=Interleaved()), DATA),
+        (AS_SUITS, replace(DATA, prompt=Interleaved(), reasoned=None)),
+    ],
+    ids=["brief model", "chosen prompt", "benchmark of one prompt"],
+)
+def test_other_prompts_show_what_there_is_unless_told_not_to(
+    settings: Classification, data: Benchmark
+) -> None:
+    for name in ALL:
+        assert shows(prompt_for(name, data, settings))
+        assert not shows(prompt_for(name, data, settings, False))
+    assert explained(["top-k"], data, settings, None) == ["top-k"]
+
+
+def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
+    for settings, data in (
+        (Classification(MODEL, (), prompt=AppendixA()), DATA),
+        (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, reasoned=None)),
+    ):
+        assert explained(["rcts"], data, settings, None) == []
+        with pytest.raises(SettingError) as raised:
+            explained(["rcts"], data, settings, True)
+        assert "--prompt interleaved" in raised.value.hint
+        assert explained(["zero-shot"], data, settings, True) == []
+
+
+def test_reasons_are_taken_from_examples_that_say_the_same() -> None:
+    others = [
+        replace(KNOWN, rationale="Seen.", id="other", tags={"rationale_accuracy": "1"}),
+        replace(KNOWN, answer="b", rationale="Of a wrong answer."),
+        replace(KNOWN, query=replace(KNOWN.query, images=(picture(2),)), rationale="Elsewhere."),
+    ]
+    data, found = with_rationales(BARE, others)
+    assert (data.knowledge[0].rationale, found) == ("Seen.", 1)
+    kept, _ = with_rationales(replace(DATA, knowledge=(KNOWN, *BARE.knowledge)), others[:1])
+    assert [one.rationale for one in kept.knowledge] == ["Seen.", "Seen."]
+    wrong = replace(DATA, knowledge=tuple(corrupted([KNOWN], 1.0, confused([KNOWN]), seed=0)))
+    for data, written in ((wrong, others[:1]), (BARE, []), (BARE, [BARE.knowledge[0]])):
+        with pytest.raises(SettingError):
+            with_rationales(data, written)
