@@ -203,11 +203,35 @@ def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retr
 )
 def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task: str) -> None:
     served.answers = [ok("red")]
-    asked = ("--methods", "visual-rag", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
+    asked = ("--methods", "visual-rag,rcts", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
     assert run("eval", task, "--model", "openai:m", *asked).code == 0
     document = orjson.loads(Path("f").read_bytes())
-    [row] = document["results"]
-    assert (document["retrieve"], row["n"], row["failed"]) == ("hybrid", 4, 0)
+    assert document["retrieve"] == "hybrid"
+    assert [(row["n"], row["failed"]) for row in document["results"]] == [(4, 0), (4, 0)]
+
+
+def test_a_search_of_examples_found_by_late_interaction_with_the_bundled_model(run: Run) -> None:
+    asked = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
+    assert run("eval", "attributes:kb=30,asked=2", *asked, "--json", "f").code == 0
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (row["n"], row["failed"], row["calls"] >= 6) == (2, 0, True)
+
+
+def test_a_search_of_examples_found_by_a_late_interaction_checkpoint(
+    run: Run, served: Server, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    from tests.knowledge import tiny_models
+
+    folder = tiny_models.save_flmr(tmp_path / "flmr")
+    served.answers = [ok("red")]
+    task = ("eval", "attributes:kb=30,asked=2", "--model", "openai:m", "--methods", "top-k,rcts")
+    more = ("--shots", 3, "--rollouts", 2, "--embed", f"flmr:{folder}")
+    done = run(*task, *more, "--retrieve", "hybrid", "--json", "f")
+    assert done.code == 0, done.err
+    rows = orjson.loads(Path("f").read_bytes())["results"]
+    assert [(row["n"], row["failed"]) for row in rows] == [(2, 0), (2, 0)]
+    assert "add --retrieve hybrid" in run(*task, *more).err
 
 
 def test_how_examples_are_found_does_not_matter_where_none_are_searched(

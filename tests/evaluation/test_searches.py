@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from bottega.evaluation.benchmark import Benchmark
@@ -7,12 +9,21 @@ from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.evaluation.searches import SEARCHED, most_calls
+from bottega.evaluation.searching import searching
 from bottega.evaluation.tally import Result
 from bottega.generation import Scripted
-from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.knowledge import (
+    KnowledgeBase,
+    LateIndex,
+    PixelEmbedder,
+    TokenEmbedder,
+    TowerEmbedder,
+    TowerTokenEmbedder,
+)
 from bottega.prompting import Interleaved
+from bottega.protocols import Retriever
 from bottega.recipes import Classification
-from bottega.types import Prompt
+from bottega.types import Candidate, Prompt, Query
 from tests.builders import example
 
 ROLLOUTS = 4
@@ -67,6 +78,42 @@ async def test_the_majority_beside_a_search_gets_its_budget_unless_told_otherwis
     assert script.calls[-1].sampling.n == most_calls(script, ROLLOUTS) == 1 + 4 + 15
     await run("majority", script, samples=3)
     assert script.calls[-1].sampling.n == 3
+
+
+class Noting:
+    """A retriever that tells how many were wanted, and what was found."""
+
+    def __init__(self, retrieve: Retriever) -> None:
+        self.retrieve = retrieve
+        self.found: dict[Query, list[Candidate]] = {}
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        self.found[query] = await self.retrieve(query, k)
+        assert k == 20
+        return self.found[query]
+
+
+@pytest.mark.parametrize("retrieve", ["hybrid", "image"])
+async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(retrieve: str) -> None:
+    known = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
+    data = Benchmark("animals", known, ASKED, ANIMALS)
+    settings = Classification(Brief(last_shown), ANIMALS, prompt=Interleaved())
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+        knowledge.add(data.knowledge)
+        noting = Noting(searching(retrieve, PixelEmbedder())(data, knowledge))
+        [method] = plan(
+            ["rcts"], [3], data, knowledge, settings, seed=0, search=lambda *_: noting, rollouts=2
+        )
+        tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+        late = LateIndex(knowledge, tokens)
+        nearest = partial(late.search, exact=True) if retrieve == "hybrid" else knowledge.search
+        for item in ASKED:
+            trace = (await method.answer(item.query)).trace
+            assert trace is not None and trace.tree is not None
+            [asked] = [query for query in noting.found if query.images == item.query.images]
+            found = [one.example.id for one in noting.found[asked]]
+            assert found == [one.example.id for one in nearest(item.query, 20)]
+            assert {one.example.id for one in trace.candidates} <= set(found)
 
 
 def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:

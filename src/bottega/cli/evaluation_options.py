@@ -34,14 +34,18 @@ ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-
 PerClass = Annotated[int | None, typer.Option(min=1, help="Keep this many examples a label.")]
 ItemLimit = Annotated[int | None, typer.Option(min=1, help="Ask this many items.")]
 ImageEmbed = Annotated[
-    str, typer.Option(help="bundled, pixels, or a sentence-transformers id or folder.")
+    str,
+    typer.Option(
+        help="bundled, pixels, or a sentence-transformers id or folder; with --retrieve hybrid "
+        "bundled, or flmr: and a PreFLMR id or folder."
+    ),
 ]
 Compared = Annotated[
     str,
     typer.Option(
         help="What is compared: image (by --embed), text, dual (both), hybrid (late interaction "
-        "of the bundled model's image and words), keywords (dual, the question cut to them), bm25 "
-        "(words), or hashtag (dual, in groups of questions)."
+        "of image and words, by the bundled model or by --embed flmr:FOLDER), keywords (dual, the "
+        "question cut to them), bm25 (words), or hashtag (dual, in groups of questions)."
     ),
 ]
 LabelNoise = Annotated[

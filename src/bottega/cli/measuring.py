@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bottega.cli.output import note, print_table, progress, say, warn
-from bottega.cli.resolving import open_recorder, open_retrieval
+from bottega.cli.resolving import open_recorder, open_retrieval, open_tokens
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.episodes import nearest
@@ -82,7 +82,8 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
         with _embedding_tokens(data, work) as step:
             search: Searching = nearest
             if embedder is not None:
-                search = searching(work.retrieve, embedder, seed=seed, progress=step)
+                tokens = open_tokens(work.embed)
+                search = searching(work.retrieve, embedder, tokens=tokens, seed=seed, progress=step)
             planned = plan(
                 work.methods,
                 work.shots,

@@ -14,13 +14,14 @@ from bottega import naming
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
 from bottega.evaluation.searching import RETRIEVE
-from bottega.knowledge import DualEmbedder, TokenEmbedder
+from bottega.knowledge import DualEmbedder, FlmrEmbedder, TokenEmbedder
 from bottega.naming import BUNDLED
 from bottega.prompting import AppendixA, Interleaved
-from bottega.protocols import Embedder, Prompter, Recorder
+from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
 from bottega.recording import Price, Prices, Traces
 
 NO_TRACES = "none"
+FLMR = "flmr:"
 
 
 def open_prompt(name: str) -> Prompter | None:
@@ -50,11 +51,24 @@ def open_embedder(spec: str) -> Embedder:
 def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name not in RETRIEVE:
         raise SettingError(f"cannot retrieve by {name!r}", hint=f"use {', '.join(RETRIEVE)}")
-    if name == "hybrid" and embed != BUNDLED:
+    if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
-            f"hybrid compares tokens of the bundled tower, not vectors of {embed}",
-            hint="leave --embed out, or take --retrieve dual",
+            f"hybrid compares tokens of the bundled tower or PreFLMR, not vectors of {embed}",
+            hint="leave --embed out, name flmr:FOLDER, or take --retrieve dual",
         )
+    if name != "hybrid" and embed.startswith(FLMR):
+        raise SettingError(
+            f"{embed} makes many vectors of a question, which {name} does not compare",
+            hint="add --retrieve hybrid",
+        )
+
+
+def open_tokens(embed: str) -> MultiVectorEmbedder | None:
+    """None for the bundled ones. Documents are encoded with their images, as RCTS does."""
+    if not embed.startswith(FLMR):
+        return None
+    with waiting(f"loading the embedder {embed}"):
+        return FlmrEmbedder(embed.removeprefix(FLMR), document_images=True, threads=os.cpu_count())
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:

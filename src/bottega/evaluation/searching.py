@@ -19,7 +19,7 @@ from bottega.knowledge import (
     View,
 )
 from bottega.knowledge.views import DEFAULT
-from bottega.protocols import Embedder, Retriever, Vectors
+from bottega.protocols import Embedder, MultiVectorEmbedder, Retriever, Vectors
 from bottega.retrieval import (
     BM25,
     DistinctiveTerms,
@@ -42,10 +42,12 @@ def searching(
     retrieve: str,
     embed: Embedder | None = None,
     *,
+    tokens: MultiVectorEmbedder | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Searching:
-    """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own.
+    """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own,
+    `tokens` those of `hybrid`, the bundled model's if not given.
 
     `progress` is told how many examples were embedded since it was last told, where that takes
     long: for `hybrid`.
@@ -53,7 +55,8 @@ def searching(
     if retrieve in BY_VECTORS:
         return nearest
     if retrieve == "hybrid":
-        return partial(_by_tokens, index=cache(partial(_token_index, progress=progress)))
+        made = cache(partial(_token_index, tokens=tokens, progress=progress))
+        return partial(_by_tokens, index=made)
     if retrieve == "keywords":
         return _by_keywords
     if retrieve == "bm25":
@@ -86,16 +89,20 @@ class Part:
 def _by_tokens(
     data: Benchmark, knowledge: KnowledgeBase, *, index: Callable[[KnowledgeBase], LateIndex]
 ) -> Retriever:
-    """Late interaction, exact, over the bundled tower's image and word tokens."""
+    """Late interaction, exact."""
     late = index(knowledge)  # one for all methods of the run
     late.follow()
     return nearest(data, knowledge, partial(late.search, exact=True))
 
 
 def _token_index(
-    knowledge: KnowledgeBase, progress: Callable[[int], None] | None = None
+    knowledge: KnowledgeBase,
+    *,
+    tokens: MultiVectorEmbedder | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> LateIndex:
-    tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+    if tokens is None:
+        tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
     return LateIndex(knowledge, MemoTokens(tokens, progress), batch_size=TOKENS_AT_ONCE)
 
 
