@@ -210,3 +210,13 @@ class Trace:
     cost_usd: float | None = None
     dismissed: tuple[Reply, ...] = ()
     tree: SearchTree | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the reply, or of all that a search has asked; without the dismissed replies."""
+        return self.reply.usage if self.tree is None else self.tree.usage
+
+    @property
+    def calls(self) -> int:
+        """Completions, counted in the same way."""
+        return len(self.reply.completions) if self.tree is None else self.tree.calls

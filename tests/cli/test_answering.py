@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,13 @@ import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
+from bottega.cli import answering
+from bottega.pipeline import Pipeline
+from bottega.protocols import Generator
+from bottega.recipes import rcts
 from bottega.recording import Traces
 from tests.cli.conftest import Run
+from tests.reasoner import Reasoner
 from tests.server import Server, ok, raw, refuse
 
 
@@ -52,6 +58,26 @@ def test_an_image_of_the_knowledge_base_is_not_shown_to_itself(run: Run, pets: P
     image = pets / "sky" / "1.png"
     [answer] = answers(run("classify", "k.db", image, "--shots", 12, "--json").json)
     assert len(answer["demonstrations"]) == 11
+
+
+def test_an_answer_that_was_searched_for_costs_all_that_was_asked(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searching(knowledge: KnowledgeBase, generator: Generator, **more: Any) -> Pipeline:
+        kept = {name: more[name] for name in ("labels", "record", "price")}
+        return rcts(knowledge, generator, rollouts=2, **kept)
+
+    monkeypatch.setattr(answering, "visual_rag", searching)
+    names = cycle(["leaf", "sky", "ruby"])  # so that the first answers do not agree
+    served.answers = [reasoner := Reasoner(answers=lambda asked: next(names), format="Answer: {}")]
+    run("add", "k.db", pets)
+    asked = ("classify", "k.db", "query.jpg", "--model", "openai:m", "--price", "1,1", "--json")
+    [answer] = answers(run(*asked).json)
+    assert reasoner.samples > 3
+    assert (answer["calls"], answer["prompt_tokens"]) == (reasoner.samples, reasoner.prompt_tokens)
+    assert answer["completion_tokens"] == 2 * reasoner.samples
+    spent = (answer["prompt_tokens"] + answer["completion_tokens"]) / 1e6
+    assert answer["cost_usd"] == pytest.approx(spent)
 
 
 def test_one_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.errors import EndpointTimeoutError, RejectedError, UnreachableError
+from bottega.errors import EndpointTimeoutError, GarbledError, RejectedError, UnreachableError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.metrics.labels import MacroF1
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import Scripted
+from bottega.pipeline import Pipeline
+from bottega.recipes import Classification
 from bottega.types import Answer, Query
 from tests.builders import example
 
@@ -61,6 +64,26 @@ async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> Non
     with pytest.raises(type(error)):
         await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=1))
     assert asked < len(ITEMS)
+
+
+@pytest.mark.parametrize("first", ["an answer", "a web page"])
+async def test_a_web_page_stops_the_run_unless_there_were_answers(first: str) -> None:
+    pages = GarbledError("sent a web page, not JSON")
+    pages.retryable = False
+    model = Scripted([pages, "a"] * 5 if first == "a web page" else ["a", pages] * 5)
+    pipeline = Classification(model, ["a", "b"]).pipeline()
+    method = Method("m", 0, lambda query: traced(pipeline, query))
+    if first == "a web page":
+        with pytest.raises(GarbledError):
+            await evaluate(BENCHMARK, method, Conditions(concurrency=1))
+        return
+    result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
+    assert (result.n, result.failed) == (5, 5)
+
+
+async def traced(pipeline: Pipeline, query: Query) -> Outcome:
+    trace = await pipeline.trace(query)
+    return Outcome(trace.answer, trace)
 
 
 async def test_concurrency_is_the_limit_and_progress_is_told() -> None:

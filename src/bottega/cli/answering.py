@@ -199,7 +199,7 @@ async def _close(pipeline: Pipeline) -> None:
 
 
 def _answer(trace: Trace) -> dict[str, object]:
-    answer, usage = trace.answer, trace.reply.usage
+    answer, usage = trace.answer, trace.usage
     return {
         "answer": answer.text if answer.valid else None,
         "labels": list(answer.labels),
@@ -211,6 +211,7 @@ def _answer(trace: Trace) -> dict[str, object]:
             {"id": c.example.id, "answer": c.example.answer, "score": c.score}
             for c in trace.candidates
         ],
+        "calls": trace.calls,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cost_usd": trace.cost_usd,

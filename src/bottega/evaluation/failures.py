@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bottega.errors import (
     BottegaError,
+    GarbledError,
     GenerationError,
     ImageError,
     RejectedError,
@@ -14,8 +17,18 @@ from bottega.errors import (
 FOR_ALL = {401, 403, 404}
 
 
-def concerns_one(error: BottegaError) -> bool:
-    """True if the next question may well be answered."""
+@dataclass
+class Reached:
+    """Whether the model has answered anything yet."""
+
+    yes: bool = False
+
+
+def concerns_one(error: BottegaError, reached: bool = False) -> bool:
+    """True if the next question may well be answered. A web page is a wrong address, unless there
+    were answers from it: then it is a busy proxy's."""
+    if reached and isinstance(error, GarbledError):
+        return True
     if isinstance(error, RejectedError):
         return error.status not in FOR_ALL
     if isinstance(error, UnreachableError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.budget import Budget
-from bottega.evaluation.failures import concerns_one, first
+from bottega.evaluation.failures import Reached, concerns_one, first
 from bottega.evaluation.ledger import Ledger, Unkept
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.tally import Result, tally
@@ -27,6 +27,7 @@ class Conditions:
     round_size: int | None = None
     ledger: Ledger = field(default_factory=Unkept)
     budget: Budget = field(default_factory=Budget)
+    reached: Reached = field(default_factory=Reached)
 
 
 async def evaluate(
@@ -106,12 +107,13 @@ class _Run:
             outcome = await self._method.answer(item.query)
         except BottegaError as error:
             await ledger.fail(self._method, place, error)
-            if not concerns_one(error):
+            if not concerns_one(error, self._conditions.reached.yes):
                 raise
             self.failed += 1
             self._conditions.budget.ended(0.0)
             self._done(None)
             return
+        self._conditions.reached.yes |= outcome.trace is not None
         scored = self._judged(place, item, outcome)
         await ledger.keep(self._method, scored, outcome)
         # What its reasoning was stands in the ledger, not in memory.
@@ -124,17 +126,14 @@ class _Run:
         trace = outcome.trace
         if trace is None:
             return Scored(place, item, outcome.answer, scores)
-        tree, usage = trace.tree, trace.reply.usage
-        if tree is not None:
-            usage = tree.usage
         return Scored(
             place,
             item,
             outcome.answer,
             scores,
             trace.tier,
-            len(trace.reply.completions) if tree is None else tree.calls,
-            usage.prompt_tokens,
-            usage.completion_tokens,
+            trace.calls,
+            trace.usage.prompt_tokens,
+            trace.usage.completion_tokens,
             trace.cost_usd,
         )

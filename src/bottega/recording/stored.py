@@ -80,7 +80,7 @@ def stored(trace: Trace) -> StoredTrace:
         tuple(_message(message) for message in trace.prompt.messages),
         reply.completions,
         trace.answer,
-        reply.usage if tree is None else tree.usage,
+        trace.usage,
         trace.seconds,
         reply.seconds,
         trace.cost_usd,
