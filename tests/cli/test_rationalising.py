@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
 from aiohttp import web
 
+from bottega import naming
 from bottega.cli import rationalising
+from bottega.generation import OpenAICompatible
 from bottega.knowledge import KnowledgeBase
 from bottega.rationales import ACCURACY
 from bottega.types import Example
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, asked
-from tests.server import Server, ok, refuse
+from tests.server import Server, ok, raw, refuse
 
 ASKED = ("rationales", "kb.db", "--model", "openai:m", "--candidates", 3, "--predictions", 2)
 
@@ -50,9 +53,14 @@ def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
     done = run(*ASKED, "--price", "1,1")
     assert done.code == 1
     # q0 and q3 take two requests, q1 verifies all three candidates, q2 is refused.
-    row = " ".join(done.out.split("\n")[1].split())
-    assert row == "this run 3 2 1.000 0.342 1.000 1"
-    assert "1 failed; 8 requests, 19 calls, 80 tokens in, 38 out, for 0.0001 USD" in done.out
+    rows = [" ".join(line.split()) for line in done.out.split("\n")[1:4]]
+    assert rows == [
+        "this run entries 3 0.667 0.208 0.939",
+        "this run kept 2 1.000 0.342 1.000",
+        "this run candidates 3 0.667 0.208 0.939",
+    ]
+    assert "2 kept, 1 rejected, 1 failed; 8 requests, 19 calls, 80 tokens in, 38 out" in done.out
+    assert "for 0.0001 USD" in done.out
     assert f"skipped: {before['q2'].id}: " in done.err
     assert "1 examples are left, 1 came with a rationale, 1 have no answer" in done.err
     after = examples(kb)
@@ -73,12 +81,9 @@ def test_the_same_command_asks_only_what_is_left(run: Run, kb: Path, served: Ser
     assert first.code == 0
     assert first.json["rows"] == {  # type: ignore[index]
         "this run": {
-            "entries": 2,
-            "kept": 1,
-            "accuracy": 1.0,
-            "low": pytest.approx(0.2065, abs=1e-3),
-            "high": 1.0,
-            "rejected": 1,
+            "entries": figure(2, 0.5, 0.0945, 0.9055),
+            "kept": figure(1, 1.0, 0.2065, 1.0),
+            "candidates": figure(2, 0.5, 0.0945, 0.9055),
         }
     }
     assert first.json["cost_usd"] is None  # type: ignore[index]
@@ -96,6 +101,64 @@ def test_the_same_command_asks_only_what_is_left(run: Run, kb: Path, served: Ser
     assert served.bodies != []
 
 
+def figure(n: int, value: float, low: float, high: float) -> dict[str, object]:
+    found = {"accuracy": value, "low": low, "high": high}
+    return {"n": n, **{name: pytest.approx(one, abs=1e-4) for name, one in found.items()}}
+
+
+# Of four predictions with each of two candidates so many are right; q2 and q3 fail at first.
+RIGHT = {"q0": (2, 4), "q1": (3, 1), "q2": (3, 2), "q3": (0, 0), "q4": (0, 0)}
+
+
+class Share:
+    """Is right as often as `RIGHT` says, and reasons as it is asked to."""
+
+    def __init__(self) -> None:
+        self.failures = {"q2": refuse(500, "overloaded"), "q3": raw(b'{"choices": [')}
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        text = str(body["messages"][-1]["content"])
+        question = next(name for name in RIGHT if name in text)
+        if question in self.failures and "**Answer:**" not in text:
+            return await self.failures[question](request)
+        if "**Answer:**" in text:
+            return await ok("Way 0: look.", "Way 1: count.")(request)
+        right = RIGHT[question]["Way 1" in text]
+        return await ok(*["Answer: yes"] * right, *["Answer: no"] * (4 - right))(request)
+
+
+def test_table_6_of_the_paper_counts_what_was_rejected_and_not_what_failed(
+    run: Run, served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(naming, "OpenAICompatible", partial(OpenAICompatible, retries=0))
+    served.answers = [share := Share()]
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked(name) for name in RIGHT])
+    counts = ("--candidates", 2, "--predictions", 4, "--all-candidates")
+    command = ("rationales", "kb.db", "--model", "openai:m", *counts, "--json")
+    first = run(*command)
+    assert (first.code, first.json["failed"], first.json["left"]) == (1, 2, 2)  # type: ignore[index]
+    rows = first.json["rows"]["this run"]  # type: ignore[index]
+    assert {of: (row["n"], row["accuracy"]) for of, row in rows.items()} == {
+        "entries": (3, pytest.approx((1 + 0.75 + 0) / 3)),
+        "kept": (2, pytest.approx((1 + 0.75) / 2)),
+        "candidates": (3, pytest.approx((0.75 + 0.5 + 0) / 3)),
+    }
+    assert all(row["low"] < row["accuracy"] < row["high"] for row in rows.values())
+    kept = examples(tmp_path / "kb.db")
+    assert [kept[q].rationale for q in RIGHT] == ["Way 1: count.", "Way 0: look.", *[None] * 3]
+    assert [ACCURACY in kept[q].tags for q in RIGHT] == [True, True, False, False, True]
+    share.failures = {}
+    second = run(*command)
+    assert (second.code, second.json["failed"], second.json["left"]) == (0, 0, 0)  # type: ignore[index]
+    rows = second.json["rows"]["with earlier ones"]  # type: ignore[index]
+    assert {of: (row["n"], row["accuracy"]) for of, row in rows.items()} == {
+        "entries": (5, pytest.approx((1 + 0.75 + 0 + 0.75 + 0) / 5)),
+        "kept": (3, pytest.approx((1 + 0.75 + 0.75) / 3)),
+    }
+
+
 def test_a_budget_holds_even_if_all_candidates_are_needed(
     run: Run, kb: Path, served: Server
 ) -> None:
@@ -106,7 +169,7 @@ def test_a_budget_holds_even_if_all_candidates_are_needed(
     assert "a larger one goes on" in done.err
     more = run(*priced, "--budget", "0.0002")
     assert more.json["cost_usd"] <= 0.0002  # type: ignore[index]
-    assert more.json["rows"]["this run"]["entries"] == 2  # type: ignore[index]
+    assert more.json["rows"]["this run"]["entries"]["n"] == 2  # type: ignore[index]
     unpriced = run(*ASKED, "--again", "--budget", 1)
     assert unpriced.code == 2
     assert "price" in unpriced.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -14,67 +14,18 @@ from bottega.cli.namespaces import check_filled
 from bottega.cli.opening import open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace, PriceOption
 from bottega.cli.output import (
-    Step,
     note,
-    print_json,
-    print_table,
     progress,
-    say,
     waiting,
-    warn,
 )
+from bottega.cli.rationalised import Run, report
 from bottega.cli.resolving import open_prices
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.failures import concerns_one, first
-from bottega.evaluation.metrics.intervals import mean
 from bottega.naming import open_model
 from bottega.protocols import Generator
-from bottega.rationales import Enriching, Made, Rationales, Todo, todo
+from bottega.rationales import Enriching, Rationales, todo
 from bottega.types import Sampling
-
-SHOWN_FAILURES = 10
-
-
-@dataclass
-class Run:
-    """What was made, and who is told of it."""
-
-    made: list[Made] = field(default_factory=list)
-    step: Step = lambda steps, cost_usd=0.0, /: None
-
-    def done(self, id: str, made: Made) -> None:
-        self.made.append(made)
-        self.step(1, made.cost_usd or 0.0)
-        if made.error is not None and self.failed <= SHOWN_FAILURES:
-            warn(made.error, about=id)
-
-    @property
-    def scores(self) -> list[float]:
-        return [one.score for one in self.made if one.rationale is not None]
-
-    @property
-    def failed(self) -> int:
-        return sum(one.error is not None for one in self.made)
-
-    @property
-    def rejected(self) -> int:
-        return len(self.made) - len(self.scores) - self.failed
-
-    @property
-    def cost_usd(self) -> float | None:
-        costs = [one.cost_usd for one in self.made]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
-
-    def total(self, name: str) -> int:
-        return sum(getattr(one, name) for one in self.made)
-
-    def tokens(self) -> tuple[int, int]:
-        usages = [one.usage for one in self.made]
-        return (
-            sum(usage.prompt_tokens for usage in usages),
-            sum(usage.completion_tokens for usage in usages),
-        )
 
 
 def rationales(
@@ -132,7 +83,7 @@ def rationales(
         try:
             asyncio.run(job.all(generator, purse))
         finally:
-            _report(found, run, json)
+            report(found, run, json)
     if job.is_spent:
         note(f"--budget {budget} is spent; the same command with a larger one goes on")
     if run.failed:
@@ -199,51 +150,3 @@ class Job:
 
 def at_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-def _report(found: Todo, run: Run, json: bool) -> None:
-    """Table 6 of the paper, of this run and of all that the file holds."""
-    rows = {"this run": _figures(run.scores, run.rejected)}
-    if found.scores or found.rejected:
-        rows["with earlier ones"] = _figures(
-            [*found.scores, *run.scores], found.rejected + run.rejected
-        )
-    given, written = run.tokens()
-    spent = {
-        "failed": run.failed,
-        "requests": run.total("requests"),
-        "calls": run.total("calls"),
-        "verified": run.total("verified"),
-        "prompt_tokens": given,
-        "completion_tokens": written,
-        "cost_usd": run.cost_usd,
-    }
-    left = len(found.ids) - len(run.made) + run.failed
-    if json:
-        whose = {"left": left, "given": found.given, "passages": found.passages}
-        print_json({"rows": rows, **spent, **whose})
-        return
-    columns = ("rationales", "entries", "kept", "accuracy", "low", "high", "rejected")
-    print_table(columns, [[name, *row.values()] for name, row in rows.items()])
-    price = "at an unknown price" if run.cost_usd is None else f"for {run.cost_usd:.4f} USD"
-    say(
-        f"{run.failed} failed; {spent['requests']} requests, {spent['calls']} calls, {given} tokens"
-        f" in, {written} out, {price}"
-    )
-    note(
-        f"{left} examples are left, {found.given} came with a rationale, {found.passages} have no"
-        " answer; accuracy is of the predictions that chose the kept rationales, with 95 %"
-        " intervals"
-    )
-
-
-def _figures(scores: Sequence[float], rejected: int) -> dict[str, float | int | None]:
-    figure = mean(scores, seed=0) if scores else None
-    return {
-        "entries": len(scores) + rejected,
-        "kept": len(scores),
-        "accuracy": figure.value if figure else None,
-        "low": figure.low if figure else None,
-        "high": figure.high if figure else None,
-        "rejected": rejected,
-    }

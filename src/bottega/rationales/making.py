@@ -21,18 +21,22 @@ class Made:
     """What became of an example. `score` is the share of right predictions of the best candidate;
     without a `rationale` none was ever right, or there was an `error`.
 
-    `verified` candidates were tried. `calls` are completions. `cost_usd`, of everything that came
-    back, is None where a price is not known.
+    `tried` are the shares of all candidates that were tried, in order. `calls` are completions.
+    `cost_usd`, of everything that came back, is None where a price is not known.
     """
 
     rationale: str | None = None
     score: float = 0.0
-    verified: int = 0
+    tried: tuple[float, ...] = ()
     requests: int = 0
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
     error: BottegaError | None = None
+
+    @property
+    def verified(self) -> int:
+        return len(self.tried)
 
 
 class Rationales:
@@ -101,9 +105,9 @@ class Rationales:
             for rationale, score in zip(wave, scores, strict=True):
                 if isinstance(score, BaseException):
                     raise score
+                best = replace(best, tried=(*best.tried, score))
                 if score > best.score:
                     best = replace(best, rationale=rationale, score=score)
-            best = replace(best, verified=best.verified + len(wave))
             if self._stop_early and best.score >= 1:
                 break
         return best
