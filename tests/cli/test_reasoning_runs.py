@@ -87,6 +87,30 @@ def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner) -> N
     assert "rationales null, not false" in run(*kept, "--no-rationales").err
 
 
+def test_rationales_that_a_model_has_written_are_shown(run: Run, reasoner: Reasoner) -> None:
+    knowledge = ("kb.db", f"mathvision:{MATHVISION}")
+    added = run("add", *knowledge, "--embed", "pixels", "--json").json
+    assert added["examples"] == 72  # type: ignore[index]  # what is asked is not among them
+    written = ("rationales", "kb.db", "--model", "openai:m", "--again", "--candidates", 2)
+    made = run(*written, "--predictions", 4, "--json")
+    assert made.code == 0, made.err
+    kept = made.json["rows"]["this run"]["kept"]["n"]  # type: ignore[index]
+    assert 0 < kept < 72
+    reasoner.order.clear()
+    asked = (*ASKED, "--methods", "random", "--limit", 12, "--rationales", "--json", "f.json")
+    done = run(*asked, "--rationales-from", "kb.db")
+    assert done.code == 0, done.err
+    assert "known examples have their rationale from kb.db" in done.err
+    assert orjson.loads(Path("f.json").read_bytes())["explained"] == ["random"]
+    shown = [message for one in reasoner.order for message in orjson.loads(one)["messages"]]
+    said = [text_of(message) for message in shown if message["role"] == "assistant"]
+    assert len(said) == 24
+    assert 0 < sum("BECAUSE: Way " in text for text in said) < 24
+    other = run("eval", "attributes:kb=30,asked=2", "--rationales-from", "kb.db")
+    assert other.code == 2
+    assert "bottega rationales" in other.err
+
+
 def test_a_killed_run_ends_as_one_that_was_not(
     run: Run, reasoner: Reasoner, tmp_path: Path
 ) -> None:
