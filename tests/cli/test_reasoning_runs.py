@@ -1,4 +1,4 @@
-"""MathVision as it is published, against a real endpoint that reasons: killed, failing, counted."""
+"""MathVision in its published layout against a real endpoint: killed, failing, counted."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from bottega import naming
 from bottega.generation import OpenAICompatible
 from bottega.generation.retrying import Retrying
 from tests.cli.conftest import Run
+from tests.evaluation.benchmarks.published import painted
 from tests.reasoner import Reasoner, text_of
 from tests.server import Server
 
@@ -29,12 +30,50 @@ MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvisi
 NAMES = ("zero-shot", "random", "top-k", "rcts", "majority")
 ROLLOUTS = 2
 MOST = 1 + ROLLOUTS * 11  # completions that a search may ask for
-ASKED = (
-    "eval", f"mathvision:{MATHVISION}", "--methods", ",".join(NAMES), "--shots", "2",
-    "--rollouts", str(ROLLOUTS), "--model", "openai:m", "--embed", "pixels",
-)  # fmt: skip
+KNOWN, ITEMS = 20, 12
+SAMPLE = pytest.mark.parametrize("sampled", [False, True], ids=["drawn", "published"])
 
-pytestmark = pytest.mark.skipif(not MATHVISION.is_dir(), reason="needs ../shared/data/mathvision")
+
+def asked(place: Path, *options: object) -> tuple[str, ...]:
+    return (
+        "eval", f"mathvision:{place}", "--methods", ",".join(NAMES), "--shots", "2", "--rollouts",
+        str(ROLLOUTS), "--model", "openai:m", "--embed", "pixels", *map(str, options),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path:
+    """Problems of our own in MathVision's layout, every other one with options."""
+    root = tmp_path / "math"
+    rows = [problem(number) for number in range(KNOWN + ITEMS)]
+    for row in rows:
+        painted(root / str(row["image"]), 40 * int(str(row["id"])))
+    (root / "data").mkdir()
+    for split, part in (("test", rows), ("testmini", rows[:ITEMS])):
+        lines = b"\n".join(map(orjson.dumps, part))
+        (root / "data" / f"{split}.jsonl").write_bytes(lines)
+    return root
+
+
+def problem(number: int) -> dict[str, object]:
+    options = [str(number + i) for i in range(5)] if number % 2 else []
+    return {
+        "id": str(number),
+        "question": f"How many are {number} and none?\n<image1>",
+        "options": options,
+        "answer": "A" if options else str(number),
+        "solution": f"None adds nothing to {number}." if number % 3 else None,
+        "level": 1,
+        "subject": "arithmetic",
+        "image": f"images/{number}.png",
+    }
+
+
+@pytest.fixture
+def place(drawn: Path, sampled: bool) -> Path:
+    if sampled and not MATHVISION.is_dir():
+        pytest.skip("needs ../shared/data/mathvision")
+    return MATHVISION if sampled else drawn
 
 
 @pytest.fixture
@@ -48,8 +87,9 @@ def results(file: str = "f.json") -> dict[str, dict[str, Any]]:
     return {row["method"]: row | {"seconds": 0} for row in document["results"]}
 
 
-def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner) -> None:
-    done = run(*ASKED, "--limit", 6, "--price", "1,1", "--json", "f.json")
+@SAMPLE
+def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner, place: Path) -> None:
+    done = run(*asked(place, "--limit", 6), "--price", "1,1", "--json", "f.json")
     assert done.code == 0, done.err
     rows = results()
     assert tuple(rows) == NAMES
@@ -66,39 +106,38 @@ def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner) -> None:
     assert "demonstrations of rcts, majority show their rationales" in done.err
 
 
-def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner) -> None:
+def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner, drawn: Path) -> None:
     def shown(*options: str) -> dict[str, set[bool]]:
         """By method whether its requests ask for reasons."""
         found = {}
         for name in ("zero-shot", "top-k", "majority"):
             reasoner.order.clear()
-            run(*ASKED, "--limit", 2, "--methods", name, *options)
-            asked = [text_of(orjson.loads(one)["messages"][-1]) for one in reasoner.order]
-            found[name] = {"BECAUSE" in text for text in asked}
+            run(*asked(drawn, "--limit", 2, "--methods", name, *options))
+            texts = [text_of(orjson.loads(one)["messages"][-1]) for one in reasoner.order]
+            found[name] = {"BECAUSE" in text for text in texts}
         return found
 
-    known = (MATHVISION / "data" / "test.jsonl").read_text("utf-8")
-    assert any(orjson.loads(line)["solution"] for line in known.splitlines())
     assert shown() == {"zero-shot": {False}, "top-k": {False}, "majority": {True}}
     assert shown("--rationales") == {"zero-shot": {False}, "top-k": {True}, "majority": {True}}
     assert set(map(frozenset, shown("--no-rationales").values())) == {frozenset({False})}
-    kept = (*ASKED, "--limit", 2, "--methods", "zero-shot", "--out", "kept")
+    kept = asked(drawn, "--limit", 2, "--methods", "zero-shot", "--out", "kept")
     assert run(*kept).code == 0
     assert "rationales null, not false" in run(*kept, "--no-rationales").err
 
 
-def test_rationales_that_a_model_has_written_are_shown(run: Run, reasoner: Reasoner) -> None:
-    knowledge = ("kb.db", f"mathvision:{MATHVISION}")
-    added = run("add", *knowledge, "--embed", "pixels", "--json").json
-    assert added["examples"] == 72  # type: ignore[index]  # what is asked is not among them
+def test_rationales_that_a_model_has_written_are_shown(
+    run: Run, reasoner: Reasoner, drawn: Path
+) -> None:
+    added = run("add", "kb.db", f"mathvision:{drawn}", "--embed", "pixels", "--json").json
+    assert added["examples"] == KNOWN  # type: ignore[index]  # nothing of what is asked
     written = ("rationales", "kb.db", "--model", "openai:m", "--again", "--candidates", 2)
     made = run(*written, "--predictions", 4, "--json")
     assert made.code == 0, made.err
     kept = made.json["rows"]["this run"]["kept"]["n"]  # type: ignore[index]
-    assert 0 < kept < 72
+    assert 0 < kept < KNOWN
     reasoner.order.clear()
-    asked = (*ASKED, "--methods", "random", "--limit", 12, "--rationales", "--json", "f.json")
-    done = run(*asked, "--rationales-from", "kb.db")
+    command = asked(drawn, "--methods", "random", "--rationales", "--json", "f.json")
+    done = run(*command, "--rationales-from", "kb.db")
     assert done.code == 0, done.err
     assert "known examples have their rationale from kb.db" in done.err
     assert orjson.loads(Path("f.json").read_bytes())["explained"] == ["random"]
@@ -112,10 +151,10 @@ def test_rationales_that_a_model_has_written_are_shown(run: Run, reasoner: Reaso
 
 
 def test_a_killed_run_ends_as_one_that_was_not(
-    run: Run, reasoner: Reasoner, tmp_path: Path
+    run: Run, reasoner: Reasoner, tmp_path: Path, drawn: Path
 ) -> None:
     """Killed at random moments; a question that was answered is never asked again."""
-    options = (*ASKED, "--limit", 4, "--concurrency", 1)
+    options = asked(drawn, "--limit", 4, "--concurrency", 1)
     assert run(*options, "--out", "whole", "--json", "whole.json").code == 0
     whole = list(reasoner.order)
     sizes = [requests(one) for one in answers(tmp_path / "whole").values()]
@@ -125,7 +164,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
         """What is still to be sent, after all questions that were answered."""
         return Counter(whole[sum(sizes[: len(answers(tmp_path / "killed"))]) :])
 
-    command = [sys.executable, "-m", "bottega", *map(str, options), "--out", "killed"]
+    command = [sys.executable, "-m", "bottega", *options, "--out", "killed"]
     rng = random.Random()
     for _ in range(2):
         reasoner.order.clear()
@@ -149,12 +188,13 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert reasoner.order == []
 
 
+@SAMPLE
 def test_what_fails_is_neither_an_answer_nor_a_reward(
-    run: Run, reasoner: Reasoner, monkeypatch: pytest.MonkeyPatch
+    run: Run, reasoner: Reasoner, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brief = partial(OpenAICompatible, timeout=0.5, retries=Retrying(2, sleep=at_once))
     monkeypatch.setattr(naming, "OpenAICompatible", brief)
-    options = (*ASKED, "--limit", 12)
+    options = asked(place, "--limit", 12)
     assert run(*options, "--json", "whole.json").code == 0
     reasoner.failing = 0.06
     done = run(*options, "--out", "kept", "--json", "kept.json")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -66,19 +67,21 @@ async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> Non
     assert asked < len(ITEMS)
 
 
-@pytest.mark.parametrize("first", ["an answer", "a web page"])
-async def test_a_web_page_stops_the_run_unless_there_were_answers(first: str) -> None:
-    pages = GarbledError("sent a web page, not JSON")
-    pages.retryable = False
-    model = Scripted([pages, "a"] * 5 if first == "a web page" else ["a", pages] * 5)
-    pipeline = Classification(model, ["a", "b"]).pipeline()
-    method = Method("m", 0, lambda query: traced(pipeline, query))
-    if first == "a web page":
-        with pytest.raises(GarbledError):
-            await evaluate(BENCHMARK, method, Conditions(concurrency=1))
-        return
-    result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
-    assert (result.n, result.failed) == (5, 5)
+async def test_web_pages_stop_the_run_unless_there_are_answers_among_them() -> None:
+    page = GarbledError("sent a web page, not JSON")
+    page.retryable = False
+    scripts: list[list[str | Exception]] = [[page, "a"] * 5, ["a", page] * 5]
+    for script in scripts:
+        model = Scripted(script)
+        pipeline = Classification(model, ["a", "b"]).pipeline()
+        method = Method("m", 0, partial(traced, pipeline))
+        result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
+        assert (result.n, result.failed) == (5, 5)
+    model = Scripted([page] * 10)
+    method = Method("m", 0, partial(traced, Classification(model, ["a"]).pipeline()))
+    with pytest.raises(GarbledError):
+        await evaluate(BENCHMARK, method, Conditions(concurrency=3))
+    assert len(model.calls) < 10
 
 
 async def traced(pipeline: Pipeline, query: Query) -> Outcome:

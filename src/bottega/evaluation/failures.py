@@ -17,23 +17,28 @@ from bottega.errors import (
 FOR_ALL = {401, 403, 404}
 
 
-@dataclass
-class Reached:
-    """Whether the model has answered anything yet."""
-
-    yes: bool = False
-
-
-def concerns_one(error: BottegaError, reached: bool = False) -> bool:
-    """True if the next question may well be answered. A web page is a wrong address, unless there
-    were answers from it: then it is a busy proxy's."""
-    if reached and isinstance(error, GarbledError):
-        return True
+def concerns_one(error: BottegaError) -> bool:
+    """True if the next question may well be answered."""
     if isinstance(error, RejectedError):
         return error.status not in FOR_ALL
     if isinstance(error, UnreachableError):
         return False
     return isinstance(error, ImageError) or (isinstance(error, GenerationError) and error.retryable)
+
+
+@dataclass
+class Contact:
+    """A web page comes from a wrong address or from a busy proxy. It was a wrong address if nothing
+    has been answered when more pages came than requests are sent at once."""
+
+    answered: bool = False
+    pages: int = 0
+
+    def passes(self, error: BottegaError, at_once: int) -> bool:
+        if not isinstance(error, GarbledError):
+            return False
+        self.pages += 1
+        return self.answered or self.pages <= at_once
 
 
 def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.budget import Budget
-from bottega.evaluation.failures import Reached, concerns_one, first
+from bottega.evaluation.failures import Contact, concerns_one, first
 from bottega.evaluation.ledger import Ledger, Unkept
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.tally import Result, tally
@@ -27,7 +27,7 @@ class Conditions:
     round_size: int | None = None
     ledger: Ledger = field(default_factory=Unkept)
     budget: Budget = field(default_factory=Budget)
-    reached: Reached = field(default_factory=Reached)
+    contact: Contact = field(default_factory=Contact)
 
 
 async def evaluate(
@@ -107,13 +107,14 @@ class _Run:
             outcome = await self._method.answer(item.query)
         except BottegaError as error:
             await ledger.fail(self._method, place, error)
-            if not concerns_one(error, self._conditions.reached.yes):
+            at_once = self._conditions.concurrency
+            if not concerns_one(error) and not self._conditions.contact.passes(error, at_once):
                 raise
             self.failed += 1
             self._conditions.budget.ended(0.0)
             self._done(None)
             return
-        self._conditions.reached.yes |= outcome.trace is not None
+        self._conditions.contact.answered |= outcome.trace is not None
         scored = self._judged(place, item, outcome)
         await ledger.keep(self._method, scored, outcome)
         # What its reasoning was stands in the ledger, not in memory.
