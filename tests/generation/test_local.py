@@ -17,8 +17,9 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.generation import Transformers
-from bottega.generation.loaded import LoadedModel, Rendered
+from bottega.generation.loaded import LoadedModel
 from bottega.generation.recent import Recent
+from bottega.generation.rendered import Rendered
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
 from tests.builders import picture

@@ -34,7 +34,7 @@ TEXT = {
 }
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,12 +85,12 @@ def fast_vlm(folder: Path) -> Path:
     )
     processor = hf.LlavaProcessor(
         pixels,
-        _tokenizer(),
+        tokenizer(),
         patch_size=64,
         vision_feature_select_strategy="full",
         chat_template=TEMPLATE.replace("IMAGE", "<image>"),
     )
-    return _save(folder, hf.FastVlmForConditionalGeneration, config, processor)
+    return save(folder, hf.FastVlmForConditionalGeneration, config, processor)
 
 
 def idefics3(folder: Path) -> Path:
@@ -113,11 +113,11 @@ def idefics3(folder: Path) -> Path:
     )
     processor = hf.Idefics3Processor(
         pixels,
-        _tokenizer(),
+        tokenizer(),
         image_seq_len=1,
         chat_template="<s>" + TEMPLATE.replace("IMAGE", "<image>"),
     )
-    return _save(folder, hf.Idefics3ForConditionalGeneration, config, processor)
+    return save(folder, hf.Idefics3ForConditionalGeneration, config, processor)
 
 
 def qwen2_vl(folder: Path) -> Path:
@@ -139,13 +139,13 @@ def qwen2_vl(folder: Path) -> Path:
     )
     pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
     # Its processor class needs torchvision for videos: the folder is written part by part.
-    tokenizer = _tokenizer()
-    tokenizer.chat_template = TEMPLATE.replace("IMAGE", "<start><image><stop>")
-    tokenizer.save_pretrained(folder)
-    return _save(folder, hf.Qwen2VLForConditionalGeneration, config, pixels)
+    words = tokenizer()
+    words.chat_template = TEMPLATE.replace("IMAGE", "<start><image><stop>")
+    words.save_pretrained(folder)
+    return save(folder, hf.Qwen2VLForConditionalGeneration, config, pixels)
 
 
-def _save(folder: Path, architecture: Any, config: Any, processor: Any) -> Path:
+def save(folder: Path, architecture: Any, config: Any, processor: Any) -> Path:
     torch.manual_seed(0)
     model = architecture(config).eval()
     for weights in model.parameters():

@@ -20,4 +20,5 @@ def bundled(
         max_batch=max_batch,
         threads=threads,
         turns_only=True,
+        prefix_cache_mb=0,
     )

@@ -9,11 +9,29 @@ import huggingface_hub
 import transformers
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
+from bottega.errors import ModelLoadError
+
 hf: Any = transformers  # half annotated: what it returns is checked by use
 HUB_WITHIN = 10.0
 
 
 def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
+    try:
+        model, processor = _stored(source, dtype)
+    except Exception as error:  # transformers raises whatever its files provoke
+        raise ModelLoadError(
+            f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
+            hint="give the folder or the hub id of a model for image-text-to-text; "
+            "a hub id needs the network or a filled cache",
+        ) from error
+    if not hasattr(processor, "image_processor"):
+        raise ModelLoadError(
+            f"{source} has no image processor", hint="use a model that takes images"
+        )
+    return model, processor
+
+
+def _stored(source: str, dtype: str) -> tuple[Any, Any]:
     """Model and processor, as stored; the cache goes before the hub. Raises what the libraries do.
 
     A hub that cannot be reached would be tried for minutes, file by file: it is asked once first.
@@ -65,3 +83,8 @@ def _images_only(source: str, local_files_only: bool) -> Any:
         "check_argument_for_proper_class": check,
     }
     return part(type(family.__name__, (family,), overrides))
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from PIL import Image as Pillow
 from transformers.cache_utils import DynamicLayer
 
-from bottega.errors import GenerationError, ModelLoadError
+from bottega.errors import GenerationError
 from bottega.generation.control import ControlTokens
 from bottega.generation.decoding import Row, Sampler, Stopper, finish
-from bottega.generation.hub import hf, load_parts
+from bottega.generation.hub import first_line, hf, load_parts
+from bottega.generation.reading import Reader
+from bottega.generation.rendered import Rendered, pictures_of
 from bottega.generation.sight import Sight
+from bottega.generation.spelling import Spelled
 from bottega.image import Image
 from bottega.types import Completion, Message, Prompt, Sampling, Usage
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A prompt as the model's template writes it. `pictures` are its images decoded, by sha256,
-    but for those that the model remembers."""
-
-    text: str
-    images: tuple[Image, ...]
-    sampling: Sampling
-    pictures: Mapping[str, Pillow.Image] = field(default_factory=dict)
-
-    @property
-    def samples(self) -> int:
-        """Greedy samples are all alike: one is drawn and copied."""
-        return self.sampling.n if self.sampling.temperature > 0 else 1
-
-    @property
-    def shape(self) -> tuple[bool, int, int, int, int]:
-        """Prompts with equal or near shapes fit in one batch with little padding. Only those that
-        are equal in the first two may share one."""
-        limit = self.sampling.max_tokens
-        return (bool(self.images), self.samples, limit, len(self.images), len(self.text))
 
 
 @dataclass(frozen=True)
@@ -49,13 +29,15 @@ class LoadedModel:
     ends: frozenset[int]
     control: ControlTokens
     sight: Sight | None
+    reader: Reader | None = None
 
     @classmethod
-    def load(cls, source: str, device: str | None, dtype: str) -> LoadedModel:
+    def load(cls, source: str, device: str | None, dtype: str, keep: int = 0) -> LoadedModel:
+        """`keep` bytes of what was read are kept for prompts that begin alike."""
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # Half precision is slow on CPUs, and some kernels do not have it.
         kind = "float32" if dtype == "auto" and target.type == "cpu" else dtype
-        model, processor = _parts(source, kind)
+        model, processor = load_parts(source, kind)
         processor.tokenizer.padding_side = "left"
         if processor.tokenizer.pad_token is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
@@ -63,7 +45,9 @@ class LoadedModel:
         # `generate` would mix in the settings that came with the model: a repetition penalty
         # punishes the very label that a demonstration shows.
         model.generation_config = hf.GenerationConfig()
-        return cls(model, processor, ends, ControlTokens.of(processor), Sight.of(model, processor))
+        sight = Sight.of(model, processor)
+        reader = Reader.of(model, processor, sight, keep)
+        return cls(model, processor, ends, ControlTokens.of(processor), sight, reader)
 
     def render(self, prompt: Prompt, sampling: Sampling) -> Rendered:
         parts = [part for message in prompt.messages for part in message.parts]
@@ -77,7 +61,7 @@ class LoadedModel:
             )
         except Exception as error:  # a template may raise anything, on purpose or not
             raise GenerationError(
-                f"the model's chat template refuses the prompt: {_line(error)}",
+                f"the model's chat template refuses the prompt: {first_line(error)}",
                 hint="does the model take this order of roles, several images, a system turn?",
             ) from error
         marker = getattr(self.processor, "image_token", None)
@@ -104,22 +88,46 @@ class LoadedModel:
                 return self._answer(batch)
         except Exception as error:
             raise GenerationError(
-                f"the model failed: {_line(error)}", hint=_failure_hint(error)
+                f"the model failed: {first_line(error)}", hint=_failure_hint(error)
             ) from error
 
     def _answer(self, batch: Sequence[Rendered]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        inputs, samples = self._inputs(batch), batch[0].samples
+        samples = batch[0].samples
+        rows = [Row(one.sampling, index) for one in batch for index in range(samples)]
+        spelled = self._spelled(batch)
+        inputs, prompt_tokens = self._read(batch, spelled)
+        drawn = self._draw(inputs, rows)
+        if self.reader is not None and spelled:
+            self.reader.keep(spelled, samples, inputs)
+        return [
+            _collect(one.sampling.n, drawn[i * samples : (i + 1) * samples], prompt_tokens[i])
+            for i, one in enumerate(batch)
+        ]
+
+    def _spelled(self, batch: Sequence[Rendered]) -> list[Spelled]:
+        if self.reader is None or not self.reader.trusts:
+            return []
+        return [self.reader.spell(one.text, one.shown, one.pictures) for one in batch]
+
+    def _read(
+        self, batch: Sequence[Rendered], spelled: Sequence[Spelled]
+    ) -> tuple[dict[str, Any], list[int]]:
+        """The batch for `generate`, and each prompt's number of tokens."""
+        samples = batch[0].samples
+        ordinary = partial(self._inputs, batch, spelled)
+        if self.reader is not None and spelled:
+            known = self.reader.inputs(spelled, samples, pictures_of(batch), ordinary)
+            if known is not None:
+                return known, [len(row) for row in spelled]
+        inputs = ordinary()
         prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
         if samples > 1:
             inputs = self._prefilled(inputs, samples) or self._inputs(
                 [again for one in batch for again in [self.decode(one)] * samples]
             )
-        rows = [Row(one.sampling, index) for one in batch for index in range(samples)]
-        drawn = self._draw(inputs, rows)
-        return [
-            _collect(one.sampling.n, drawn[i * samples : (i + 1) * samples], prompt_tokens[i])
-            for i, one in enumerate(batch)
-        ]
+        elif self.reader is not None and spelled:
+            inputs |= self.reader.noting(spelled, inputs)
+        return inputs, prompt_tokens
 
     def _draw(self, inputs: Any, rows: Sequence[Row]) -> list[tuple[Completion, int]]:
         length = inputs["input_ids"].shape[1]
@@ -141,8 +149,10 @@ class LoadedModel:
         """The batch with each row `samples` times, its prompt read once for all of them.
 
         None for caches that hold more than keys and values of every token (sliding windows,
-        recurrent states): they cannot be taken one token back.
+        recurrent states): they cannot be taken one token back. Nor can a single token.
         """
+        if inputs["input_ids"].shape[1] == 1:
+            return None
         settings = self._settings(1, return_dict_in_generate=True)
         cache = self.model.generate(**inputs, generation_config=settings).past_key_values
         if not all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None])):
@@ -158,19 +168,24 @@ class LoadedModel:
             "past_key_values": cache,
         }
 
-    def _inputs(self, batch: Sequence[Rendered]) -> Any:
+    def _inputs(self, batch: Sequence[Rendered], spelled: Sequence[Spelled] = ()) -> Any:
         texts = [one.text for one in batch]
         bos = self.processor.tokenizer.bos_token
         # Many templates write the first token themselves.
         special = not (bos and texts[0].startswith(bos))
         tokens = {"padding": True, "return_tensors": "pt", "add_special_tokens": special}
-        shown = [image.sha256 for one in batch for image in one.images]
+        shown = [sha for one in batch for sha in one.shown]
         if self.sight is None or not shown:
             return self._processed(batch, texts, tokens)
-        pictures = {sha: picture for one in batch for sha, picture in one.pictures.items()}
-        seen = self.sight.inputs(texts, shown, pictures)
-        encoded = self.processor.tokenizer(seen.pop("text"), **tokens).to(self.model.device)
-        return {name: encoded[name] for name in ("input_ids", "attention_mask")} | seen
+        features = self.sight.features(shown, pictures_of(batch))
+        tokenizer = self.processor.tokenizer
+        encoded = (
+            tokenizer.pad({"input_ids": [row.ids for row in spelled]}, return_tensors="pt")
+            if spelled
+            else tokenizer([self.sight.spelled(text) for text in texts], **tokens)
+        ).to(self.model.device)
+        read = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        return read | self.sight.given([features[sha] for sha in shown])
 
     def _processed(
         self, batch: Sequence[Rendered], texts: list[str], tokens: Mapping[str, object]
@@ -202,22 +217,6 @@ class LoadedModel:
         return {"role": message.role, "content": parts}
 
 
-def _parts(source: str, dtype: str) -> tuple[Any, Any]:
-    try:
-        model, processor = load_parts(source, dtype)
-    except Exception as error:  # transformers raises whatever its files provoke
-        raise ModelLoadError(
-            f"{source} cannot be loaded as a vision-language model: {_line(error)}",
-            hint="give the folder or the hub id of a model for image-text-to-text; "
-            "a hub id needs the network or a filled cache",
-        ) from error
-    if not hasattr(processor, "image_processor"):
-        raise ModelLoadError(
-            f"{source} has no image processor", hint="use a model that takes images"
-        )
-    return model, processor
-
-
 def _collect(
     n: int, drawn: Sequence[tuple[Completion, int]], prompt_tokens: int
 ) -> tuple[tuple[Completion, ...], Usage]:
@@ -236,10 +235,5 @@ def _end_tokens(model: Any, processor: Any) -> frozenset[int]:
 
 def _failure_hint(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower():
-        return "lower `max_batch`, show fewer demonstrations, or reduce the images"
+        return "lower `max_batch` or `prefix_cache_mb`, show less, or reduce the images"
     return "does the model take several images in one prompt, and prompts of this length?"
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__

@@ -17,7 +17,8 @@ from bottega.loading import LOADING
 from bottega.types import Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
-    from bottega.generation.loaded import LoadedModel, Rendered
+    from bottega.generation.loaded import LoadedModel
+    from bottega.generation.rendered import Rendered
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
@@ -42,7 +43,9 @@ class Transformers:
     request or by `load()`. `dtype` "auto" is the model's own, but float32 on a CPU. `threads`
     sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
     recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
-    depends on its own prompt and seed, not on the batch it lands in. Control tokens that a text
+    depends on its own prompt and seed, not on the batch it lands in. Prompts that begin alike are
+    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes, and
+    0 reads every prompt whole. Control tokens that a text
     spells out reach the model as plain characters. Raises `ModelLoadError`, `GenerationError`,
     `ImageError` for a damaged image.
     """
@@ -57,14 +60,19 @@ class Transformers:
         max_batch: int = 16,
         threads: int | None = None,
         turns_only: bool = False,
+        prefix_cache_mb: int = 256,
     ) -> None:
         if max_batch < 1:
             raise SettingError(f"max_batch is {max_batch}", hint="use 1 or more")
+        if prefix_cache_mb < 0:
+            raise SettingError(
+                f"prefix_cache_mb is {prefix_cache_mb}", hint="0 keeps nothing, 256 is usual"
+            )
         path = Path(model).expanduser()
         self._source = str(path) if path.exists() else str(model)
         self.name = name or "local:" + (path.resolve().name if path.exists() else str(model))
         self.turns_only = turns_only
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._keep = device, dtype, prefix_cache_mb * 1024 * 1024
         self._max_batch, self._threads = max_batch, threads
         self._loaded: LoadedModel | None = None
         self._waiting: list[Request] = []
@@ -109,7 +117,7 @@ class Transformers:
                     raise MissingDependencyError(error.name or "torch", "local") from error
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
-                self._loaded = LoadedModel.load(self._source, self._device, self._dtype)
+                self._loaded = LoadedModel.load(self._source, self._device, self._dtype, self._keep)
         return self._loaded
 
     def _answer_waiting(self) -> None:

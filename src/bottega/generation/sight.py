@@ -9,7 +9,7 @@ native resolution) go the ordinary way.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class Sight:
 
     def __init__(self, model: Any, processor: Any, placeholder: str, keep: int) -> None:
         self._model, self._processor = model, processor
-        self._placeholder = placeholder
+        self.placeholder = placeholder
+        self._apart = False
         self._features: Recent[torch.Tensor] = Recent(keep, size=lambda rows: rows.nbytes)
 
     @classmethod
@@ -43,31 +44,32 @@ class Sight:
     def knows(self, sha256: str) -> bool:
         return self._features.get(sha256) is not None
 
-    def inputs(
-        self, texts: Sequence[str], images: Sequence[str], pictures: Mapping[str, Pillow.Image]
-    ) -> dict[str, Any]:
-        """The model's inputs but for the tokens, and `texts` with room for every image.
-
-        `images` are the sha256s in the order of the prompts, `pictures` those not known yet.
-        """
+    def features(
+        self, images: Iterable[str], pictures: Mapping[str, Pillow.Image]
+    ) -> dict[str, torch.Tensor]:
+        """By sha256; `pictures` are those not known yet."""
         known = {sha: self._features.get(sha) for sha in images}
         fresh = self._look({sha: pictures[sha] for sha, seen in known.items() if seen is None})
         for sha, seen in fresh.items():
             self._features.put(sha, seen)
-        features = known | fresh
-        pooled = torch.stack([one for sha in images if (one := features[sha]) is not None])
-        return {
-            "text": [
-                text.replace(self._processor.image_token, self._placeholder) for text in texts
-            ],
-            "mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)},
-        }
+        return fresh | {sha: seen for sha, seen in known.items() if seen is not None}
+
+    def given(self, features: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """The model's inputs for images, in the order of the prompts, in the form in which its own
+        eye gives them: LLaVA joins them itself."""
+        pooled: Any = tuple(features) if self._apart else torch.stack(list(features))
+        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
+
+    def spelled(self, text: str) -> str:
+        """With room for every image."""
+        return text.replace(self._processor.image_token, self.placeholder)
 
     def _look(self, pictures: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
         if not pictures:
             return {}
         pixels = self._processor.image_processor(list(pictures.values()), return_tensors="pt")
         features = _encode(self._model, pixels["pixel_values"])
+        self._apart = not isinstance(features, torch.Tensor)
         # Copies: a view would keep the whole batch's memory.
         return {sha: row.clone() for sha, row in zip(pictures, features, strict=True)}
 
@@ -80,17 +82,15 @@ def _placeholder(model: Any, processor: Any) -> str | None:
     if set(pixels) != {"pixel_values"} or values.ndim != 4 or len(values) != 2:
         return None
     with torch.inference_mode():
-        tokens = _encode(model, values).shape[1]
+        tokens = len(_encode(model, values)[0])
     found = {processor.replace_image_token(pixels, image_idx=i) for i in (0, 1)}
     placeholder = str(processor.image_token) * tokens
     return placeholder if found == {placeholder} else None
 
 
-def _encode(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+def _encode(model: Any, pixels: torch.Tensor) -> torch.Tensor | Sequence[torch.Tensor]:
     """(n, channels, height, width) to (n, tokens, width of the language model)."""
-    features = model.base_model.get_image_features(
+    features: torch.Tensor | Sequence[torch.Tensor] = model.base_model.get_image_features(
         pixels.to(model.device, model.dtype), return_dict=True
     ).pooler_output
-    if not isinstance(features, torch.Tensor):
-        features = torch.stack(list(features))
     return features

@@ -1,0 +1,339 @@
+"""Prompts that begin alike are read once, and answered as if each had been read whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bottega.bundled import bundled_folder
+from bottega.errors import GenerationError, ImageError, SettingError
+from bottega.generation import Transformers, reading
+from bottega.generation.continuing import Continuing
+from bottega.generation.reading import Reader
+from bottega.image import Image
+from bottega.prompting import Interleaved
+from bottega.tasks.attributes import Attributes
+from bottega.types import Candidate, Message, Prompt, Reply, Sampling
+from tests.builders import picture
+from tests.generation import more_tiny_models, tiny_models
+from tests.generation.prompts import ask
+
+FAMILIES = {
+    "fast_vlm": tiny_models.fast_vlm,
+    "idefics3": tiny_models.idefics3,
+    "llava": more_tiny_models.llava,
+    "qwen2_vl": tiny_models.qwen2_vl,
+    "qwen2_5_vl": more_tiny_models.qwen2_5_vl,
+}
+SHORT = Sampling(max_tokens=4)
+# Shades far apart, of sizes that get one, two and four tokens of Qwen.
+SCENES = [picture(shade, size) for shade in (0, 60_000) for size in ((28, 28), (28, 56), (56, 56))]
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LEAST", 1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[request.param](tmp_path_factory.mktemp("model") / request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Transformers:
+    """Reads every prompt from its first token."""
+    return Transformers(folder, prefix_cache_mb=0)
+
+
+@pytest.fixture
+async def shared(folder: Path) -> AsyncIterator[Transformers]:
+    model = Transformers(folder)
+    await model.load()
+    yield model
+    await model.aclose()
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.fast_vlm(tmp_path_factory.mktemp("model") / "fast_vlm")
+
+
+def scene(place: int, asked: str = "what is above") -> Message:
+    return Message("user", (SCENES[place], asked))
+
+
+def taught(*places: int, asked: str = "what is above") -> Prompt:
+    """Every scene but the last with an answer."""
+    turns = [turn for one in places[:-1] for turn in (scene(one), said(f"zero {one}"))]
+    return Prompt((*turns, scene(places[-1], asked)))
+
+
+def said(text: str) -> Message:
+    return Message("assistant", (text,))
+
+
+def reader_of(model: Transformers) -> Reader:
+    assert model._loaded is not None and model._loaded.reader is not None
+    return model._loaded.reader
+
+
+@contextmanager
+def counted(model: Transformers) -> Iterator[list[int]]:
+    """The tokens that each call reads before anything is answered."""
+    assert model._loaded is not None
+    inner, seen = model._loaded.model.base_model, list[int]()
+
+    def note(_: object, __: object, inputs: dict[str, Any]) -> None:
+        if inputs["input_ids"].shape[1] > 1:
+            seen.append(inputs["input_ids"].numel())
+
+    hook = inner.register_forward_pre_hook(note, with_kwargs=True)
+    yield seen
+    hook.remove()
+
+
+async def together(
+    model: Transformers, prompts: Sequence[Prompt], sampling: Sampling = SHORT
+) -> list[Reply]:
+    return await asyncio.gather(*(model.generate(prompt, sampling) for prompt in prompts))
+
+
+async def alike(
+    whole: Transformers,
+    shared: Transformers,
+    prompts: Sequence[Prompt],
+    sampling: Sampling = SHORT,
+) -> None:
+    found = await together(shared, prompts, sampling)
+    assert_alike(found, [await whole.generate(prompt, sampling) for prompt in prompts])
+    assert reader_of(shared).trusts
+
+
+def assert_alike(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.usage == other.usage
+        for here, there in zip(one.completions, other.completions, strict=True):
+            assert (here.text, here.finish_reason) == (there.text, there.finish_reason)
+            assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
+
+
+async def test_waves_of_a_search(whole: Transformers, shared: Transformers) -> None:
+    waves = [
+        [taught(0)],
+        [taught(0, 5), taught(0, 1, 5), taught(0, 4, 5), taught(3, 5)],  # of mixed lengths
+        [taught(0, 1, 2, 5), taught(0, 1, 3, 5), taught(0, 4, 2, 5), taught(2)],
+        [ask("what is above"), ask("what is in the image"), ask("zero")],
+    ]
+    for wave in waves:
+        await alike(whole, shared, wave)
+    reader_of(shared).prefixes.clear()
+    tokens = []
+    for model in (whole, shared):
+        with counted(model) as read:
+            for wave in waves:
+                await together(model, wave)
+        tokens.append(sum(read))
+    assert tokens[1] < 0.75 * tokens[0]
+
+
+async def test_what_was_read_is_not_read_again(shared: Transformers) -> None:
+    await together(shared, [taught(0, 1, 2)])
+    await together(shared, [taught(0, 1, 3)])  # the first of its kind is compared
+    with counted(shared) as read:
+        reply = await shared.generate(taught(0, 1, 5), SHORT)
+    rest = await shared.generate(taught(5), SHORT)
+    assert 1 < sum(read) <= rest.usage.prompt_tokens < reply.usage.prompt_tokens
+
+
+async def test_one_batch_reads_a_beginning_once(whole: Transformers, shared: Transformers) -> None:
+    await alike(whole, shared, [taught(3, 1, 2), taught(3, 1, 4)])
+    prompts = [taught(0, 1, 2, 3, last) for last in (3, 4, 5)]
+    with counted(shared) as read:
+        found = await together(shared, prompts)
+    assert sum(read) < 2 * found[0].usage.prompt_tokens
+    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+
+
+async def test_samples_follow_their_seed(whole: Transformers, shared: Transformers) -> None:
+    warm = Sampling(temperature=1.0, max_tokens=4, n=3, seed=7)
+    for wave in ([taught(0, 1)], [taught(0, 2), taught(0, 1), taught(1, 5)], [taught(0, 1, 2)]):
+        await alike(whole, shared, wave, warm)
+    [one] = await together(shared, [taught(0, 1, 3)], warm)
+    assert len({completion.text for completion in one.completions}) > 1
+
+
+async def test_beginnings_that_end_within_a_turn(whole: Transformers, shared: Transformers) -> None:
+    prompts = [
+        taught(0, 1, asked=f"what is in the image above one two {end}")
+        for end in ("zero", "three", "three two one", "")
+    ]
+    await alike(whole, shared, prompts[:2])
+    await alike(whole, shared, prompts)
+
+
+async def test_a_prompt_that_another_begins_with(whole: Transformers, shared: Transformers) -> None:
+    begun = taught(0, 1)
+    longer = [Prompt((*begun.messages, said(text))) for text in ("one", "one two", "one two three")]
+    for wave in ([longer[2]], [longer[0], begun], [longer[1], longer[2], begun], [begun]):
+        await alike(whole, shared, wave)
+
+
+async def test_other_images_between_equal_words(whole: Transformers, shared: Transformers) -> None:
+    for wave in ([taught(0, 2)], [taught(3, 2), taught(0, 2)], [taught(0, 5), taught(3, 5)]):
+        await alike(whole, shared, wave)
+    one, other = await together(shared, [taught(0, 2), taught(3, 2)])
+    assert one.completions[0].logprob != pytest.approx(other.completions[0].logprob, abs=1e-3)
+
+
+async def test_what_fails_fails_alone(whole: Transformers, shared: Transformers) -> None:
+    await alike(whole, shared, [taught(0, 1), taught(0, 2)])
+    damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
+    broken = [Message("user", (damaged,)), Message("user", (SCENES[3], "\ud800"))]
+    prompts = [Prompt((*taught(0, 1).messages, said("one"), turn)) for turn in broken]
+    good, bad, worse, other = await asyncio.gather(
+        *(shared.generate(one, SHORT) for one in (taught(0, 3), *prompts, taught(0, 4))),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, ImageError) and isinstance(worse, GenerationError)
+    assert isinstance(good, Reply) and isinstance(other, Reply)
+    await alike(whole, shared, [taught(0, 3), taught(0, 4)])
+
+
+async def test_wrong_states_are_found_out_and_never_used(
+    whole: Transformers, shared: Transformers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Continuing._cache
+
+    def wrong(self: Continuing, *held: Any) -> Any:
+        cache: Any = right(self, *held)
+        for layer in cache.layers:
+            if layer.values is not None:
+                layer.values = layer.values.flip(-2)
+        return cache
+
+    monkeypatch.setattr(Continuing, "_cache", wrong)
+    prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(3, 2)]
+    found = [await shared.generate(prompt, SHORT) for prompt in prompts]
+    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+    assert not reader_of(shared).trusts
+    assert reader_of(shared).prefixes.nbytes == 0
+
+
+async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path) -> None:
+    folder = more_tiny_models.pali_gemma(tmp_path / "pali_gemma")
+    whole, ahead = Transformers(folder, prefix_cache_mb=0), Transformers(folder)
+    prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
+    found = [await ahead.generate(prompt, SHORT) for prompt in prompts]
+    assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
+    assert not reader_of(ahead).trusts
+    await whole.aclose()
+    await ahead.aclose()
+
+
+async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
+    model = Transformers(fast)
+    await model.load()
+    loaded = model._loaded
+    assert loaded is not None and loaded.reader is not None
+    loaded.model.config.text_config.layer_types = ["full_attention", "sliding_attention"]
+    loaded.model.config.text_config.sliding_window = 8
+    assert Reader.of(loaded.model, loaded.processor, loaded.sight, 1024) is None
+    await model.aclose()
+
+
+async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
+    model = Transformers(fast, prefix_cache_mb=1)
+    words = random.Random(0)
+    for _ in range(12):
+        text = "".join(words.choices("zero one two three", k=200))
+        await model.generate(ask(text), Sampling(max_tokens=1))
+    kept = reader_of(model).prefixes
+    assert 800_000 < kept.nbytes <= 1024 * 1024
+    before = len(kept)
+    await model.generate(ask(text), SHORT)
+    assert len(kept) == before
+    kept.clear()
+    kept._keep = 40_000
+    await model.generate(ask(text), SHORT)
+    assert 30_000 < kept.nbytes <= 40_000  # the beginning of what is too long
+    watched = weakref.ref(kept)
+    del kept
+    await model.aclose()
+    gc.collect()
+    assert watched() is None
+
+
+def test_nothing_is_kept_if_told_so(fast: Path) -> None:
+    model = Transformers(fast, prefix_cache_mb=0)
+    asyncio.run(model.load())
+    assert model._loaded is not None and model._loaded.reader is None
+    asyncio.run(model.aclose())
+    with pytest.raises(SettingError, match="prefix_cache_mb"):
+        Transformers(fast, prefix_cache_mb=-1)
+
+
+TURNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["one", "one two", ""])), max_size=3)
+FAMILY = st.lists(
+    st.tuples(TURNS, st.sampled_from(["what", "what is", ""])), min_size=1, max_size=5
+)
+
+
+@pytest.fixture(scope="module")
+def pair(fast: Path) -> Iterator[tuple[Transformers, Transformers]]:
+    models = Transformers(fast, prefix_cache_mb=0), Transformers(fast)
+    for model in models:
+        asyncio.run(model.load())
+    yield models
+    for model in models:
+        asyncio.run(model.aclose())
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(family=FAMILY, n=st.integers(1, 2), keep=st.sampled_from([0, 40_000, 2**26]))
+def test_any_family_of_prompts(
+    pair: tuple[Transformers, Transformers], family: Any, n: int, keep: int
+) -> None:
+    whole, shared = pair
+    reader_of(shared).prefixes._keep = keep
+    sampling = Sampling(temperature=float(n > 1), max_tokens=3, n=n, seed=1)
+    prompts = [
+        Prompt(
+            (
+                *(turn for place, text in turns for turn in (scene(place, text), said(text))),
+                Message("user", (asked,)),
+            )
+        )
+        for turns, asked in family
+    ]
+    asyncio.run(alike(whole, shared, prompts, sampling))
+    assert reader_of(shared).prefixes.nbytes <= keep
+
+
+async def test_the_apprentice_says_the_same() -> None:
+    task = Attributes(kb=12, asked=40).draw(3)
+    lots, prompt = random.Random(0), Interleaved(show_choices=False)
+    prompts = [
+        prompt(item.query, [Candidate(one, 1.0) for one in lots.sample(task.knowledge[:4], 3)])
+        for item in task.items
+    ]
+    replies = []
+    for keep in (0, 16):
+        model = Transformers(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
+        waves = [await together(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
+        replies.append([reply for wave in waves for reply in wave])
+        assert keep == 0 or reader_of(model).trusts
+        await model.aclose()
+    assert_alike(*replies)
