@@ -18,13 +18,12 @@ from pathlib import Path
 import orjson
 
 from benchmarks.rcts_figures import Measured, draw, rows, tables, told
-from benchmarks.rcts_plan import SETTINGS, Setting, Way, ways
+from benchmarks.rcts_plan import SEARCHES, SETTINGS, Setting, Way, ways
 from benchmarks.rcts_searches import Studio, apprentice
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.protocols import Generator
 
 AT_ONCE = 200
-TIMED = 25
+TIMED = 16
 
 
 def main() -> None:
@@ -49,7 +48,8 @@ def main() -> None:
         start = time.perf_counter()
         measured = asyncio.run(measure(setting, chosen.replies / f"{setting.name}.jsonl"))
         (chosen.out / f"rcts_{setting.name}.md").write_text(tables(measured), "utf-8")
-        draw(measured, chosen.out / f"rcts_{setting.name}.png")
+        if setting.deep:
+            draw(measured, chosen.out / f"rcts_{setting.name}.png")
         print(tables(measured))
         print(f"{setting.name}: {time.perf_counter() - start:.0f} s", flush=True)
         all_rows += rows(measured)
@@ -91,19 +91,18 @@ async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
 
 
 async def timed(setting: Setting) -> dict[tuple[str, int], float]:
-    """Seconds a query of what was not asked before, by way and by how many are asked at once."""
+    """Seconds a query of what is asked anew, by way and by how many are asked at once."""
     found: dict[tuple[str, int], float] = {}
-    few = replace(setting, items=TIMED)
+    model = apprentice(None)
+    studio = Studio(replace(setting, items=TIMED), setting.seeds[0], model)
     for at_once in (1, TIMED):
-        for way in (Way("top-k"), *(Way(kind, setting.reward) for kind in ("rcts", "rcts-random"))):
-            model: Generator = apprentice(None)
-            studio = Studio(few, setting.seeds[0], model)
-            await studio.method(way).answer(studio.data.items[0].query)  # loads the model
-            rest = replace(studio.data, items=studio.data.items[1:])
-            result, _ = await evaluate(rest, studio.method(way), Conditions(at_once))
+        for way in (Way("top-k"), *(Way(kind, setting.reward) for kind in SEARCHES[:2])):
+            method = studio.method(way)
+            await method.answer(studio.data.items[0].query)  # the model is loaded then
+            result, _ = await evaluate(studio.data, method, Conditions(at_once))
             found[way.kind, at_once] = result.seconds / result.n
-            studio.close()
-            await model.aclose()
+    studio.close()
+    await model.aclose()
     return found
 
 

@@ -73,7 +73,8 @@ class Measured:
 
 def tables(measured: Measured) -> str:
     setting = measured.setting
-    parts = [_title(setting), _table(measured, "All methods", headline(setting))]
+    title = "Some methods" if setting.only else "All methods"
+    parts = [_title(setting), _table(measured, title, headline(setting))]
     found = rewards(setting)
     parts.append(_table(measured, "Rewards (figure 5 a); the oracle knows the answer", found))
     if setting.deep:
@@ -227,7 +228,7 @@ def _draw_rollouts(measured: Measured, axes: Any) -> None:
             more = {"linestyle": style, "marker": mark, "color": colour}
             colour = _errorbars(axes, at, found, name, **more)
     axes.set_xscale("log", base=2)
-    axes.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    axes.set_xticks([1, 2, 4, 8, 10], ["1", "2", "4", "8", "10"])
     axes.set_xlabel("rollouts")
     axes.set_title("Figure 5 (b): rollouts")
 

@@ -21,7 +21,7 @@ Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
 @dataclass(frozen=True)
 class Setting:
     """A task as it is asked. `reasons`: its known answers have rationales. `reward` is what its
-    ablations are made with; they are made where it is `deep`."""
+    ablations are made with; they are made where it is `deep`. `only` is what is asked instead."""
 
     name: str
     spec: str
@@ -33,6 +33,7 @@ class Setting:
     reward: Rewarding = "ensemble"
     seeds: tuple[int, ...] = (0, 1, 2)
     items: int = 100
+    only: tuple[Way, ...] = ()
 
     def load(self, seed: int) -> Benchmark:
         return load_benchmark(
@@ -68,10 +69,22 @@ SETTINGS = {
         Setting("attributes", "attributes", "dual", noise=0.2, deep=True),
         Setting("digits", "digits", per_class=5),
         Setting("pictures", "attributes", noise=0.2, seeds=(0,)),
+        Setting(
+            "noisier",
+            "rules",
+            noise=0.5,
+            items=80,
+            only=(
+                Way("top-k"),
+                Way("rcts-random", "weighted"),
+                Way("rcts", "weighted"),
+                Way("rcts", "weighted", children=20),
+            ),
+        ),
         Setting("clean", "rules", reasons=True, reward="weighted", seeds=(0,)),
     )
 }
-ROLLOUTS = (1, 2, 4, 8, 10, 16)
+ROLLOUTS = (1, 2, 4, 8, 10)
 ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
@@ -79,14 +92,16 @@ def ways(setting: Setting, *, first: bool) -> list[Way]:
     """All that is asked of one seed; what is only looked at, of the first."""
     found = headline(setting) + rewards(setting)
     if setting.deep:
-        found += components(setting) + alphas(setting)
+        found += alphas(setting)
         found += [way for reward in drawn(setting) for way in rollouts(reward)]
     if setting.deep and first:
-        found += shapes(setting) + shots(setting)
+        found += components(setting) + shapes(setting) + shots(setting)
     return list(dict.fromkeys(found))
 
 
 def headline(setting: Setting) -> list[Way]:
+    if setting.only:
+        return list(setting.only)
     plain: tuple[Kind, ...] = ("zero-shot", "random", "top-k", "vote")
     both: tuple[Rewarding, ...] = ("weighted", "ensemble")
     return [
@@ -98,6 +113,8 @@ def headline(setting: Setting) -> list[Way]:
 
 def rewards(setting: Setting) -> list[Way]:
     """Figure 5 (a). Without rationales the paper's reward is the mutual one."""
+    if setting.only:
+        return []
     apart: tuple[Rewarding, ...] = ("self", "mutual") if setting.reasons else ()
     every: tuple[Rewarding, ...] = (*apart, "weighted", "ensemble", "oracle")
     return [Way(kind, reward) for reward in every for kind in SEARCHES[:2]]
@@ -132,6 +149,7 @@ def shapes(setting: Setting) -> list[Way]:
     usual = Way("rcts", setting.reward)
     return [
         usual,
+        *(replace(way, rollouts=16) for way in (usual, Way("rcts-random", setting.reward))),
         *(replace(usual, children=many) for many in (1, 2, 5, 10)),
         replace(usual, parallel=4),
         *(replace(usual, exploration=much) for much in (0.0, 2.0)),
