@@ -26,6 +26,7 @@ from bottega import (
 )
 from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
+from bottega.prompting import Continuing
 from bottega.tasks.characters import QUESTION as WHICH_CHARACTER
 from bottega.tasks.characters import Glyphs
 from bottega.tasks.named import NAMES, draw_named
@@ -154,6 +155,16 @@ async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
     )
     answer = parsed(reply)
     assert (answer.rationale, answer.text) == (f"{rule} 6 8", str(worked(6, 8)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_an_answer_follows_from_a_rationale_that_begins_it(
+    model: Transformers, rule: str
+) -> None:
+    """As the reward of self-consistency asks: the rule is the rationale's, the numbers are seen."""
+    query = Query("Apply the sign to both sides.", (row(6, 8),))
+    reply = await ask(model, Continuing(BRIEF)(query, f"{rule} 6 8"))
+    assert parsed(reply).text == str(RULES[rule](6, 8))
 
 
 @pytest.mark.parametrize(("name", "home"), [("cedol", "merlok"), ("babra", "zapun")])

@@ -9,7 +9,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.reranking import FlatSearch
-from bottega.types import Prompt, Query
+from bottega.types import Node, Prompt, Query, SearchTree
 from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder, shown
 
@@ -31,6 +31,17 @@ def follows(prompt: Prompt) -> str:
     return "It looks like the last.\nAnswer: " + said[-1].rpartition(" ")[2]
 
 
+class Brief(Scripted):
+    turns_only = True
+
+
+def leaves(tree: SearchTree | None) -> list[Node]:
+    def below(node: Node) -> list[Node]:
+        return [leaf for child in node.children for leaf in below(child)] or [node]
+
+    return [] if tree is None else below(tree.root)
+
+
 async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
     known: KnowledgeBase,
 ) -> None:
@@ -48,6 +59,17 @@ async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
         QUERY
     )
     assert again.tree == trace.tree
+
+
+async def test_a_brief_model_goes_on_from_its_own_rationale(known: KnowledgeBase) -> None:
+    model = Brief(follows)
+    trace = await rcts(known, model, labels=("cat", "dog"), rollouts=4).trace(QUERY)
+    begun = [call.prompt for call in model.calls if call.prompt.messages[-1].role == "assistant"]
+    assert {one.messages[-1].parts for one in begun} == {("It looks like the last.\nAnswer:",)}
+    assert {one.messages[0].parts[-1] for one in begun} == {QUERY.text}
+    assert all("Answer with" not in str(call.prompt) for call in model.calls)
+    rewards = [reward for leaf in leaves(trace.tree) for reward in leaf.rewards]
+    assert {"self", "mutual"} == set(rewards)
 
 
 async def test_a_budget_of_calls_is_kept(known: KnowledgeBase) -> None:

@@ -17,7 +17,9 @@ from bottega.prompting import (
     VIZ_WIZ,
     VSR_MC,
     Concluding,
+    Continuing,
     Explaining,
+    Interleaved,
     Template,
 )
 from bottega.protocols import Parser
@@ -200,4 +202,12 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
     assert free == (
         "**User Question:** How many?\n**THOUGHT PROCESS:** Count.\n"
         "Answer with a number, a word or a short phrase.",
+    )
+
+
+def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> None:
+    brief = Interleaved(show_choices=False)
+    assert Continuing(brief)(KNOWN, "{Look} up.").messages == (
+        Message("user", (picture(1), "Which side?")),
+        Message("assistant", ("{Look} up.\nAnswer:",)),
     )

@@ -10,7 +10,7 @@ from bottega.prompting.rcts import (
     VIZ_WIZ,
     VSR_MC,
 )
-from bottega.prompting.reasoning import Concluding, Explaining
+from bottega.prompting.reasoning import Concluding, Continuing, Explaining
 from bottega.prompting.template import Template
 from bottega.prompting.turns import AppendixA, Interleaved, Lettered, Reasoned
 
@@ -25,6 +25,7 @@ __all__ = [
     "VSR_MC",
     "AppendixA",
     "Concluding",
+    "Continuing",
     "Explaining",
     "Interleaved",
     "Lettered",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bottega.prompting.choices import OPTION, letter_of, lettered
 from bottega.prompting.rcts import ASSISTANT
 from bottega.prompting.turns import ASK_LETTER, ASK_SHORT
+from bottega.protocols import Prompter
 from bottega.types import Example, Message, Prompt, Query
 
 
@@ -57,6 +58,21 @@ class Concluding:
         asked = self.question.format(question=lettered(query, self.option), rationale=rationale)
         wanted = self.by_letter if query.choices else self.in_words
         return _asked(self.system, query, f"{asked}\n{wanted}")
+
+
+@dataclass(frozen=True)
+class Continuing:
+    """The same for a model that reads brief turns and no instructions: `prompt` shows the query,
+    the rationale begins the model's own turn, and what is left to say is the answer.
+
+    Needs a backend that goes on with an assistant's last turn, as models in this process do.
+    """
+
+    prompt: Prompter
+
+    def __call__(self, query: Query, rationale: str, /) -> Prompt:
+        begun = Message("assistant", (f"{rationale}\nAnswer:",))
+        return Prompt((*self.prompt(query, ()).messages, begun))
 
 
 def _asked(system: str, query: Query, text: str) -> Prompt:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser, same_answer
 from bottega.pipeline import Pipeline
-from bottega.prompting import Concluding, Interleaved
+from bottega.prompting import Concluding, Continuing, Interleaved
 from bottega.protocols import (
     Generator,
     Parser,
@@ -31,7 +31,7 @@ from bottega.reranking import (
 )
 from bottega.retrieval import Dense
 from bottega.routing import always
-from bottega.types import Sampling
+from bottega.types import Prompt, Query, Sampling
 
 
 def rcts(
@@ -82,7 +82,16 @@ def rcts(
             generator,
             prompt=prompt,
             parse=parse,
-            reward=reward or heuristic(prompt, parse, alpha, sampling, variant, agree),
+            reward=reward
+            or heuristic(
+                prompt,
+                parse,
+                alpha,
+                sampling,
+                variant,
+                agree,
+                Continuing(prompt) if turns_only(generator) else None,
+            ),
             rollouts=rollouts,
             parallel=parallel,
             variant=variant,
@@ -107,11 +116,15 @@ def heuristic(
     sampling: Sampling | None = None,
     variant: Variant = "paper",
     agree: Agree = same_answer,
+    conclude: Callable[[Query, str], Prompt] | None = None,
 ) -> Weighted:
     """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are
-    in `sampling`."""
+    in `sampling`. `conclude` shows a rationale to be answered from, by default with the paper's
+    words; for a model that knows brief turns alone `Continuing(prompt)` does."""
     drawn = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
-    own = SelfConsistency(Concluding(), parse, sampling=drawn, agree=agree, variant=variant)
+    own = SelfConsistency(
+        conclude or Concluding(), parse, sampling=drawn, agree=agree, variant=variant
+    )
     mutual = Mutual(prompt, parse, sampling=drawn, agree=agree, variant=variant)
     return Weighted(own, mutual, alpha)
 

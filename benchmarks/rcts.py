@@ -1,0 +1,110 @@
+"""RCTS's experiments with the bundled apprentice: python -m benchmarks.rcts
+
+Table 2 and 3 of the paper (methods), table 4 (search and rationales), table 5 (alpha) and figure 5
+(rewards, rollouts) on drawn rules, scenes and digits, each beside what spends as much without a
+tree. Replies are kept in --replies by the content of their prompts: a run that was stopped goes on
+where it was, and a second one asks nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+
+from benchmarks.rcts_figures import Measured, draw, rows, tables, told
+from benchmarks.rcts_plan import SEARCHES, SETTINGS, Setting, Way, ways
+from benchmarks.rcts_searches import Studio, apprentice
+from bottega.evaluation.runner import Conditions, evaluate
+
+AT_ONCE = 200
+TIMED = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help=f"some of {', '.join(SETTINGS)}")
+    parser.add_argument("--limit", type=int, help="items a seed, instead of 100")
+    parser.add_argument("--seeds", help="others than those reported, such as 100,101")
+    parser.add_argument("--replies", type=Path, default=Path("build/rcts"))
+    parser.add_argument("--out", type=Path, default=Path("build/rcts"))
+    parser.add_argument("--json", type=Path, help="every figure, with each item's score")
+    parser.add_argument("--csv", type=Path, help="every figure")
+    chosen = parser.parse_args()
+    for folder in (chosen.replies, chosen.out):
+        folder.mkdir(parents=True, exist_ok=True)
+    names = chosen.only.split(",") if chosen.only else list(SETTINGS)
+    all_rows = []
+    for setting in (SETTINGS[name] for name in names):
+        if chosen.limit:
+            setting = replace(setting, items=chosen.limit)
+        if chosen.seeds:
+            setting = replace(setting, seeds=tuple(map(int, chosen.seeds.split(","))))
+        start = time.perf_counter()
+        measured = asyncio.run(measure(setting, chosen.replies / f"{setting.name}.jsonl"))
+        (chosen.out / f"rcts_{setting.name}.md").write_text(tables(measured), "utf-8")
+        if setting.deep:
+            draw(measured, chosen.out / f"rcts_{setting.name}.png")
+        print(tables(measured))
+        print(f"{setting.name}: {time.perf_counter() - start:.0f} s", flush=True)
+        all_rows += rows(measured)
+    if chosen.json:
+        chosen.json.write_bytes(orjson.dumps(all_rows, option=orjson.OPT_INDENT_2))
+    if chosen.csv:
+        with chosen.csv.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, [name for name in all_rows[0] if name != "scores"])
+            table.writeheader()
+            table.writerows({k: v for k, v in row.items() if k != "scores"} for row in all_rows)
+
+
+async def measure(setting: Setting, replies: Path) -> Measured:
+    model = apprentice(replies)
+    measured = Measured(setting)
+    try:
+        for seed in setting.seeds:
+            studio = Studio(setting, seed, model)
+            for way in ways(setting, first=seed == setting.seeds[0]):
+                await _answered(measured, studio, way)
+            studio.close()
+    finally:
+        await model.aclose()
+    if setting.deep:
+        measured.seconds = await timed(setting)
+    return measured
+
+
+async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
+    start = time.perf_counter()
+    method = studio.method(way)
+    result, scored = await evaluate(studio.data, method, Conditions(AT_ONCE, studio.seed))
+    measured.keep(way, studio.seed, scored)
+    print(
+        f"{studio.setting.name}, seed {studio.seed}, {told(way)}: {result.value:.3f},"
+        f" {result.calls / result.n:.1f} calls, {time.perf_counter() - start:.1f} s",
+        flush=True,
+    )
+
+
+async def timed(setting: Setting) -> dict[tuple[str, int], float]:
+    """Seconds a query of what is asked anew, by way and by how many are asked at once."""
+    found: dict[tuple[str, int], float] = {}
+    model = apprentice(None)
+    studio = Studio(replace(setting, items=TIMED), setting.seeds[0], model)
+    for at_once in (1, TIMED):
+        for way in (Way("top-k"), *(Way(kind, setting.reward) for kind in SEARCHES[:2])):
+            method = studio.method(way)
+            await method.answer(studio.data.items[0].query)  # the model is loaded then
+            result, _ = await evaluate(studio.data, method, Conditions(at_once))
+            found[way.kind, at_once] = result.seconds / result.n
+    studio.close()
+    await model.aclose()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What the RCTS experiments ask: tasks, ways to answer, and which is asked of which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+
+# More than `rcts` asks for on average: a branch may need eleven, but the same is asked only once.
+SAMPLES = 36
+
+Kind = Literal[
+    "zero-shot", "random", "top-k", "vote", "majority", "rcts", "rcts-random", "rcts-best-of-n"
+]
+SEARCHES: tuple[Kind, ...] = ("rcts", "rcts-random", "rcts-best-of-n")
+Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A task as it is asked. `reasons`: its known answers have rationales. `reward` is what its
+    ablations are made with; they are made where it is `deep`. `only` is what is asked instead."""
+
+    name: str
+    spec: str
+    retrieve: str = "image"
+    noise: float = 0.0
+    per_class: int | None = None
+    reasons: bool = False
+    deep: bool = False
+    reward: Rewarding = "ensemble"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    items: int = 100
+    only: tuple[Way, ...] = ()
+
+    def load(self, seed: int) -> Benchmark:
+        return load_benchmark(
+            self.spec,
+            seed=seed,
+            limit=self.items,
+            per_class=self.per_class,
+            label_noise=self.noise,
+        )
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to answer; what is not said is the paper's default. A hashable key of its results."""
+
+    kind: Kind
+    reward: Rewarding = "none"
+    alpha: float = 0.2
+    rollouts: int = 10
+    shots: int = 3
+    children: int = 3
+    parallel: int = 1
+    exploration: float = 0.5
+    released: bool = False
+    rationales: bool = True
+    samples: int = 1
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("rules", "rules", noise=0.2, reasons=True, deep=True, reward="weighted"),
+        Setting("attributes", "attributes", "dual", noise=0.2, deep=True),
+        Setting("digits", "digits", per_class=5),
+        Setting("pictures", "attributes", noise=0.2, seeds=(0,)),
+        Setting(
+            "noisier",
+            "rules",
+            noise=0.5,
+            items=80,
+            only=(
+                Way("top-k"),
+                Way("rcts-random", "weighted"),
+                Way("rcts", "weighted"),
+                Way("rcts", "weighted", children=20),
+            ),
+        ),
+        Setting("clean", "rules", reasons=True, reward="weighted", seeds=(0,)),
+    )
+}
+ROLLOUTS = (1, 2, 4, 8, 10)
+ALPHAS = (0.0, 0.2, 0.5, 0.8, 1.0)
+
+
+def ways(setting: Setting, *, first: bool) -> list[Way]:
+    """All that is asked of one seed; what is only looked at, of the first."""
+    found = headline(setting) + rewards(setting)
+    if setting.deep:
+        found += alphas(setting)
+        found += [way for reward in drawn(setting) for way in rollouts(reward)]
+    if setting.deep and first:
+        found += components(setting) + shapes(setting) + shots(setting)
+    return list(dict.fromkeys(found))
+
+
+def headline(setting: Setting) -> list[Way]:
+    if setting.only:
+        return list(setting.only)
+    plain: tuple[Kind, ...] = ("zero-shot", "random", "top-k", "vote")
+    both: tuple[Rewarding, ...] = ("weighted", "ensemble")
+    return [
+        *map(Way, plain),
+        Way("majority", samples=SAMPLES),
+        *(Way(kind, reward) for reward in both for kind in SEARCHES),
+    ]
+
+
+def rewards(setting: Setting) -> list[Way]:
+    """Figure 5 (a). Without rationales the paper's reward is the mutual one."""
+    if setting.only:
+        return []
+    apart: tuple[Rewarding, ...] = ("self", "mutual") if setting.reasons else ()
+    every: tuple[Rewarding, ...] = (*apart, "weighted", "ensemble", "oracle")
+    return [Way(kind, reward) for reward in every for kind in SEARCHES[:2]]
+
+
+def components(setting: Setting) -> list[Way]:
+    """Table 4."""
+    if not setting.reasons:
+        return []
+    usual = (Way("top-k"), Way("rcts", "weighted"), Way("rcts-random", "weighted"))
+    return [replace(way, rationales=shown) for way in usual for shown in (False, True)]
+
+
+def alphas(setting: Setting) -> list[Way]:
+    """Table 5."""
+    if not setting.reasons:
+        return []
+    return [Way(kind, "weighted", alpha) for alpha in ALPHAS for kind in SEARCHES[:2]]
+
+
+def drawn(setting: Setting) -> tuple[Rewarding, ...]:
+    return ("weighted", "ensemble", "oracle") if setting.reasons else ("ensemble", "oracle")
+
+
+def rollouts(reward: Rewarding) -> list[Way]:
+    """Figure 5 (b)."""
+    return [Way(kind, reward, rollouts=many) for many in ROLLOUTS for kind in SEARCHES[:2]]
+
+
+def shapes(setting: Setting) -> list[Way]:
+    """Of the tree, which the paper does not vary."""
+    usual = Way("rcts", setting.reward)
+    return [
+        usual,
+        *(replace(way, rollouts=16) for way in (usual, Way("rcts-random", setting.reward))),
+        *(replace(usual, children=many) for many in (1, 2, 5, 10)),
+        replace(usual, parallel=4),
+        *(replace(usual, exploration=much) for much in (0.0, 2.0)),
+        replace(usual, released=True),
+    ]
+
+
+def shots(setting: Setting) -> list[Way]:
+    usual = (Way("top-k"), Way("rcts", setting.reward), Way("rcts-random", setting.reward))
+    return [replace(way, shots=many) for many in (1, 3, 5) for way in usual]

@@ -1,0 +1,163 @@
+"""What the RCTS experiments are made of: a task with its knowledge base, and the ways to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.rcts_plan import SEARCHES, Setting, Way
+from bottega import (
+    Answer,
+    Candidate,
+    Ensemble,
+    Example,
+    FlatSearch,
+    KnowledgeBase,
+    Mutual,
+    Pipeline,
+    Query,
+    Replay,
+    Reward,
+    Sampling,
+    SelfConsistency,
+    TreeSearch,
+    Weighted,
+    bundled,
+)
+from bottega.cli.resolving import open_retrieval
+from bottega.evaluation.episodes import nearest
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.methods import plan
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.prompting import Continuing
+from bottega.protocols import Generator, Searcher
+from bottega.recipes import Classification
+from bottega.reranking import Asker, Variant, Worth
+
+ANSWERS = Sampling(max_tokens=64)
+FETCH = 20
+DRAWS = 15
+# As `bottega eval` samples what it chooses from.
+TEMPERATURE = 0.7
+
+
+class _Brief(Replay):
+    """Knows only turns, as the bundled models do."""
+
+    turns_only = True
+
+
+def apprentice(replies: Path | None) -> Generator:
+    """Replies are kept by the content of what was asked, so that ways which ask the same ask it
+    once, and a second run nothing."""
+    model = bundled("apprentice", max_batch=64)
+    return model if replies is None else _Brief(replies, model)
+
+
+class Studio:
+    """One draw of a task, and its ways to answer."""
+
+    def __init__(self, setting: Setting, seed: int, model: Generator) -> None:
+        self.setting = setting
+        self.seed = seed
+        self.data = setting.load(seed)
+        self._model = model
+        self._embed = MemoEmbedder(open_retrieval(setting.retrieve, "bundled"))
+        self._known = self._opened(lambda one: one)
+        self._bare = self._opened(lambda one: replace(one, rationale=None))
+        self._right = {_asked(item.query): item.answer for item in self.data.items}
+
+    def close(self) -> None:
+        self._known.close()
+        self._bare.close()
+
+    def method(self, way: Way) -> Method:
+        known = self._known if way.rationales else self._bare
+        settings = Classification(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
+        if way.kind not in SEARCHES:
+            [method] = plan(
+                [way.kind],
+                [way.shots],
+                self.data,
+                known,
+                settings,
+                seed=self.seed,
+                samples=way.samples,
+            )
+            return method
+        pipeline = settings.pipeline(nearest(self.data, known), way.shots)
+        pipeline = replace(pipeline, parse=self.data.parse, fetch=FETCH)
+        pipeline = replace(pipeline, search=self._search(way, pipeline))
+
+        async def answer(query: Query) -> Outcome:
+            trace = await pipeline.trace(query)
+            return Outcome(trace.answer, trace)
+
+        return Method(way.kind, way.shots, answer)
+
+    def _search(self, way: Way, pipeline: Pipeline) -> Searcher:
+        reward = self._reward(way, pipeline)
+        if way.kind == "rcts":
+            return TreeSearch(
+                self._model,
+                prompt=pipeline.prompt,
+                parse=pipeline.parse,
+                reward=reward,
+                rollouts=way.rollouts,
+                children=way.children,
+                parallel=way.parallel,
+                exploration=way.exploration,
+                variant="released" if way.released else "paper",
+                sampling=ANSWERS,
+                seed=self.seed,
+            )
+        sampled = way.kind == "rcts-best-of-n"
+        return FlatSearch(
+            self._model,
+            prompt=pipeline.prompt,
+            parse=pipeline.parse,
+            reward=reward,
+            sequences="nearest" if sampled else "random",
+            branches=way.rollouts,
+            sampling=replace(ANSWERS, temperature=TEMPERATURE if sampled else 0.0),
+            seed=self.seed,
+        )
+
+    def _reward(self, way: Way, pipeline: Pipeline) -> Reward:
+        prompt, parse = pipeline.prompt, pipeline.parse
+        if way.reward == "ensemble":
+            return Ensemble(
+                prompt, parse, shots=way.shots, n=DRAWS, sampling=ANSWERS, seed=self.seed
+            )
+        if way.reward == "oracle":
+            return Gold(self._right)
+        variant: Variant = "released" if way.released else "paper"
+        drawn = replace(ANSWERS, temperature=0.8)
+        own = SelfConsistency(Continuing(prompt), parse, sampling=drawn, variant=variant)
+        mutual = Mutual(prompt, parse, sampling=drawn, variant=variant)
+        parts: dict[str, Reward] = {"self": own, "mutual": mutual}
+        return parts.get(way.reward) or Weighted(own, mutual, way.alpha)
+
+    def _opened(self, change: Callable[[Example], Example]) -> KnowledgeBase:
+        known = KnowledgeBase.open(":memory:", self._embed)
+        known.add(change(one) for one in self.data.knowledge)
+        return known
+
+
+class Gold:
+    """Knows the answer. No method: what a search could reach whose reward is never wrong."""
+
+    def __init__(self, right: Mapping[tuple[str, ...], str]) -> None:
+        self._right = right
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        hit = float(said.valid and said.text == self._right[_asked(query)])
+        return Worth(hit, {"oracle": hit})
+
+
+def _asked(query: Query) -> tuple[str, ...]:
+    """Digits have no ids."""
+    return (query.text, *(image.sha256 for image in query.images))
