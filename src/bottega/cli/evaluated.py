@@ -62,11 +62,12 @@ def say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
         say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
 
 
-def say_what_is_missing(skipped: int, limits: Budget) -> None:
+def say_what_is_missing(skipped: int, limits: Budget, out: Path | None) -> None:
     if skipped:
         say(f"{skipped} of what was read could not be used and is in no figure")
     if limits.is_spent:
-        say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget goes on")
+        again = "goes on" if out else "begins again: without --out nothing was kept"
+        say(f"stopped at {limits.spent:.4f} USD; the same command with a larger --budget {again}")
 
 
 def say_if_failed(data: Benchmark, runs: Sequence[Run], out: Path | None) -> None:

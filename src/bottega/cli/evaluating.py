@@ -163,7 +163,7 @@ def evaluate(
             report(data, {**asked, "explained": showing}, runs, json)
             say_who_explains(showing, runs)
             say_failures(ledger, out)
-    say_what_is_missing(skipped, limits)
+    say_what_is_missing(skipped, limits, out)
     say_if_failed(data, runs, out)
 
 
