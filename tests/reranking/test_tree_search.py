@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -388,3 +389,30 @@ def test_settings_that_cannot_work_are_refused_before_the_first_query(wrong: Any
 async def test_a_negative_number_of_demonstrations_is_refused() -> None:
     with pytest.raises(SettingError):
         await rcts(Scripted([])).search(QUERY, known(3), -1)
+
+
+class Unsteady(Scripted):
+    """Replies in an order of its own."""
+
+    def __init__(self, latency: Callable[[], float] | None) -> None:
+        super().__init__(opinion)
+        self._wait = latency
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if self._wait is not None:
+            await asyncio.sleep(self._wait())
+        return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("most", range(1500, 9000, 500))
+async def test_a_budget_of_tokens_does_not_depend_on_which_reply_was_first(
+    most: int, parallel: int
+) -> None:
+    chance = random.Random(most)
+    waits = (None, lambda: 0.001, lambda: chance.random() / 500)
+    trees = []
+    for wait in waits:
+        search = rcts(Unsteady(wait), rollouts=6, parallel=parallel, most_tokens=most)
+        trees.append((await search.search(QUERY, known(6), 2)).tree)
+    assert trees[0] == trees[1] == trees[2]

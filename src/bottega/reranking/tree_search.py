@@ -217,6 +217,7 @@ class Search:
             return []
         before = self._asker.set_aside
         results = await affordable(work)
+        self._asker.settle()
         after, known = self._asker.set_aside, self._price.get(what, Price())
         calls = ceil((after.calls - before.calls) / len(work))
         tokens = ceil((after.tokens - before.tokens) / len(work))
