@@ -75,7 +75,7 @@ async def later_is_better(
     query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
 ) -> Worth:
     """Likes the answers that name far candidates, and asks nothing."""
-    value = sum(int(name) for name in said.text.split() if name.isdigit()) / 10
+    value = sum(int(name) for name in said.text.split() if name.isdigit()) / 100
     return Worth(value, {"far": value})
 
 
@@ -105,7 +105,7 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
     tree = found.tree
     assert tree is not None
     assert tree.ended == "rollouts"
-    # All six sequences were tried; 12 and 21 are worth 3/10, and what is behind 2 is worth more.
+    # All six sequences were tried; 12 and 21 are worth 3/100, and what is behind 2 is worth more.
     assert sorted(str(leaf.answer and leaf.answer.text) for leaf in leaves(tree.root)) == sorted(
         f"{one} {other}" for one in range(3) for other in range(3) if one != other
     )
@@ -116,8 +116,8 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
     path = leaf_at(found)
     assert [node.candidate for node in path[1:]] == list(found.shown)
     assert path[-1].answer == found.answer
-    assert path[-1].rewards == {"far": 0.3}
-    assert path[-1].value == pytest.approx(0.3)
+    assert path[-1].rewards == {"far": 0.03}
+    assert path[-1].value == pytest.approx(0.03)
     assert path[0].visits == 6
     assert path[0].answer is not None
     assert path[0].answer.text == "nothing"

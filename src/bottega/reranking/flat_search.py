@@ -11,7 +11,7 @@ from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.asking import Asker, Price, affordable, check_budget
 from bottega.reranking.lots import lots_for
-from bottega.reranking.rewards import Reward, Worth, check_at_least_one
+from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
 from bottega.reranking.top import check_count
 from bottega.types import (
     Answer,
@@ -159,7 +159,7 @@ class FlatSearch:
         answered = await affordable(self._ask(query, *one, ask) for one in requests)
         branches = [branch for some in answered if some is not None for branch in some]
         worths = await affordable(
-            self._reward(query, branch.answer, candidates, ask) for branch in branches
+            worth_by(self._reward, query, branch.answer, candidates, ask) for branch in branches
         )
         return list(zip(branches, worths, strict=True))
 

@@ -19,6 +19,7 @@ from bottega.reranking.rewards import (
     Worth,
     check_at_least_one,
     says_the_same,
+    worth_by,
 )
 from bottega.reranking.top import check_count
 from bottega.reranking.tree import Tree, TreeNode
@@ -209,7 +210,8 @@ class Search:
         return judged
 
     async def _worth(self, said: Answer) -> Worth:
-        return await self._how.reward(self._query, said, self._candidates, self._asker)
+        how = self._how
+        return await worth_by(how.reward, self._query, said, self._candidates, self._asker)
 
     async def _paid(self, what: str, work: Sequence[Awaitable[T]]) -> list[T | None]:
         """As far as the budget allows, and notes what one of them takes at most."""
