@@ -44,10 +44,10 @@ class Transformers:
     sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
     recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
     depends on its own prompt and seed, not on the batch it lands in. Prompts that begin alike are
-    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes, and
-    0 reads every prompt whole. Control tokens that a text
-    spells out reach the model as plain characters. Raises `ModelLoadError`, `GenerationError`,
-    `ImageError` for a damaged image.
+    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes
+    between batches; what a batch itself reads comes on top until it is answered. 0 reads every
+    prompt whole. Control tokens that a text spells out reach the model as plain characters.
+    Raises `ModelLoadError`, `GenerationError`, `ImageError` for a damaged image.
     """
 
     def __init__(
