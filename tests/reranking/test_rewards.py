@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -240,3 +240,9 @@ async def test_what_is_no_worth_is_refused(wrong: object) -> None:
     )
     with pytest.raises(SettingError):
         await flat.search(QUERY, KNOWN, 1)
+
+
+@pytest.mark.parametrize("kind", [own, mutual])
+def test_an_unknown_variant_is_refused(kind: Callable[..., Reward]) -> None:
+    with pytest.raises(SettingError, match="variant"):
+        kind(variant="oops")

@@ -151,9 +151,10 @@ class Asker:
 
 def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
     for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
-        if most is not None and most < 1:
+        if most is not None and not (isinstance(most, int) and most >= 1):
             raise SettingError(
-                f"{name} is {most}", hint=f"set {name} to 1 or more, or leave it out"
+                f"{name} is {most}",
+                hint=f"set {name} to a whole number of 1 or more, or leave it out",
             )
 
 

@@ -12,7 +12,7 @@ from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.asking import Asker, Price, affordable, check_budget
 from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
-from bottega.reranking.top import check_count
+from bottega.reranking.top import check_depth
 from bottega.types import (
     Answer,
     Candidate,
@@ -88,7 +88,7 @@ class FlatSearch:
 
     async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
         """Raises `SettingError` if the budget does not allow one answer."""
-        check_count(k)
+        check_depth(k)
         ask = Asker(
             self._generator,
             seed=self._seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
@@ -69,6 +69,7 @@ class SelfConsistency:
         variant: Variant = "paper",
     ) -> None:
         check_at_least_one("n", n)
+        check_variant(variant)
         self._prompt = prompt
         self._parse = parse
         self._sampling = replace(sampling, n=n)
@@ -111,6 +112,7 @@ class Mutual:
             samples = 5 if variant == "released" else 1
         check_at_least_one("n", n)
         check_at_least_one("samples", samples)
+        check_variant(variant)
         self._prompt = prompt
         self._parse = parse
         self._n = n
@@ -181,8 +183,13 @@ async def worth_by(
 
 
 def check_at_least_one(name: str, count: int) -> None:
-    if count < 1:
-        raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
+    if not isinstance(count, int) or count < 1:
+        raise SettingError(f"{name} is {count}", hint=f"set {name} to a whole number of 1 or more")
+
+
+def check_variant(variant: str) -> None:
+    if variant not in get_args(Variant):
+        raise SettingError(f"there is no variant {variant!r}", hint='use "paper" or "released"')
 
 
 def share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:

@@ -18,10 +18,11 @@ from bottega.reranking.rewards import (
     Variant,
     Worth,
     check_at_least_one,
+    check_variant,
     says_the_same,
     worth_by,
 )
-from bottega.reranking.top import check_count
+from bottega.reranking.top import check_depth
 from bottega.reranking.tree import Tree, TreeNode
 from bottega.types import Answer, Candidate, Found, Prompt, Query, Reply, Sampling, SearchTree
 
@@ -71,6 +72,7 @@ class TreeSearch:
     def __post_init__(self) -> None:
         check_at_least_one("rollouts", self.rollouts)
         check_at_least_one("parallel", self.parallel)
+        check_variant(self.variant)
         if self.sampling.n != 1:
             raise SettingError(
                 f"sampling.n is {self.sampling.n}, but a branch is answered once",
@@ -81,7 +83,7 @@ class TreeSearch:
         self._asker()
 
     async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
-        check_count(k)
+        check_depth(k)
         tree = self._tree(query, candidates, k)
         return await Search(self, tree, self._asker(), query, candidates).found()
 
