@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bottega.errors import SettingError
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
@@ -93,3 +94,20 @@ async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
     )
     trace = await rcts(known, model, labels=("cat", "dog"), search=flat).trace(QUERY)
     assert trace.tree is not None and len(trace.tree.root.children) == 3
+
+
+async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
+    known: KnowledgeBase,
+) -> None:
+    with pytest.raises(SettingError, match="of 4 fetched"):
+        rcts(known, Scripted([]), shots=5, fetch=4)
+    with pytest.raises(SettingError, match="101"):
+        rcts(known, Scripted([]), shots=101, fetch=200)
+
+
+async def test_a_model_that_reasons_is_asked_among_more_labels_than_letters(
+    known: KnowledgeBase,
+) -> None:
+    labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))
+    trace = await rcts(known, Scripted(follows), labels=labels, seed=1).trace(QUERY)
+    assert any("self" in leaf.rewards for leaf in leaves(trace.tree))

@@ -72,6 +72,7 @@ from bottega.protocols import (
 from bottega.recipes import cache_of_thought, rcts, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import (
+    Asker,
     Ensemble,
     FlatSearch,
     Gated,
@@ -83,6 +84,7 @@ from bottega.reranking import (
     TopK,
     TreeSearch,
     Weighted,
+    Worth,
 )
 from bottega.retrieval import (
     BM25,
@@ -143,6 +145,7 @@ __all__ = [
     "And",
     "Answer",
     "AppendixA",
+    "Asker",
     "Balanced",
     "BecauseParser",
     "BenefitGate",
@@ -245,6 +248,7 @@ __all__ = [
     "Usage",
     "View",
     "Weighted",
+    "Worth",
     "__version__",
     "agreement",
     "always",

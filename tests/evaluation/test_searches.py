@@ -8,7 +8,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.searches import SEARCHED, most_calls
+from bottega.evaluation.searches import SEARCHED, most_calls, searched
 from bottega.evaluation.searching import searching
 from bottega.evaluation.tally import Result
 from bottega.generation import Scripted
@@ -22,7 +22,7 @@ from bottega.knowledge import (
 )
 from bottega.prompting import Interleaved
 from bottega.protocols import Retriever
-from bottega.recipes import Classification
+from bottega.recipes import Classification, visual_rag
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import example
 
@@ -119,3 +119,16 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
 def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
     assert most_calls(Scripted([]), 10) == 111
     assert most_calls(Brief([]), 10) == 26
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+async def test_a_search_fetches_as_many_as_it_shows(name: str) -> None:
+    model = Brief(last_shown)
+    settings = Classification(model, ANIMALS, prompt=Interleaved())
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+        plain = visual_rag(knowledge, model, labels=ANIMALS)
+    fetched = [
+        searched(name, plain, settings, shots=shots, rollouts=ROLLOUTS, seed=0).fetch
+        for shots in (2, 25)
+    ]
+    assert fetched == [20, 25]

@@ -199,6 +199,40 @@ def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> Non
     asyncio.run(model.aclose())
 
 
+async def test_closing_beside_new_requests_never_has_two_threads_at_work(
+    fast: Transformers, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work: list[int] = []
+    most, begun = 0, threading.Event()
+    render = LoadedModel.render
+
+    def slow(model: LoadedModel, prompt: Prompt, sampling: Sampling) -> Rendered:
+        nonlocal most
+        at_work.append(threading.get_ident())
+        most = max(most, len(at_work))
+        begun.set()
+        try:
+            threading.Event().wait(0.1)
+            return render(model, prompt, sampling)
+        finally:
+            at_work.remove(threading.get_ident())
+
+    expected = texts(await fast.generate(shown(1), SHORT))
+    model = Transformers(folders["fast_vlm"])
+    await model.load()
+    monkeypatch.setattr(LoadedModel, "render", slow)
+    early = asyncio.create_task(model.generate(shown(1), SHORT))
+    await asyncio.to_thread(begun.wait, 10)
+    closing = asyncio.create_task(model.aclose())
+    await asyncio.sleep(0)
+    late = model.generate(shown(1), SHORT), model.generate(shown(1), SHORT)
+    answers = await asyncio.gather(early, *late, closing)
+    assert most == 1
+    assert [texts(reply) for reply in answers[:3] if reply] == [expected] * 3
+    await model.aclose()
+    assert model._loaded is None
+
+
 async def test_requests_called_off_are_skipped(
     fast: Transformers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +245,7 @@ async def test_requests_called_off_are_skipped(
 
     monkeypatch.setattr(LoadedModel, "render", noting)
     busy = threading.Event()
-    fast._thread().submit(busy.wait, 10)
+    fast._submit(lambda: busy.wait(10))
     flights = [asyncio.create_task(fast.generate(shown(i), SHORT)) for i in range(3)]
     await asyncio.sleep(0)
     flights[0].cancel()

@@ -211,3 +211,12 @@ def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> 
         Message("user", (picture(1), "Which side?")),
         Message("assistant", ("{Look} up.\nAnswer:",)),
     )
+
+
+def test_what_has_no_letters_is_asked_for_in_words() -> None:
+    many = tuple(f"kind {i}" for i in range(27))
+    (_, asked) = Concluding()(Query("Which?", choices=many), "Look.").messages
+    assert "- kind 26\n" in str(asked.parts[0]) and "(A)" not in str(asked.parts[0])
+    assert str(asked.parts[0]).endswith("a short phrase.")
+    (_, explained) = Explaining()(Example(Query("Which?", choices=many), "kind 26")).messages
+    assert "**Answer:** kind 26\n" in str(explained.parts[0])

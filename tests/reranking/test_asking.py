@@ -79,15 +79,26 @@ async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
     assert len(model.calls) == 2
 
 
-async def test_tokens_that_were_set_aside_and_not_used_are_free_again() -> None:
+async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -> None:
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
     model = Scripted(lambda prompt: "yes", latency=0.001)
     asker = Asker(model, most_tokens=39)
     at_once = await affordable(asker.ask(says(letter), ONCE) for letter in "ab")
     assert [reply is not None for reply in at_once] == [True, False]
+    with pytest.raises(BudgetSpentError):
+        await asker.ask(says("c"), ONCE)
+    asker.settle()
     assert await asker.ask(says("c"), ONCE)
+    asker.settle()
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("d"), ONCE)
+
+
+async def test_the_prompt_is_set_aside_for_every_sample() -> None:
+    model = Scripted(lambda prompt: "yes")
+    with pytest.raises(BudgetSpentError):
+        await Asker(model, most_tokens=3 * (33 + 4) - 1).ask(says("a"), WARM)
+    assert await Asker(model, most_tokens=3 * (33 + 4)).ask(says("a"), WARM)
 
 
 class Silent(Scripted):
@@ -167,6 +178,7 @@ async def test_no_budget_is_ever_exceeded(
             asker.ask(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
             for letter, n in wave
         )
+        asker.settle()
     asked = [call.sampling.n for call in model.calls]
     assert (asker.requests, asker.calls) == (len(asked), sum(asked))
     assert asker.calls <= (most_calls or asker.calls)

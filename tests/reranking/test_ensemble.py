@@ -64,7 +64,7 @@ async def test_nothing_is_asked_where_there_is_nothing_to_compare() -> None:
     assert await ensemble()(QUERY, replace(CAT, valid=False), KNOWN, ask) == Worth(
         0.0, {"ensemble": 0.0}
     )
-    assert await ensemble()(QUERY, CAT, [], ask) == Worth()
+    assert await ensemble()(QUERY, CAT, [], ask) == Worth(asked=False)
     with pytest.raises(SettingError, match="n is 0"):
         ensemble(n=0)
 

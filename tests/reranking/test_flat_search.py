@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,13 @@ class ByName:
 
 
 def search(model: Scripted, sequences: Sequences, **settings: object) -> FlatSearch:
+    fields: dict[str, Any] = {"reward": ByName()}
     return FlatSearch(
         model,
         prompt=Interleaved(),
         parse=LabelParser(),
-        reward=ByName(),
         sequences=sequences,
-        **settings,  # type: ignore[arg-type]
+        **(fields | settings),
     )
 
 
@@ -103,8 +104,8 @@ async def test_a_budget_is_never_exceeded(most: int) -> None:
 
 
 async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> None:
-    with pytest.raises(SettingError, match="not one answer"):
-        await search(Scripted([]), "nearest", branches=4, most_calls=3).search(QUERY, KNOWN, 2)
+    with pytest.raises(SettingError, match="not allow a single answer"):
+        await search(Scripted([]), "nearest", branches=4, most_tokens=9).search(QUERY, KNOWN, 2)
 
     def fails(prompt: Prompt) -> str:
         if not prompt_of(prompt):
@@ -118,3 +119,39 @@ async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> 
 async def test_without_candidates_the_answer_is_the_zero_shot_one() -> None:
     found = await search(Scripted(["cow", "yes"]), "random", branches=1).search(QUERY, [], 3)
     assert (found.shown, found.answer.text) == ((), "cow")
+
+
+class TwoEach(ByName):
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
+    ) -> Worth:
+        sampling = Sampling(temperature=1, n=2, seed=int(said.text[1:]))
+        await ask.ask(Interleaved()(query, []), sampling)
+        return Worth(0.5, {"mutual": 0.5})
+
+
+@pytest.mark.parametrize("sequences", ["random", "nearest"])
+async def test_within_a_budget_as_many_are_answered_as_can_be_judged(sequences: Sequences) -> None:
+    said = iter(range(1000))
+    model = Scripted(lambda prompt: f"x{next(said)}")
+    plain = Query("q")
+    flat = search(model, sequences, branches=9, most_calls=13, reward=TwoEach())
+    tree = (await flat.search(plain, KNOWN, 4)).tree
+    assert tree is not None and tree.ended == "budget"
+    leaves = [leaf(child) for child in tree.root.children]
+    assert [bool(one.rewards) for one in leaves[:4]] == [True] * 4
+    assert len(leaves) <= 5 and tree.calls <= 13
+
+
+async def test_a_seed_of_ones_own_draws_other_answers_in_each_wave() -> None:
+    model = Scripted(lambda prompt: "cat")
+    flat = search(model, "nearest", branches=3, most_calls=9, sampling=Sampling(1.0, seed=7))
+    await flat.search(QUERY, KNOWN, 1)
+    assert [call.sampling.seed for call in model.calls if call.sampling.seed is not None] == [7, 8]
+
+
+async def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingError, match="no sequences"):
+        search(Scripted([]), "nearest-ish")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="cannot choose -1"):
+        await search(Scripted([]), "nearest").search(QUERY, KNOWN, -1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ from bottega.parsing import LabelParser
 from bottega.prompting import Interleaved
 from bottega.reranking import (
     Asker,
+    FlatSearch,
     Mutual,
     Reward,
     SelfConsistency,
+    TreeSearch,
     Weighted,
     Worth,
     says_the_same,
@@ -58,7 +61,7 @@ async def test_self_is_the_share_of_samples_that_agree() -> None:
 
 async def test_without_a_rationale_self_has_no_meaning_and_is_not_asked() -> None:
     model = Scripted([])
-    assert await own()(QUERY, BARE, KNOWN, Asker(model)) == Worth()
+    assert await own()(QUERY, BARE, KNOWN, Asker(model)) == Worth(asked=False)
     released = own(variant="released")
     assert await released(QUERY, BARE, KNOWN, Asker(model)) == Worth(0, {"self": 0})
 
@@ -91,7 +94,7 @@ async def test_passages_have_no_answer_to_be_found() -> None:
     model = Scripted(["cat"])
     worth = await mutual(n=1)(QUERY, SAID, [passage, *KNOWN], Asker(model))
     assert worth.value == 1
-    assert await mutual()(QUERY, SAID, [passage], Asker(Scripted([]))) == Worth()
+    assert await mutual()(QUERY, SAID, [passage], Asker(Scripted([]))) == Worth(asked=False)
 
 
 async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> None:
@@ -135,7 +138,7 @@ async def fixed_mutual(
 async def meaningless(
     query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
 ) -> Worth:
-    return Worth()
+    return Worth(asked=False)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ async def meaningless(
         (fixed_self, fixed_mutual, Worth(0.6, {"self": 1.0, "mutual": 0.5})),
         (meaningless, fixed_mutual, Worth(0.5, {"mutual": 0.5})),
         (fixed_self, meaningless, Worth(1.0, {"self": 1.0})),
-        (meaningless, meaningless, Worth()),
+        (meaningless, meaningless, Worth(asked=False)),
     ],
 )
 async def test_weighted(one: Reward, other: Reward, worth: Worth) -> None:
@@ -204,3 +207,42 @@ def test_settings_that_cannot_work_are_refused() -> None:
         with pytest.raises(SettingError) as raised:
             wrong()
         assert raised.value.hint
+
+
+async def bare(query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /) -> Worth:
+    return Worth(1.0)
+
+
+async def test_a_reward_without_parts_counts_as_any_other() -> None:
+    weighted = Weighted(bare, fixed_mutual)
+    worth = await weighted(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    assert worth.value == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("wrong", [Worth(1.5), Worth(-0.1), Worth(math.nan), 0.5, None])
+async def test_what_is_no_worth_is_refused(wrong: object) -> None:
+    async def reward(*asked: object) -> Worth:
+        return wrong  # type: ignore[return-value]
+
+    with pytest.raises(SettingError) as raised:
+        await Weighted(reward, bare)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    assert raised.value.hint
+    tree = TreeSearch(Scripted(["a", "b", "c"]), prompt=Interleaved(), parse=PARSE, reward=reward)
+    with pytest.raises(SettingError):
+        await tree.search(QUERY, KNOWN, 1)
+    flat = FlatSearch(
+        Scripted(["a"]),
+        prompt=Interleaved(),
+        parse=PARSE,
+        reward=reward,
+        sequences="nearest",
+        branches=1,
+    )
+    with pytest.raises(SettingError):
+        await flat.search(QUERY, KNOWN, 1)
+
+
+@pytest.mark.parametrize("kind", [own, mutual])
+def test_an_unknown_variant_is_refused(kind: Callable[..., Reward]) -> None:
+    with pytest.raises(SettingError, match="variant"):
+        kind(variant="oops")

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +20,7 @@ from bottega.parsing import FinalAnswerParser
 from bottega.pipeline import Pipeline
 from bottega.prompting import Interleaved
 from bottega.protocols import Tier
+from bottega.recording.stored_tree import stored_tree, tree_from
 from bottega.reranking import Asker, Mutual, SelfConsistency, TreeSearch, Variant, Weighted, Worth
 from bottega.routing import always
 from bottega.types import (
@@ -74,7 +78,7 @@ async def later_is_better(
     query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
 ) -> Worth:
     """Likes the answers that name far candidates, and asks nothing."""
-    value = sum(int(name) for name in said.text.split() if name.isdigit()) / 10
+    value = sum(int(name) for name in said.text.split() if name.isdigit()) / 100
     return Worth(value, {"far": value})
 
 
@@ -104,7 +108,7 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
     tree = found.tree
     assert tree is not None
     assert tree.ended == "rollouts"
-    # All six sequences were tried; 12 and 21 are worth 3/10, and what is behind 2 is worth more.
+    # All six sequences were tried; 12 and 21 are worth 3/100, and what is behind 2 is worth more.
     assert sorted(str(leaf.answer and leaf.answer.text) for leaf in leaves(tree.root)) == sorted(
         f"{one} {other}" for one in range(3) for other in range(3) if one != other
     )
@@ -115,8 +119,8 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
     path = leaf_at(found)
     assert [node.candidate for node in path[1:]] == list(found.shown)
     assert path[-1].answer == found.answer
-    assert path[-1].rewards == {"far": 0.3}
-    assert path[-1].value == pytest.approx(0.3)
+    assert path[-1].rewards == {"far": 0.03}
+    assert path[-1].value == pytest.approx(0.03)
     assert path[0].visits == 6
     assert path[0].answer is not None
     assert path[0].answer.text == "nothing"
@@ -377,6 +381,9 @@ async def test_in_a_pipeline_the_search_answers() -> None:
         {"sampling": Sampling(n=2, temperature=1)},
         {"most_calls": 0},
         {"most_tokens": 0},
+        {"most_calls": 1.5},
+        {"rollouts": 2.5},
+        {"variant": "oops"},
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_the_first_query(wrong: Any) -> None:
@@ -388,3 +395,55 @@ def test_settings_that_cannot_work_are_refused_before_the_first_query(wrong: Any
 async def test_a_negative_number_of_demonstrations_is_refused() -> None:
     with pytest.raises(SettingError):
         await rcts(Scripted([])).search(QUERY, known(3), -1)
+
+
+class Unsteady(Scripted):
+    """Replies in an order of its own."""
+
+    def __init__(self, latency: Callable[[], float] | None) -> None:
+        super().__init__(opinion)
+        self._wait = latency
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if self._wait is not None:
+            await asyncio.sleep(self._wait())
+        return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("most", range(1500, 9000, 500))
+async def test_a_budget_of_tokens_does_not_depend_on_which_reply_was_first(
+    most: int, parallel: int
+) -> None:
+    chance = random.Random(most)
+    waits = (None, lambda: 0.001, lambda: chance.random() / 500)
+    trees = []
+    for wait in waits:
+        search = rcts(Unsteady(wait), rollouts=6, parallel=parallel, most_tokens=most)
+        trees.append((await search.search(QUERY, known(6), 2)).tree)
+    assert trees[0] == trees[1] == trees[2]
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+async def test_a_score_that_is_no_number_is_refused(score: float, variant: Variant) -> None:
+    found = [*known(2), Candidate(Example(Query("case 2"), "2", id="2"), score)]
+    with pytest.raises(SettingError, match="score") as raised:
+        await rcts(Scripted(opinion), variant=variant).search(QUERY, found, 2)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+async def test_scores_may_lie_as_far_apart_as_numbers_can(variant: Variant) -> None:
+    scores = (1e308, 0.0, -1e308)
+    far = [replace(one, score=score) for one, score in zip(known(3), scores, strict=True)]
+    assert (await rcts(Scripted(opinion), variant=variant).search(QUERY, far, 2)).tree
+
+
+async def test_a_search_shows_no_more_than_can_be_recorded() -> None:
+    deep = rcts(Scripted(opinion), rollouts=1)
+    tree = (await deep.search(QUERY, [replace(one, score=1.0) for one in known(100)], 100)).tree
+    assert tree is not None
+    assert tree_from(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path
+    with pytest.raises(SettingError, match="101"):
+        await deep.search(QUERY, known(101), 101)

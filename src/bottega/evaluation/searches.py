@@ -40,7 +40,7 @@ def searched(
     many branches and the same limit of completions. The reward is the paper's (eq. 9), and an
     `Ensemble` for a model that knows brief turns alone and gives no reasons."""
     search = _search(name, pipeline, settings, shots, rollouts, seed)
-    return replace(pipeline, fetch=FETCH, search=search)
+    return replace(pipeline, fetch=max(FETCH, shots), search=search)
 
 
 def _search(

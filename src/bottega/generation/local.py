@@ -44,10 +44,10 @@ class Transformers:
     sets torch's number of CPU threads, which is the whole process's. `turns_only` tells
     recipes that the model reads demonstrations as turns and no long instructions. A seeded sample
     depends on its own prompt and seed, not on the batch it lands in. Prompts that begin alike are
-    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes, and
-    0 reads every prompt whole. Control tokens that a text
-    spells out reach the model as plain characters. Raises `ModelLoadError`, `GenerationError`,
-    `ImageError` for a damaged image.
+    read once: what was read is kept, in the model's memory, up to `prefix_cache_mb` megabytes
+    between batches; what a batch itself reads comes on top until it is answered. 0 reads every
+    prompt whole. Control tokens that a text spells out reach the model as plain characters.
+    Raises `ModelLoadError`, `GenerationError`, `ImageError` for a damaged image.
     """
 
     def __init__(
@@ -78,33 +78,41 @@ class Transformers:
         self._waiting: list[Request] = []
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
+        self._ended: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
         return f"Transformers({self.name!r})"
 
     async def load(self) -> None:
-        await asyncio.wrap_future(self._thread().submit(self._model))
+        await asyncio.wrap_future(self._submit(self._model))
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         request = Request(prompt, sampling)
         with self._lock:
             self._waiting.append(request)
-        self._thread().submit(self._answer_waiting)
+        self._submit(self._answer_waiting)
         return await asyncio.wrap_future(request.reply)
 
     async def aclose(self) -> None:
         """Ends the thread and lets go of the model; the next request would load it again."""
         with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            await asyncio.to_thread(worker.shutdown)
-        self._loaded = None
+            if self._worker is not None:
+                self._worker.submit(self._let_go)
+                self._ended, self._worker = self._worker, None
+            ended = self._ended
+        if ended is not None:
+            await asyncio.to_thread(ended.shutdown)
 
-    def _thread(self) -> ThreadPoolExecutor:
+    def _submit(self, work: Callable[[], Done]) -> Future[Done]:
         with self._lock:
             if self._worker is None:
-                self._worker = ThreadPoolExecutor(1, thread_name_prefix=self.name)
-            return self._worker
+                # One thread at a time may use a model: the next waits for the end of the last.
+                wait = self._ended.shutdown if self._ended else None
+                self._worker = ThreadPoolExecutor(1, self.name, initializer=wait)
+            return self._worker.submit(work)
+
+    def _let_go(self) -> None:
+        self._loaded = None
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:

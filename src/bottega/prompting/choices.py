@@ -22,6 +22,17 @@ def lettered(query: Query, option: str = OPTION) -> str:
     return "\n".join([query.text, *listed])
 
 
+def has_letters(query: Query) -> bool:
+    return 0 < len(query.choices) <= len(ascii_uppercase)
+
+
+def listed(query: Query, option: str = OPTION) -> str:
+    """As `lettered`, but in words where there are more choices than letters."""
+    if has_letters(query):
+        return lettered(query, option)
+    return "\n".join([query.text, *(f"- {choice}" for choice in query.choices)])
+
+
 def letter_of(example: Example) -> str:
     """Of its answer; an answer that is none of its choices stays what it is."""
     choices = example.query.choices

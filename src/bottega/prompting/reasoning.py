@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bottega.prompting.choices import OPTION, letter_of, lettered
+from bottega.prompting.choices import OPTION, has_letters, letter_of, listed
 from bottega.prompting.rcts import ASSISTANT
 from bottega.prompting.turns import ASK_LETTER, ASK_SHORT
 from bottega.protocols import Prompter
@@ -34,9 +34,9 @@ class Explaining:
     def __call__(self, example: Example, /) -> Prompt:
         query = example.query
         answer = example.answer
-        if answer in query.choices:
+        if answer in query.choices and has_letters(query):
             answer = self.option.format(letter=letter_of(example), choice=answer)
-        asked = self.question.format(question=lettered(query, self.option), answer=answer)
+        asked = self.question.format(question=listed(query, self.option), answer=answer)
         return _asked(self.system, query, asked)
 
 
@@ -45,7 +45,7 @@ class Concluding:
     """Asks a query whose thought process is given ("Get Predicted Answer by Reasoning Context").
 
     The paper prints no format for the answer: `by_letter` or `in_words` asks for one that can be
-    read, on a line of its own behind the thoughts.
+    read, on a line of its own behind the thoughts. More than 26 choices are asked for in words.
     """
 
     system: str = ASSISTANT
@@ -55,8 +55,8 @@ class Concluding:
     in_words: str = ASK_SHORT
 
     def __call__(self, query: Query, rationale: str, /) -> Prompt:
-        asked = self.question.format(question=lettered(query, self.option), rationale=rationale)
-        wanted = self.by_letter if query.choices else self.in_words
+        asked = self.question.format(question=listed(query, self.option), rationale=rationale)
+        wanted = self.by_letter if has_letters(query) else self.in_words
         return _asked(self.system, query, f"{asked}\n{wanted}")
 
 

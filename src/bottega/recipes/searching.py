@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser, same_answer
 from bottega.pipeline import Pipeline
@@ -28,6 +29,7 @@ from bottega.reranking import (
     TreeSearch,
     Variant,
     Weighted,
+    check_depth,
 )
 from bottega.retrieval import Dense
 from bottega.routing import always
@@ -69,6 +71,12 @@ def rcts(
     branches are tried at once, 1 is the paper's order; `most_calls` and `most_tokens` limit one
     query. Another `search`, such as a `FlatSearch`, is taken as it is.
     """
+    check_depth(shots)
+    if fetch < shots:
+        raise SettingError(
+            f"of {fetch} fetched examples {shots} cannot be shown",
+            hint="raise fetch, well above shots, or lower shots",
+        )
     prompt = prompt or _suited(generator)
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)

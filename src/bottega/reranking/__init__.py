@@ -16,7 +16,7 @@ from bottega.reranking.rewards import (
     Worth,
     says_the_same,
 )
-from bottega.reranking.top import Order, TopK, arranged
+from bottega.reranking.top import Order, TopK, arranged, check_depth
 from bottega.reranking.tree_search import TreeSearch
 
 __all__ = [
@@ -38,5 +38,6 @@ __all__ = [
     "Weighted",
     "Worth",
     "arranged",
+    "check_depth",
     "says_the_same",
 ]

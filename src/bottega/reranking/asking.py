@@ -52,9 +52,11 @@ class Asker:
     what is asked, so that it does not matter when it is asked.
 
     At most `most_calls` completions and `most_tokens` tokens are asked for; what does not fit is
-    not sent, `BudgetSpentError`. Tokens are set aside before sending, `count(prompt)` and all that
-    the completions may have, until the reply says how many there were: `count` has to be a bound.
-    Errors of the generator pass through.
+    not sent, `BudgetSpentError`. Tokens are set aside before sending: all that the completions may
+    have, and `count(prompt)`, which has to be a bound, for each of them, because a server that
+    ignores `n` reads the prompt for every sample. What the replies turn out to leave is free after
+    `settle()`, not before: who settles when nothing is under way has a budget that does not depend
+    on which reply was first. Errors of the generator pass through.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Asker:
         self._seed = seed
         self._calls_left = most_calls
         self._tokens_left = most_tokens
+        self._tokens_freed = 0
         self._count = count
         self._requests: dict[tuple[Prompt, Sampling], Request] = {}
 
@@ -86,6 +89,11 @@ class Asker:
         """How many things of this price fit into what is left of the budget."""
         kinds = ((self._calls_left, price.calls), (self._tokens_left, price.tokens))
         return min((left // each for left, each in kinds if left is not None and each), default=inf)
+
+    def settle(self) -> None:
+        if self._tokens_left is not None:
+            self._tokens_left += self._tokens_freed
+        self._tokens_freed = 0
 
     async def ask(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = prompt, sampling
@@ -107,7 +115,7 @@ class Asker:
     def _most_tokens(self, prompt: Prompt, sampling: Sampling) -> int:
         if self._tokens_left is None:
             return 0
-        return self._count(prompt) + sampling.n * sampling.max_tokens
+        return sampling.n * (self._count(prompt) + sampling.max_tokens)
 
     def _pay(self, price: Price) -> None:
         if self.room(price) < 1:
@@ -127,8 +135,8 @@ class Asker:
             *(sum(pair) for pair in zip(astuple(self.usage), astuple(reply.usage), strict=True))
         )
         spent = reply.usage.prompt_tokens + reply.usage.completion_tokens
-        if self._tokens_left is not None and spent:  # an endpoint may not say
-            self._tokens_left += bound - spent
+        if spent:  # an endpoint may not say
+            self._tokens_freed += bound - spent
         return reply
 
     def _seeded(self, prompt: Prompt, sampling: Sampling) -> Sampling:
@@ -143,9 +151,10 @@ class Asker:
 
 def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
     for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
-        if most is not None and most < 1:
+        if most is not None and not (isinstance(most, int) and most >= 1):
             raise SettingError(
-                f"{name} is {most}", hint=f"set {name} to 1 or more, or leave it out"
+                f"{name} is {most}",
+                hint=f"set {name} to a whole number of 1 or more, or leave it out",
             )
 
 

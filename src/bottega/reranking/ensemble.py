@@ -8,7 +8,14 @@ from random import Random
 from bottega.protocols import Parser, Prompter
 from bottega.reranking.asking import Asker, together
 from bottega.reranking.lots import lots_for
-from bottega.reranking.rewards import Agree, Worth, check_at_least_one, says_the_same, share
+from bottega.reranking.rewards import (
+    NOT_ASKED,
+    Agree,
+    Worth,
+    check_at_least_one,
+    says_the_same,
+    share,
+)
 from bottega.reranking.tree import scaled
 from bottega.types import Answer, Candidate, Query, Sampling
 
@@ -48,7 +55,7 @@ class Ensemble:
         if not said.valid:
             return Worth(0.0, {"ensemble": 0.0})
         if not known:
-            return Worth()
+            return NOT_ASKED
         prompts = [self._prompt(query, shown) for shown in self._draws(query, known)]
         replies = await together(ask.ask(prompt, self._sampling) for prompt in prompts)
         answers = [self._parse(query, reply.completions[0]) for reply in replies]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import ceil
+from typing import Literal, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.asking import Asker, affordable, check_budget
+from bottega.reranking.asking import Asker, Price, affordable, check_budget
 from bottega.reranking.lots import lots_for
-from bottega.reranking.rewards import Reward, Worth, check_at_least_one
+from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
+from bottega.reranking.top import check_depth
 from bottega.types import (
     Answer,
     Candidate,
@@ -25,15 +27,19 @@ from bottega.types import (
 )
 
 Sequences = Literal["random", "nearest"]
+Shown = tuple[Candidate, ...]
 
 
 @dataclass(frozen=True)
 class Branch:
-    shown: tuple[Candidate, ...]
+    shown: Shown
     prompt: Prompt
     reply: Reply
     completion: Completion
     answer: Answer
+
+
+Judged = tuple[Branch, Worth | None]
 
 
 class FlatSearch:
@@ -41,7 +47,8 @@ class FlatSearch:
 
     `sequences="nearest"` shows the k nearest candidates, the nearest last, and samples all answers
     in one request: best of n. `"random"` shows each answer's own k candidates in an order by the
-    seed, one answer each by `sampling`. A `Searcher`, with a budget as `TreeSearch` has one.
+    seed, one answer each by `sampling`. A `Searcher`, with a budget as `TreeSearch` has one: within
+    it the first answer is judged before others are asked for, as many as can be judged too.
     """
 
     def __init__(
@@ -60,6 +67,10 @@ class FlatSearch:
     ) -> None:
         check_at_least_one("branches", branches)
         check_budget(most_calls, most_tokens)
+        if sequences not in get_args(Sequences):
+            raise SettingError(
+                f"there are no sequences {sequences!r}", hint='use "random" or "nearest"'
+            )
         self._generator = generator
         self._prompt = prompt
         self._parse = parse
@@ -77,26 +88,27 @@ class FlatSearch:
 
     async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
         """Raises `SettingError` if the budget does not allow one answer."""
+        check_depth(k)
         ask = Asker(
             self._generator,
             seed=self._seed,
             most_calls=self._most_calls,
             most_tokens=self._most_tokens,
         )
-        branches = await self._branched(query, candidates, k, ask)
-        if not branches:
-            raise SettingError("the budget allows not one answer", hint="raise most_calls")
-        judged = await affordable(
-            self._reward(query, branch.answer, candidates, ask) for branch in branches
-        )
-        worths = [worth or Worth() for worth in judged]
-        best = max(range(len(branches)), key=lambda i: worths[i].value)
-        root = Node(children=tuple(map(_chain, branches, worths)), visits=len(branches))
-        chosen = branches[best]
+        judged = await self._judged(query, candidates, k, ask)
+        if not judged:
+            raise SettingError(
+                "the budget of the search does not allow a single answer",
+                hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
+            )
+        best = max(range(len(judged)), key=lambda i: _value(judged[i][1]))
+        chains = tuple(_chain(branch, worth or Worth()) for branch, worth in judged)
+        chosen = judged[best][0]
+        whole = len(judged) == self._branches and all(worth for _, worth in judged)
         tree = SearchTree(
-            root,
+            Node(children=chains, visits=len(chains)),
             (best, *(0 for _ in chosen.shown[1:])),
-            "budget" if None in judged or len(branches) < self._branches else "rollouts",
+            "rollouts" if whole else "budget",
             ask.requests,
             ask.calls,
             ask.usage,
@@ -104,27 +116,70 @@ class FlatSearch:
         reply = replace(chosen.reply, completions=(chosen.completion,))
         return Found(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
 
-    async def _branched(
+    async def _judged(
         self, query: Query, candidates: Sequence[Candidate], k: int, ask: Asker
-    ) -> list[Branch]:
+    ) -> list[Judged]:
+        """As many as the budget pays for, wave by wave: what a branch takes shows in the last."""
+        sequences = self._sequences(query, candidates, k)
+        found: list[Judged] = []
+        size = 1 if ask.is_limited else self._branches
+        while size:
+            before, start = ask.set_aside, len(found)
+            found += await self._wave(query, candidates, sequences[start : start + size], ask)
+            ask.settle()
+            if len(found) < start + size or not all(worth for _, worth in found):
+                break
+            price = Price(
+                ceil((ask.set_aside.calls - before.calls) / size),
+                ceil((ask.set_aside.tokens - before.tokens) / size),
+            )
+            size = int(min(max(1, ask.room(price)), self._branches - len(found)))
+        return found
+
+    def _sequences(
+        self, query: Query, candidates: Sequence[Candidate], k: int
+    ) -> list[tuple[int, Shown]]:
+        """Each branch's place and what it shows."""
         if not self._random:
-            sampling = replace(self._sampling, n=self._branches)
-            asked = [(tuple(reversed(candidates[:k])), sampling)]
-        else:
-            lots = lots_for(query, self._seed)
-            count = min(k, len(candidates))
-            drawn = (tuple(lots.sample(candidates, count)) for _ in range(self._branches))
-            asked = [(shown, self._sampling) for shown in drawn]
-        answered = await affordable(self._ask(query, *one, ask) for one in asked)
-        return [branch for some in answered if some is not None for branch in some]
+            return list(enumerate([tuple(reversed(candidates[:k]))] * self._branches))
+        lots, count = lots_for(query, self._seed), min(k, len(candidates))
+        return [(i, tuple(lots.sample(candidates, count))) for i in range(self._branches)]
+
+    async def _wave(
+        self,
+        query: Query,
+        candidates: Sequence[Candidate],
+        wave: Sequence[tuple[int, Shown]],
+        ask: Asker,
+    ) -> list[Judged]:
+        requests = [(shown, self._sampling) for _, shown in wave]
+        if not self._random:
+            first, shown = wave[0]
+            requests = [(shown, self._drawn(first, len(wave)))]
+        answered = await affordable(self._ask(query, *one, ask) for one in requests)
+        branches = [branch for some in answered if some is not None for branch in some]
+        worths = await affordable(
+            worth_by(self._reward, query, branch.answer, candidates, ask) for branch in branches
+        )
+        return list(zip(branches, worths, strict=True))
+
+    def _drawn(self, first: int, count: int) -> Sampling:
+        """Equal seeds would draw the answers of the wave before again."""
+        seed = self._sampling.seed
+        return replace(self._sampling, n=count, seed=None if seed is None else seed + first)
 
     async def _ask(
-        self, query: Query, shown: tuple[Candidate, ...], sampling: Sampling, ask: Asker
+        self, query: Query, shown: Shown, sampling: Sampling, ask: Asker
     ) -> list[Branch]:
         prompt = self._prompt(query, shown)
         reply = await ask.ask(prompt, sampling)
         said = [(one, self._parse(query, one)) for one in reply.completions]
         return [Branch(shown, prompt, reply, one, answer) for one, answer in said]
+
+
+def _value(worth: Worth | None) -> float:
+    """An answer that was judged goes before one that was not."""
+    return -1.0 if worth is None else worth.value
 
 
 def _chain(branch: Branch, worth: Worth) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
@@ -30,11 +30,15 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class Worth:
-    """`value` from 0 to 1. `parts` are what it was put together from, by name; without parts the
-    reward could not be asked for, and the value is 0."""
+    """`value` from 0 to 1. `parts` are what it was put together from, by name, for the trace.
+    Where a reward could not be asked for, `asked` is False, and the value counts for nothing."""
 
     value: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
+    asked: bool = True
+
+
+NOT_ASKED = Worth(asked=False)
 
 
 class Reward(Protocol):
@@ -51,7 +55,7 @@ class SelfConsistency:
     demonstrations; the reward is the share of `n` samples, drawn in one request, that agree.
 
     `prompt(query, rationale)` shows the rationale. Without one there is nothing to ask: the reward
-    has no parts then, whereas `variant="released"` makes it 0 (eq. 7 says nothing about it).
+    is not asked then, whereas `variant="released"` makes it 0 (eq. 7 says nothing about it).
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class SelfConsistency:
         variant: Variant = "paper",
     ) -> None:
         check_at_least_one("n", n)
+        check_variant(variant)
         self._prompt = prompt
         self._parse = parse
         self._sampling = replace(sampling, n=n)
@@ -77,7 +82,7 @@ class SelfConsistency:
         if not said.valid:
             return Worth(0.0, {"self": 0.0})
         if not said.rationale:
-            return Worth(0.0, {"self": 0.0}) if self._variant == "released" else Worth()
+            return Worth(0.0, {"self": 0.0}) if self._variant == "released" else NOT_ASKED
         reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
         answers = [self._parse(query, one) for one in reply.completions]
         agreeing = share(answers, said, query, self._agree)
@@ -89,7 +94,7 @@ class Mutual:
     whose answers are known; the reward is the share of them that is answered right.
 
     Each is sampled once, as eq. 8 has it; `variant="released"` samples each 5 times, in one
-    request. `samples` is any other number. There are no parts where no answer is known.
+    request. `samples` is any other number. Nothing is asked where no answer is known.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class Mutual:
             samples = 5 if variant == "released" else 1
         check_at_least_one("n", n)
         check_at_least_one("samples", samples)
+        check_variant(variant)
         self._prompt = prompt
         self._parse = parse
         self._n = n
@@ -120,7 +126,7 @@ class Mutual:
             return Worth(0.0, {"mutual": 0.0})
         answered = [one.example for one in known if one.example.answer][: self._n]
         if not answered:
-            return Worth()
+            return NOT_ASKED
         shown = Example(query, said.text, rationale=said.rationale)
         shares = await together(self._right(shown, example, ask) for example in answered)
         right = sum(shares) / len(shares)
@@ -151,16 +157,39 @@ class Weighted:
         self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
     ) -> Worth:
         rewards = (self._own, self._mutual)
-        own, mutual = await together(reward(query, said, known, ask) for reward in rewards)
+        own, mutual = await together(
+            worth_by(reward, query, said, known, ask) for reward in rewards
+        )
         parts = {**own.parts, **mutual.parts}
-        if not own.parts or not mutual.parts:
-            return Worth((own if own.parts else mutual).value, parts)
+        if not own.asked or not mutual.asked:
+            return replace(own if own.asked else mutual, parts=parts)
         return Worth(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
 
 
+async def worth_by(
+    reward: Reward, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker
+) -> Worth:
+    """What the reward says, unless nobody could compare it with another."""
+    worth: object = await reward(query, said, known, ask)
+    if not isinstance(worth, Worth):
+        raise SettingError(
+            f"a reward gave {worth!r}", hint="return bottega.Worth(value), the value from 0 to 1"
+        )
+    if not 0 <= worth.value <= 1:
+        raise SettingError(
+            f"a reward gave a value of {worth.value}", hint="scale its values to 0..1"
+        )
+    return worth
+
+
 def check_at_least_one(name: str, count: int) -> None:
-    if count < 1:
-        raise SettingError(f"{name} is {count}", hint=f"set {name} to 1 or more")
+    if not isinstance(count, int) or count < 1:
+        raise SettingError(f"{name} is {count}", hint=f"set {name} to a whole number of 1 or more")
+
+
+def check_variant(variant: str) -> None:
+    if variant not in get_args(Variant):
+        raise SettingError(f"there is no variant {variant!r}", hint='use "paper" or "released"')
 
 
 def share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:

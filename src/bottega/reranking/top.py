@@ -9,6 +9,7 @@ from bottega.errors import SettingError
 from bottega.reranking.lots import lots_for
 from bottega.types import Candidate, Query
 
+MOST_SHOWN = 100
 Order = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
@@ -33,6 +34,16 @@ class TopK:
 def check_count(k: int) -> None:
     if k < 0:
         raise SettingError(f"cannot choose {k} candidates", hint="use k >= 0")
+
+
+def check_depth(k: int) -> None:
+    """Of a branch: the tree is recorded node within node, and JSON cannot go on for ever."""
+    check_count(k)
+    if k > MOST_SHOWN:
+        raise SettingError(
+            f"a search cannot choose {k} demonstrations",
+            hint=f"show {MOST_SHOWN} or fewer, or leave the search out",
+        )
 
 
 def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -> list[Candidate]:

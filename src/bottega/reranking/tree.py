@@ -197,6 +197,12 @@ class Tree:
 
 
 def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
-    least = min(scores, default=0.0)
-    span = max(scores, default=0.0) - least + more_span
-    return [((score - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]
+    if not all(map(math.isfinite, scores)):
+        raise SettingError(
+            "a candidate's score is not a finite number",
+            hint="a search draws by the scores: the retriever has to give each candidate one",
+        )
+    # Halves, because the difference of two large numbers may be too large.
+    least = min(scores, default=0.0) / 2
+    span = max(scores, default=0.0) / 2 - least + more_span / 2
+    return [((score / 2 - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]

@@ -18,9 +18,11 @@ from bottega.reranking.rewards import (
     Variant,
     Worth,
     check_at_least_one,
+    check_variant,
     says_the_same,
+    worth_by,
 )
-from bottega.reranking.top import check_count
+from bottega.reranking.top import check_depth
 from bottega.reranking.tree import Tree, TreeNode
 from bottega.types import Answer, Candidate, Found, Prompt, Query, Reply, Sampling, SearchTree
 
@@ -70,6 +72,7 @@ class TreeSearch:
     def __post_init__(self) -> None:
         check_at_least_one("rollouts", self.rollouts)
         check_at_least_one("parallel", self.parallel)
+        check_variant(self.variant)
         if self.sampling.n != 1:
             raise SettingError(
                 f"sampling.n is {self.sampling.n}, but a branch is answered once",
@@ -80,7 +83,7 @@ class TreeSearch:
         self._asker()
 
     async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
-        check_count(k)
+        check_depth(k)
         tree = self._tree(query, candidates, k)
         return await Search(self, tree, self._asker(), query, candidates).found()
 
@@ -209,7 +212,8 @@ class Search:
         return judged
 
     async def _worth(self, said: Answer) -> Worth:
-        return await self._how.reward(self._query, said, self._candidates, self._asker)
+        how = self._how
+        return await worth_by(how.reward, self._query, said, self._candidates, self._asker)
 
     async def _paid(self, what: str, work: Sequence[Awaitable[T]]) -> list[T | None]:
         """As far as the budget allows, and notes what one of them takes at most."""
@@ -217,6 +221,7 @@ class Search:
             return []
         before = self._asker.set_aside
         results = await affordable(work)
+        self._asker.settle()
         after, known = self._asker.set_aside, self._price.get(what, Price())
         calls = ceil((after.calls - before.calls) / len(work))
         tokens = ceil((after.tokens - before.tokens) / len(work))
