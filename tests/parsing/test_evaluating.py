@@ -22,6 +22,8 @@ from bottega.types import Answer, Completion, Query
 OPEN = Query("How many?")
 PETS = Query("Which?", choices=("cat", "dog", "hot dog"))
 HALVES = Query("How much?", choices=(r"\frac{1}{2}", "2.5", "5-4-3", "5-3-4"))
+LETTERS = Query("Which group?", choices=("O", "A", "B", "AB"))
+SPECIES = Query("Which?", choices=("B. subtilis", "E. coli", "A. niger"))
 LISTED = Query("Which city?\nA) Paris\nB) Rome")
 Evaluator = Callable[[Answer, Answer, Query], float]
 
@@ -34,6 +36,10 @@ CHOICES = [
     (HALVES, "0.5", "A", 1),
     (HALVES, "0.6", "A", 0),
     (HALVES, "5-4-3", "5-3-4", 0),
+    (LETTERS, "A", "(B)", 1),
+    (LETTERS, "A", "(A)", 0),
+    (SPECIES, "A. niger", "(C)", 1),
+    (SPECIES, "A. niger", "(A)", 0),
     (LISTED, "B) Rome", "Rome", 1),
     (LISTED, "A", "Rome", 0),
 ]

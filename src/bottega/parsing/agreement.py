@@ -60,7 +60,7 @@ def with_options(query: Query) -> Query:
 def final(reply: str, query: Query) -> str:
     """The option that was meant, by its text, or what was said."""
     said = FinalAnswerParser()(query, Completion(reply)).text
-    if query.choices:
+    if query.choices and said not in query.choices:  # an option is not to be read once more
         read = ChoiceParser(whole_words=True)
         for text in (said, reply):
             answer = read(query, Completion(text))

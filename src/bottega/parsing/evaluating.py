@@ -69,6 +69,8 @@ def _chosen(answer: Answer, query: Query) -> frozenset[str]:
     options = frozenset(query.choices)
     if answer.labels and options.issuperset(answer.labels):
         return frozenset(answer.labels)
+    if answer.text in options:  # also one that begins like an option's letter: "A. niger"
+        return frozenset({answer.text})
     said = final(answer.text, query)
     named = match(said, query.choices)
     if named is not None:
