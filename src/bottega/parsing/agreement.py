@@ -23,7 +23,7 @@ TOKENS = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
 AROUND_LETTER = r"[^\w+\-−=<>\\^]*"
 LETTER = re.compile(rf"{AROUND_LETTER}([A-Z])(?:{AROUND_LETTER}|[.):]\s.*)", re.DOTALL)
 YES_OR_NO = re.compile(r"\W*(yes|no)\b(?!\.?\s*\d)", re.IGNORECASE)
-OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*)$", re.MULTILINE)
 FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,30})\}\{([^{}]{1,30})\}")
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,200})?(?:\.\d{1,40})?(?:/\d{1,40})?")
 AROUND_NUMBER = " \t\n$€£¥%°~≈="
@@ -80,9 +80,9 @@ def _options(text: str) -> tuple[str, ...]:
     options: list[str] = []
     for letter, option in OPTION.findall(text):
         if letter == "A":
-            options = [option]
+            options = [option.rstrip(" \t")]
         elif options and letter == ascii_uppercase[len(options) % 26]:
-            options.append(option)
+            options.append(option.rstrip(" \t"))
     return tuple(options) if len(options) > 1 else ()
 
 

@@ -10,10 +10,13 @@ import re
 
 from bottega.parsing.agreement import close, decided, final, in_words, number, with_options
 from bottega.parsing.arithmetic import value
+from bottega.parsing.final import FinalAnswerParser
+from bottega.parsing.labels import LabelParser
 from bottega.parsing.replies import match, plain
 from bottega.parsing.sequences import is_formula, tokens
-from bottega.types import Answer, Query
+from bottega.types import Answer, Completion, Query
 
+LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ")
 # Dates, telephone numbers, results of games: not to be calculated.
 JOINED = re.compile(r"\d\s*[-/]\s*\d")
 
@@ -38,6 +41,8 @@ def same_choice(one: Answer, other: Answer, query: Query, /) -> float:
     if not (one.valid and other.valid):
         return 0.0
     query = with_options(query)
+    if any(len(_labels(answer, query)) > 1 for answer in (one, other)):
+        return float(_several(one, query) == _several(other, query))
     ours, theirs = _chosen(one, query), _chosen(other, query)
     if ours or theirs:
         return float(ours == theirs)
@@ -71,11 +76,31 @@ def same_words(one: Answer, other: Answer, query: Query, /) -> float:
     return float(plain(ours) == plain(theirs) or in_words(ours, theirs) == 1.0)
 
 
+def _labels(answer: Answer, query: Query) -> frozenset[str]:
+    """Empty where they are no options."""
+    labels = frozenset(answer.labels)
+    return labels if labels.issubset(query.choices) else frozenset()
+
+
+def _several(answer: Answer, query: Query) -> frozenset[str]:
+    """The options of a list, by their texts or letters; empty if it holds anything else."""
+    labels = _labels(answer, query)
+    if labels:
+        return labels
+    said = Completion(answer.text)
+    listed = LabelParser(multi_label=True)(query, said)
+    if listed.valid:
+        return frozenset(listed.labels)
+    parts = LISTED.split(answer.text)
+    read = frozenset(FinalAnswerParser()(query, Completion(part)).text for part in parts)
+    return read if read.issubset(query.choices) else frozenset()
+
+
 def _chosen(answer: Answer, query: Query) -> frozenset[str]:
     """Empty where no option is named."""
     options = frozenset(query.choices)
-    if answer.labels and options.issuperset(answer.labels):
-        return frozenset(answer.labels)
+    if labels := _labels(answer, query):
+        return labels
     if answer.text in options:  # also one that begins like an option's letter: "A. niger"
         return frozenset({answer.text})
     said = final(answer.text, query)

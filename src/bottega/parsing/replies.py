@@ -82,5 +82,6 @@ def match(text: str, choices: Sequence[str]) -> str | None:
 
 def plain(text: str) -> str:
     folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
-    bare = POINT.sub("0.", folded).strip(QUOTES)
-    return " ".join(bare.split())
+    if "." in folded:
+        folded = POINT.sub("0.", folded)
+    return " ".join(folded.strip(QUOTES).split())

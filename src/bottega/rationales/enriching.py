@@ -111,13 +111,15 @@ class Enriching:
         made = await self._rationales.make(example)
         if made.error is None:
             with suppress(NotFoundError):
-                await asyncio.to_thread(
-                    self._knowledge.annotate,
-                    id,
-                    rationale=made.rationale or example.rationale,
-                    tags={ACCURACY: f"{made.score:.4g}"},
-                )
+                await asyncio.to_thread(self._store, id, made)
         self._done(id, made)
         if made.error is not None and not self._concerns_one(made.error):
             raise made.error
         return made.cost_usd
+
+    def _store(self, id: str, made: Made) -> None:
+        tags = {ACCURACY: f"{made.score:.4g}"}
+        if made.rationale is None:
+            self._knowledge.tag(id, tags)  # what it has may be newer than what was read
+        else:
+            self._knowledge.annotate(id, rationale=made.rationale, tags=tags)
