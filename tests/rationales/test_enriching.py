@@ -23,7 +23,7 @@ class Purse:
         self.left -= 1
         return self.left >= 0
 
-    def ended(self, cost_usd: float | None) -> None:
+    def ended(self, cost_usd: float | None, at_most_usd: float) -> None:
         self.costs.append(cost_usd)
 
 

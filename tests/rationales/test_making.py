@@ -161,6 +161,18 @@ async def test_a_failed_request_makes_no_rationale_and_what_it_cost_is_counted()
     assert (found.requests, found.cost_usd) == (3, 3.0)  # that of c was under way
 
 
+async def test_what_it_would_cost_with_all_candidates() -> None:
+    def price(model: str, usage: Usage, /) -> float:
+        prices.append(0.0)
+        return 1.0 if len(prices) % 4 == 1 else 3.0
+
+    prices: list[float] = []
+    thinker = Thinker({"a": ALL, "b": ALL, "c": ALL})
+    found = await made(thinker, price=price)
+    assert (found.cost_usd, found.at_most_usd) == (4.0, 1 + 3 * 3)
+    assert (await made(Thinker({"cut": ALL}, cut="cut"))).at_most_usd == 1.0
+
+
 async def test_an_unknown_price_is_not_nothing() -> None:
     assert (await made(Thinker({"a": ALL}), price=None)).cost_usd is None
 

@@ -24,7 +24,9 @@ class Made:
     without a `rationale` none was ever right, or there was an `error`.
 
     `tried` are the shares of all candidates that were tried, in order. `calls` are completions.
-    `cost_usd`, of everything that came back, is None where a price is not known.
+    `cost_usd`, of everything that came back, is None where a price is not known. `at_most_usd` is
+    what it would have been had all candidates been verified, each as dear as the dearest was; it is
+    what was spent where none was verified.
     """
 
     rationale: str | None = None
@@ -34,6 +36,7 @@ class Made:
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
+    at_most_usd: float = 0.0
     error: BottegaError | None = None
 
     @property
@@ -91,7 +94,7 @@ class Rationales:
 
     async def make(self, example: Example) -> Made:
         """Errors of the model are in what it returns, beside what was spent until then."""
-        bill = _Bill(self._price)
+        bill = _Bill(self._price, self._writing.n)
         try:
             found = await self._best(example, bill)
         except BottegaError as error:
@@ -170,6 +173,7 @@ def _asked(make: Callable[[], Prompt]) -> Prompt:
 @dataclass
 class _Bill:
     price: Pricer | None
+    candidates: int
     replies: list[Reply] = field(default_factory=list)
 
     def add(self, reply: Reply) -> None:
@@ -177,6 +181,8 @@ class _Bill:
 
     def totalled(self, made: Made) -> Made:
         usages = [reply.usage for reply in self.replies]
+        costs = [self._cost(reply) for reply in self.replies]
+        known = [cost for cost in costs if cost is not None]
         return replace(
             made,
             requests=len(self.replies),
@@ -186,14 +192,13 @@ class _Bill:
                 sum(usage.completion_tokens for usage in usages),
                 sum(usage.cached_tokens for usage in usages),
             ),
-            cost_usd=self._cost(),
+            cost_usd=None if None in costs else sum(known),
+            at_most_usd=self._at_most(known),
         )
 
-    def _cost(self) -> float | None:
-        total = 0.0
-        for reply in self.replies:
-            cost = self.price(reply.model, reply.usage) if self.price else None
-            if cost is None:
-                return None
-            total += cost
-        return total
+    def _cost(self, reply: Reply) -> float | None:
+        return self.price(reply.model, reply.usage) if self.price else None
+
+    def _at_most(self, costs: Sequence[float]) -> float:
+        writing, verifying = sum(costs[:1]), max(costs[1:], default=0.0)
+        return writing + self.candidates * verifying
