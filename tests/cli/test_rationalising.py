@@ -62,7 +62,10 @@ def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
     assert "2 kept, 1 rejected, 1 failed; 8 requests, 19 calls, 80 tokens in, 38 out" in done.out
     assert "for 0.0001 USD" in done.out
     assert f"skipped: {before['q2'].id}: " in done.err
-    assert "1 examples are left, 1 came with a rationale, 1 have no answer" in done.err
+    assert (
+        "1 examples are left, whatever --limit says, 1 came with a rationale, 1 have no answer"
+        in done.err
+    )
     after = examples(kb)
     assert (after["q0"].rationale, after["q3"].rationale) == ("Think.0", "Think.0")
     assert (after["q1"].rationale, after["q1"].tags) == (None, {ACCURACY: "0"})
@@ -173,6 +176,36 @@ def test_a_budget_holds_even_if_all_candidates_are_needed(
     unpriced = run(*ASKED, "--again", "--budget", 1)
     assert unpriced.code == 2
     assert "price" in unpriced.err
+
+
+def test_a_dearer_example_is_what_the_next_ones_may_cost(
+    run: Run, kb: Path, served: Server
+) -> None:
+    """The first takes 2 cents of at most 4; the second 6 of at most 12, so that no third is begun
+    with 15 less 8, though it would cost no more than that."""
+
+    async def dearer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        text = str(body["messages"][-1]["content"])
+        used = {"prompt_tokens": 1 if "q0" in text else 3, "completion_tokens": 0}
+        said = "Think." if "**Answer:**" in text else "yes"
+        choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice] * body["n"], "usage": used})
+
+    served.answers = [dearer]
+    done = run(*ASKED, "--price", "10000,0", "--json", "--concurrency", 1, "--budget", "0.15")
+    assert done.json["cost_usd"] == pytest.approx(0.08)  # type: ignore[index]
+
+
+def test_what_was_tried_in_vain_is_named(run: Run, kb: Path, served: Server) -> None:
+    served.answers = [ok("no", "no", "no")]
+    assert run(*ASKED, "--limit", 3).code == 0
+    last = run(*ASKED, "--limit", 1)
+    assert "4 were tried in vain, now or earlier; --again tries them once more" in last.err
+    assert "0 examples are left" in last.err
+    nothing = run(*ASKED)
+    assert "4 were tried in vain" in nothing.err
+    assert run(*ASKED, "--json").json["rejected"] == 4  # type: ignore[index]
 
 
 def test_an_endpoint_that_is_down_changes_nothing(

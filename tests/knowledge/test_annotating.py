@@ -81,6 +81,15 @@ async def test_who_follows_the_changes_is_told(kb: KnowledgeBase) -> None:
     assert told == dict.fromkeys(kb.ids(), False)
 
 
+def test_tags_alone_leave_the_rationale(kb: KnowledgeBase) -> None:
+    first = kb.ids()[0]
+    kb.annotate(first, rationale="Mine.")
+    kb.tag(first, {"seen": "1"})
+    assert (kb.get(first).rationale, kb.get(first).tags["seen"]) == ("Mine.", "1")
+    with pytest.raises(NotFoundError):
+        kb.tag("gone", {"seen": "1"})
+
+
 def test_it_comes_last_in_the_order(kb: KnowledgeBase) -> None:
     first, *others = kb.ids()
     kb.annotate(first, rationale=None)

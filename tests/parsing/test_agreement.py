@@ -14,6 +14,7 @@ CITY = Query("Which city?\nA) Paris\nB) Rome\n(C) Berlin")
 SAME = [
     (OPEN, "B", "I weighed both.\n**ANSWER**: B"),
     (OPEN, "B", "B. Rome"),
+    (Query("Which?\nA) Paris \t\nB) Rome  "), "Rome", "B"),
     (OPEN, "5", "five"),
     (OPEN, "Answer: 1,000", "There are many. The answer is 1000.0."),
     (OPEN, r"\boxed{\frac{1}{2}}", "0.5"),
@@ -86,5 +87,11 @@ def test_a_reply_agrees_with_itself(one: str, query: Query) -> None:
 
 
 def test_very_long_replies_are_read_in_no_time() -> None:
-    for long in ("1" * 200_000, "a " * 100_000, "\\frac{" * 30_000, "A) x\n" * 30_000):
+    for long in (
+        "1" * 200_000,
+        "a " * 100_000,
+        "\\frac{" * 30_000,
+        "A) x\n" * 30_000,
+        "A) x" + " " * 99_999 + "y",
+    ):
         agreement(long, long[:-1], Query(long))

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing import ChoiceParser, open_candidates
+from bottega.parsing import ChoiceParser, LabelParser, open_candidates
+from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
 REPLIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "mmmu"
 CITIES = Query("Which?", choices=("Rome", "Paris", "New York"), id="q1")
+POINTS = Query("How much?", choices=("5", "0.5"))
 parse = ChoiceParser()
 
 
@@ -200,3 +202,15 @@ def test_options_may_be_read_as_whole_words(
 ) -> None:
     answer = ChoiceParser(whole_words=True)(Query("q", choices=choices), Completion(reply))
     assert (answer.text if answer.valid else None) == read
+
+
+@pytest.mark.parametrize("parser", [ChoiceParser(whole_words=True), LabelParser(), parse])
+@pytest.mark.parametrize("reply", [".5", "Answer: .5", "(.5)"])
+def test_a_leading_point_is_no_punctuation(parser: Parser, reply: str) -> None:
+    assert parser(POINTS, Completion(reply)).text == "0.5"
+
+
+@pytest.mark.parametrize("amount", [".5", "3.5", "5.3"])
+def test_a_piece_of_a_number_is_no_whole_word(amount: str) -> None:
+    reply = Completion(f"I weighed it and it was {amount} in all")
+    assert not ChoiceParser(whole_words=True)(POINTS, reply).valid

@@ -22,7 +22,30 @@ from bottega.types import Answer, Completion, Query
 OPEN = Query("How many?")
 PETS = Query("Which?", choices=("cat", "dog", "hot dog"))
 HALVES = Query("How much?", choices=(r"\frac{1}{2}", "2.5", "5-4-3", "5-3-4"))
+LETTERS = Query("Which group?", choices=("O", "A", "B", "AB"))
+SPECIES = Query("Which?", choices=("B. subtilis", "E. coli", "A. niger"))
 LISTED = Query("Which city?\nA) Paris\nB) Rome")
+UNLIKE = [
+    (r"-\sqrt{2}", r"\sqrt{2}"),
+    (r"\frac{\pi}{2}", r"\frac{2}{\pi}"),
+    ("(3,-4)", "(3,4)"),
+    ("[3,4)", "(3,4]"),
+    ("y=2x+3", "y=2x-3"),
+    ("x>5", "x<5"),
+    ("2^3", "3^2"),
+    ("5-3i", "5+3i"),
+    ("-5 cm", "5 cm"),
+    ("-3 °C", "3 °C"),
+    ("1.5 kg", "5.1 kg"),
+    ("3:2", "2:3"),
+    ("2023-01-05", "2023-05-01"),
+    ("100 - 5", "5 - 100"),
+    ("x-y", "y-x"),
+    ("-x", "x"),
+    ("B-", "B"),
+    ("B+", "B-"),
+    ("a-2", "-2"),
+]
 Evaluator = Callable[[Answer, Answer, Query], float]
 
 CHOICES = [
@@ -34,6 +57,10 @@ CHOICES = [
     (HALVES, "0.5", "A", 1),
     (HALVES, "0.6", "A", 0),
     (HALVES, "5-4-3", "5-3-4", 0),
+    (LETTERS, "A", "(B)", 1),
+    (LETTERS, "A", "(A)", 0),
+    (SPECIES, "A. niger", "(C)", 1),
+    (SPECIES, "A. niger", "(A)", 0),
     (LISTED, "B) Rome", "Rome", 1),
     (LISTED, "A", "Rome", 0),
 ]
@@ -53,6 +80,12 @@ NUMBERS = [
     ("", "", 0),
     ("555-1234", "555-1233", 0),
     ("2-1", "3-2", 0),
+    (".5", "0.5", 1),
+    (".5", "5", 0),
+    ("$.50", "50", 0),
+    ("1234567", "1234568", 0),
+    ("7" * 60, "7" * 59 + "8", 0),
+    ("1234567.0000001", "1234567.0000002", 1),
 ]
 WORDS = [
     ("A red car.", "red car", 1),
@@ -60,6 +93,14 @@ WORDS = [
     ("Yes, it is.", "yes", 1),
     ("yes", "no", 0),
     ("red car", "car", 0),
+    ("left-hand side", "side left hand", 1),
+    ("The 2 cats!", "two cats", 1),
+    ("a 5-year plan", "5 year plan", 1),
+    ("1,000 cats", "1000 cats", 1),
+    (".50 kg", "0.5kg", 1),
+    ("(3, -4)", r"\left(3,-4\right)", 1),
+    ("Yes, 5.", "yes", 1),
+    (r"\text{cat}", "cat", 1),
     ("unanswerable", "Unanswerable.", 1),
     ("", "", 0),
 ]
@@ -102,6 +143,14 @@ def test_answers_that_were_parsed_are_told_by_their_labels() -> None:
     assert (same_answer(none, none, PETS), same_answer(none, several, PETS)) == (1, 0)
     said = FinalAnswerParser()(HALVES, Completion("It is 0.5, so the answer is 0.5."))
     assert same_answer(said, Answer(HALVES.choices[0], labels=HALVES.choices[:1]), HALVES) == 1
+
+
+@pytest.mark.parametrize(("one", "other"), UNLIKE)
+def test_order_and_signs_count_among_digits_and_in_formulas(one: str, other: str) -> None:
+    for evaluate in (same_words, same_answer):
+        assert evaluate(Answer(one), Answer(other), OPEN) == 0
+        assert evaluate(Answer(other), Answer(one), OPEN) == 0
+        assert evaluate(Answer(one), Answer(f" {one}."), OPEN) == 1
 
 
 @pytest.mark.parametrize("evaluate", [same_answer, same_choice, same_number, same_words])

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import BottegaError, RejectedError
+from bottega.evaluation.failures import concerns_one
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
 from bottega.rationales import ACCURACY, Enriching, Made, Rationales, todo
-from bottega.types import Prompt
+from bottega.types import Example, Prompt, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 
@@ -22,7 +23,7 @@ class Purse:
         self.left -= 1
         return self.left >= 0
 
-    def ended(self, cost_usd: float | None) -> None:
+    def ended(self, cost_usd: float | None, at_most_usd: float) -> None:
         self.costs.append(cost_usd)
 
 
@@ -43,13 +44,13 @@ class Run:
         self.done: dict[str, Made] = {}
 
     async def __call__(self, purse: Purse | None = None, *, fatal: bool = False) -> None:
-        def concerns_one(error: BottegaError) -> bool:
+        def passes(error: BottegaError) -> bool:
             return not fatal
 
         work = Enriching(
             self.kb,
             Rationales(self.model, candidates=2, predictions=2),
-            concerns_one=concerns_one,
+            concerns_one=passes,
             done=self.done.__setitem__,
         )
         await work.run(todo(self.kb).ids, purse or Purse(), 2)
@@ -116,6 +117,38 @@ async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
     )
     await work.run([id], Purse())
     assert run.rationales()["q1"] == ("Mine.", "0")
+
+
+async def test_a_rejection_does_not_undo_what_another_process_wrote(kb: KnowledgeBase) -> None:
+    (id,) = (str(e.id) for e in kb if e.query.text == "q1")
+
+    def meanwhile(prompt: Prompt) -> str:
+        if "q1" in str(prompt.messages[-1].parts):
+            kb.annotate(id, rationale="Theirs.", tags={"theirs": "1"})
+        return thinks(prompt)
+
+    run = Run(kb)
+    run.model = Scripted(meanwhile)
+    await run()
+    assert run.rationales()["q1"] == ("Theirs.", "0")
+    assert kb.get(id).tags["theirs"] == "1"
+
+
+async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) -> None:
+    kinds = tuple(f"kind {i}" for i in range(27))
+    kb.add([Example(Query("too many", choices=kinds), kinds[3])])
+    run = Run(kb)
+    work = Enriching(
+        kb,
+        Rationales(run.model, candidates=2, predictions=2),
+        concerns_one=concerns_one,
+        done=run.done.__setitem__,
+    )
+    await work.run(todo(kb).ids, Purse())
+    failed = {kb.get(id).query.text: str(made.error) for id, made in run.done.items() if made.error}
+    assert failed.keys() == {"q2", "too many"}
+    assert "27" in failed["too many"]
+    assert run.rationales()["q3"] == ("Think.", "1")
 
 
 async def test_an_error_that_would_meet_all_ends_it(kb: KnowledgeBase) -> None:

@@ -17,12 +17,15 @@ ALL = ["B"] * 4
 
 
 class Thinker:
-    """Writes these rationales, and predicts what is said of each; an error is raised."""
+    """Writes these rationales, and predicts what is said of each; an error is raised. What is `cut`
+    is so for that `reason`."""
 
     name = "thinker"
 
-    def __init__(self, said: Mapping[str, list[str] | Exception], cut: str = "") -> None:
-        self.said, self.cut = said, cut
+    def __init__(
+        self, said: Mapping[str, list[str] | Exception], cut: str = "", reason: str = "length"
+    ) -> None:
+        self.said, self.cut, self.reason = said, cut, reason
         self.predicted: list[str] = []
         self.samplings: list[Sampling] = []
         self.now = self.most_at_once = 0
@@ -33,7 +36,7 @@ class Thinker:
             texts = list(self.said)
         else:
             texts = await self._predict(prompt)
-        ends = ["length" if text == self.cut else "stop" for text in texts]
+        ends = [self.reason if text == self.cut else "stop" for text in texts]
         return Reply(self.name, tuple(map(Completion, texts, ends)), Usage(10, 5, 1))
 
     async def _predict(self, prompt: Prompt) -> list[str]:
@@ -123,12 +126,51 @@ async def test_no_whole_candidate_is_an_error_that_names_the_option() -> None:
     assert found.cost_usd == 1.0
 
 
+@pytest.mark.parametrize("reason", ["content_filter", "refusal", "tool_calls"])
+async def test_what_did_not_end_by_itself_is_no_candidate(reason: str) -> None:
+    thinker = Thinker({"cut": ALL, "a": ALL}, cut="cut", reason=reason)
+    assert (await made(thinker)).rationale == "a"
+    assert thinker.predicted == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("cat", "dog"), "Answer: dog, cat."),
+        (("cat", "dog"), "(A) and (B)"),
+        (("cat", "dog"), "A, B"),
+        (("cat", "dog"), "Answer: B, A"),
+        ((), "Answer: None"),
+    ],
+)
+async def test_several_labels_are_right_together(labels: tuple[str, ...], said: str) -> None:
+    query = Query("What is shown?", choices=("cat", "dog", "bird"))
+    known = Example(query, ", ".join(labels) or "none", labels=labels)
+    for replies, score in (([said] * 2, 1.0), ([said, "Answer: bird"], 0.5), (["(A)", "cat"], 0)):
+        model = Scripted(["Look.", *replies])
+        found = await Rationales(model, candidates=1, predictions=2).make(known)
+        assert found.score == score
+        assert "letters of all right choices" in str(model.calls[1].prompt.messages[-1].parts)
+
+
 async def test_a_failed_request_makes_no_rationale_and_what_it_cost_is_counted() -> None:
     refused = RejectedError("no", status=400)
     thinker = Thinker({"a": ["A", "A", "B", "B"], "b": refused, "c": ALL})
     found = await made(thinker)
     assert (found.rationale, found.error) == (None, refused)
     assert (found.requests, found.cost_usd) == (3, 3.0)  # that of c was under way
+
+
+async def test_what_it_would_cost_with_all_candidates() -> None:
+    def price(model: str, usage: Usage, /) -> float:
+        prices.append(0.0)
+        return 1.0 if len(prices) % 4 == 1 else 3.0
+
+    prices: list[float] = []
+    thinker = Thinker({"a": ALL, "b": ALL, "c": ALL})
+    found = await made(thinker, price=price)
+    assert (found.cost_usd, found.at_most_usd) == (4.0, 1 + 3 * 3)
+    assert (await made(Thinker({"cut": ALL}, cut="cut"))).at_most_usd == 1.0
 
 
 async def test_an_unknown_price_is_not_nothing() -> None:

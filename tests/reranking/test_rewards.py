@@ -8,7 +8,7 @@ import pytest
 
 from bottega.errors import GenerationError, SettingError
 from bottega.generation import Scripted
-from bottega.parsing import LabelParser
+from bottega.parsing import LabelParser, same_answer
 from bottega.prompting import Interleaved
 from bottega.reranking import (
     Asker,
@@ -111,6 +111,25 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
     shown = [text_of(call.prompt) for call in model.calls]
     assert ["kiwi" in one for one in shown] == [True, False, False]
     assert ["- dog" in one for one in shown] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("choices", "gold"),
+    [
+        (("B. subtilis", "E. coli", "A. niger"), "A. niger"),
+        (("O", "A", "B", "AB"), "A"),
+        (("The answer is red", "red"), "red"),
+    ],
+)
+async def test_known_answers_that_are_options_are_not_read_by_their_letters(
+    choices: tuple[str, ...], gold: str
+) -> None:
+    query = Query("q", choices=choices)
+    known = [Candidate(Example(query, gold), 1.0)]
+    said = Answer(choices[0], labels=choices[:1])
+    for choice in choices:
+        worth = mutual(agree=same_answer)(query, said, known, Asker(Scripted([choice])))
+        assert (await worth).value == (choice == gold)
 
 
 async def test_agreement_may_be_a_matter_of_degree() -> None:

@@ -86,8 +86,14 @@ def report(found: Todo, run: Run, json: bool) -> None:
         "cost_usd": run.cost_usd,
     }
     left = len(found.ids) - len(run.made) + run.failed
+    rejected = found.rejected + run.rejected
     if json:
-        whose = {"left": left, "given": found.given, "passages": found.passages}
+        whose = {
+            "left": left,
+            "rejected": rejected,
+            "given": found.given,
+            "passages": found.passages,
+        }
         print_json({"rows": rows, **spent, **whose})
         return
     table = [(whose, of, *figure.values()) for whose in rows for of, figure in rows[whose].items()]
@@ -98,9 +104,11 @@ def report(found: Todo, run: Run, json: bool) -> None:
         f" {spent['requests']} requests, {spent['calls']} calls, {given} tokens in, {written} out,"
         f" {price}"
     )
+    if rejected:
+        note(f"{rejected} were tried in vain, now or earlier; --again tries them once more")
     note(
-        f"{left} examples are left, {found.given} came with a rationale, {found.passages} have no"
-        f" answer; {EXPLAINED}"
+        f"{left} examples are left, whatever --limit says, {found.given} came with a rationale,"
+        f" {found.passages} have no answer; {EXPLAINED}"
     )
 
 

@@ -79,7 +79,7 @@ def rationales(
         check_filled(knowledge, file, namespace)
         found = todo(knowledge, again=again)
         work = Enriching(knowledge, maker, concerns_one=concerns_one, done=run.done)
-        job = Job(run, work, found.ids[:limit], 1 + candidates, concurrency, budget, asks=not yes)
+        job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
         try:
             asyncio.run(job.all(generator, purse))
         finally:
@@ -97,9 +97,7 @@ class Job:
     run: Run
     work: Enriching
     ids: Sequence[str]
-    most_requests: int
     concurrency: int
-    budget: float | None
     asks: bool
     is_spent: bool = False
 
@@ -107,7 +105,6 @@ class Job:
         try:
             rest = await self._first(purse)
             if rest and not purse.is_spent and self._goes_on(len(rest)):
-                purse = Budget(self.budget, spent=purse.spent, dearest=self._dearest())
                 with progress("writing rationales", len(rest), counts_money=True) as step:
                     self.run.step = step
                     await self.work.run(rest, purse, self.concurrency)
@@ -127,9 +124,8 @@ class Job:
         return ()
 
     def _dearest(self) -> float:
-        """As dear as one is that needs all its candidates."""
-        last = self.run.made[-1]
-        return (last.cost_usd or 0.0) * self.most_requests / max(1, last.requests)
+        """As dear as one was, or had been with all its candidates."""
+        return max(one.at_most_usd for one in self.run.made)
 
     def _goes_on(self, left: int) -> bool:
         last = self.run.made[-1]

@@ -36,8 +36,9 @@ class Budget:
         self._under_way += 1
         return True
 
-    def ended(self, cost_usd: float | None) -> None:
-        """Raises `SettingError` if there is a limit and no price."""
+    def ended(self, cost_usd: float | None, at_most_usd: float = 0.0) -> None:
+        """What it cost, and what one like it may cost. Raises `SettingError` if there is a limit
+        and no price."""
         self._under_way -= 1
         if cost_usd is None and self._limit is not None:
             raise SettingError(
@@ -45,4 +46,4 @@ class Budget:
                 hint="--price 0.15,0.60 gives US dollars for a million tokens",
             )
         self.spent += cost_usd or 0.0
-        self._dearest = max(self._dearest, cost_usd or 0.0)
+        self._dearest = max(self._dearest, cost_usd or 0.0, at_most_usd)

@@ -177,10 +177,16 @@ class KnowledgeBase(Searchable, Closing):
 
         Raises `NotFoundError`.
         """
-        tags = tags or {}
-        check_annotation(rationale, tags)
+        self._annotate(id, {"rationale": rationale}, tags or {})
+
+    def tag(self, id: str, tags: Mapping[str, str]) -> None:
+        """As `annotate`, but the rationale stays as it is, whoever wrote it last."""
+        self._annotate(id, {}, tags)
+
+    def _annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
+        check_annotation(told.get("rationale"), tags)
         (whole,) = self._resolved([id])
-        if not self._rows.annotate(whole, rationale, tags):
+        if not self._rows.annotate(whole, told, tags):
             raise unknown(id)
 
     def delete(self, ids: Iterable[str]) -> int:

@@ -105,9 +105,9 @@ class RowStore(Protocol):
         """
         ...
 
-    def annotate(self, id: str, rationale: str | None, tags: Mapping[str, str]) -> bool:
-        """Another rationale and more tags, under a new key, since what a key stands for never
-        changes; vectors, uses and age stay. False if the id is not there."""
+    def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
+        """The rationale that is `told`, if one is, and more tags, under a new key, since what a key
+        stands for never changes; vectors, uses and age stay. False if the id is not there."""
         ...
 
     def delete(self, ids: Collection[str]) -> int: ...

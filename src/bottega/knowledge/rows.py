@@ -66,9 +66,9 @@ class SqliteRows(ChangeLog):
                 prune(connection, new)
             return new
 
-    def annotate(self, id: str, rationale: str | None, tags: Mapping[str, str]) -> bool:
+    def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
         with self.transaction() as connection, self.understood():
-            done = writing.annotate(connection, self.namespace, id, rationale, tags)
+            done = writing.annotate(connection, self.namespace, id, told, tags)
             prune(connection, int(done))
             return done
 

@@ -112,11 +112,11 @@ def annotate(
     connection: sqlite3.Connection,
     namespace: str,
     id: str,
-    rationale: str | None,
+    told: Mapping[str, str | None],
     tags: Mapping[str, str],
 ) -> bool:
-    """Gives the row another rationale and more tags, and with them another key: what was read by a
-    key never changes. False if no row has this id."""
+    """Gives the row another rationale, if one is `told`, and more tags, and with them another
+    key: what was read by a key never changes. False if no row has this id."""
     columns = ("key", *COLUMNS, "namespace", "asked")
     row = connection.execute(
         f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?",
@@ -126,7 +126,7 @@ def annotate(
         return False
     old, *values = row
     fields = dict(zip(columns[1:], values, strict=True))
-    fields["rationale"] = rationale
+    fields.update(told)
     fields["tags"] = orjson.dumps({**orjson.loads(fields["tags"]), **tags}).decode()
     log_change(connection, "delete", [old])
     connection.execute("DELETE FROM examples WHERE key = ?", [old])

@@ -19,12 +19,14 @@ DIGITS = {word: str(number) for number, word in enumerate(COUNTED.split())}
 # Words, and single signs of scripts that do not divide words.
 SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 TOKENS = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
-LETTER = re.compile(r"\W*([A-Z])(?:\W*|[.):]\s.*)", re.DOTALL)
-YES_OR_NO = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
-OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+# "B+" and "-B" are no letters, "no. 5" is a number.
+AROUND_LETTER = r"[^\w+\-−=<>\\^]*"
+LETTER = re.compile(rf"{AROUND_LETTER}([A-Z])(?:{AROUND_LETTER}|[.):]\s.*)", re.DOTALL)
+YES_OR_NO = re.compile(r"\W*(yes|no)\b(?!\.?\s*\d)", re.IGNORECASE)
+OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*)$", re.MULTILINE)
 FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,30})\}\{([^{}]{1,30})\}")
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,40})?(?:\.\d{1,40})?(?:/\d{1,40})?")
-AROUND_NUMBER = " \t\n$€£¥%°~≈=."
+NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,200})?(?:\.\d{1,40})?(?:/\d{1,40})?")
+AROUND_NUMBER = " \t\n$€£¥%°~≈="
 CLOSE = 1e-6
 
 
@@ -60,7 +62,7 @@ def with_options(query: Query) -> Query:
 def final(reply: str, query: Query) -> str:
     """The option that was meant, by its text, or what was said."""
     said = FinalAnswerParser()(query, Completion(reply)).text
-    if query.choices:
+    if query.choices and said not in query.choices:  # an option is not to be read once more
         read = ChoiceParser(whole_words=True)
         for text in (said, reply):
             answer = read(query, Completion(text))
@@ -78,25 +80,31 @@ def _options(text: str) -> tuple[str, ...]:
     options: list[str] = []
     for letter, option in OPTION.findall(text):
         if letter == "A":
-            options = [option]
+            options = [option.rstrip(" \t")]
         elif options and letter == ascii_uppercase[len(options) % 26]:
-            options.append(option)
+            options.append(option.rstrip(" \t"))
     return tuple(options) if len(options) > 1 else ()
 
 
 def in_words(ours: str, theirs: str) -> float:
+    same = decided(ours, theirs)
+    return _f1(_words(ours), _words(theirs)) if same is None else float(same)
+
+
+def decided(ours: str, theirs: str) -> bool | None:
+    """By what two answers say before all else: a letter, yes or no. None if they do not."""
     letters = LETTER.fullmatch(ours), LETTER.fullmatch(theirs)
     if letters[0] and letters[1] and min(len(plain(ours)), len(plain(theirs))) == 1:
-        return float(letters[0][1] == letters[1][1])
-    decided = YES_OR_NO.match(ours), YES_OR_NO.match(theirs)
-    if decided[0] and decided[1]:
-        return float(decided[0][1].lower() == decided[1][1].lower())
-    return _f1(_words(ours), _words(theirs))
+        return letters[0][1] == letters[1][1]
+    said = YES_OR_NO.match(ours), YES_OR_NO.match(theirs)
+    if said[0] and said[1]:
+        return said[0][1].lower() == said[1][1].lower()
+    return None
 
 
 def number(text: str) -> Fraction | None:
-    bare = DIGITS.get(plain(text), FRACTION.sub(r"\1/\2", text)).strip(AROUND_NUMBER)
-    bare = bare.replace(" ", "")
+    bare = DIGITS.get(plain(text), FRACTION.sub(r"\1/\2", text)).lstrip(AROUND_NUMBER)
+    bare = bare.rstrip(AROUND_NUMBER + ".").replace(" ", "")
     if not any(sign.isdigit() for sign in bare) or not NUMBER.fullmatch(bare):
         return None
     try:
@@ -106,6 +114,9 @@ def number(text: str) -> Fraction | None:
 
 
 def close(one: Fraction, other: Fraction) -> bool:
+    """Whole numbers are so only if they are equal: years, identity numbers, counts."""
+    if one.denominator == other.denominator == 1:
+        return one == other
     return abs(one - other) <= CLOSE * max(abs(one), abs(other))
 
 

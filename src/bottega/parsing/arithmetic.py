@@ -36,15 +36,21 @@ def value(formula: str) -> float | None:
     """
     if len(formula) > LONGEST:
         return None
-    text = UNIT.sub("", WITHOUT_VALUE.sub("", formula.lower()))
-    for spelling, meant in SPELLINGS.items():
-        text = text.replace(spelling, meant)
-    reader = _Reader(THOUSANDS.sub("", text))
+    without_units = UNIT.sub("", WITHOUT_VALUE.sub("", formula.lower()))
+    reader = _Reader(THOUSANDS.sub("", spelled(without_units)))
     try:
         found = reader.whole()
     except (_NoFormula, ArithmeticError, ValueError):
         return None
     return found if math.isfinite(found) else None
+
+
+def spelled(formula: str) -> str:
+    """In one spelling, without what has no value."""
+    text = WITHOUT_VALUE.sub("", formula)
+    for spelling, meant in SPELLINGS.items():
+        text = text.replace(spelling, meant)
+    return text
 
 
 class _NoFormula(Exception):

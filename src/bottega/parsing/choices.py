@@ -23,6 +23,8 @@ from bottega.types import Answer, Completion, Query
 ENDS = ",.!?;:'"
 FEWEST_WORDS = 6  # for an option's text to count inside of a reply
 LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+# Of whole words: a point inside of a number is none of their ends.
+START, END = r"(?<!\w)(?<!\.(?=\d))", r"(?!\w|(?<=\d)\.\d)"
 NUMBERS = (
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
     # Without the look-behind a long row of digits would be read from each of them.
@@ -92,7 +94,8 @@ def _named_by_words(text: str, options: Lettered) -> str | None:
 
     def ends(letter: str) -> tuple[int, int]:
         option = options[letter]
-        found = re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", text, re.IGNORECASE)
+        whole = rf"{START}{re.escape(option)}{END}"
+        found = re.finditer(whole, text, re.IGNORECASE)
         return max((match.end() for match in found), default=-1), len(option)
 
     last = max(options, key=ends)

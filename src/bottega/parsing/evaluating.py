@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 
-from bottega.parsing.agreement import close, final, in_words, number, with_options
+from bottega.parsing.agreement import close, decided, final, in_words, number, with_options
 from bottega.parsing.arithmetic import value
+from bottega.parsing.final import FinalAnswerParser
+from bottega.parsing.labels import LabelParser
 from bottega.parsing.replies import match, plain
-from bottega.types import Answer, Query
+from bottega.parsing.sequences import is_formula, tokens
+from bottega.types import Answer, Completion, Query
 
+LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ")
 # Dates, telephone numbers, results of games: not to be calculated.
 JOINED = re.compile(r"\d\s*[-/]\s*\d")
 
@@ -37,6 +41,8 @@ def same_choice(one: Answer, other: Answer, query: Query, /) -> float:
     if not (one.valid and other.valid):
         return 0.0
     query = with_options(query)
+    if any(len(_labels(answer, query)) > 1 for answer in (one, other)):
+        return float(_several(one, query) == _several(other, query))
     ours, theirs = _chosen(one, query), _chosen(other, query)
     if ours or theirs:
         return float(ours == theirs)
@@ -44,9 +50,10 @@ def same_choice(one: Answer, other: Answer, query: Query, /) -> float:
 
 
 def same_number(one: Answer, other: Answer, query: Query, /) -> float:
-    """The same number, however it is written: 1,000 and 1000.0, five and 5, 50 % and 50. Formulas
-    are the same if their values are to two decimals, as in MathVision's metric: \\sqrt{2} and 1.41.
-    What is no number is the same as nothing."""
+    """The same number, however it is written: 1,000 and 1000.0, five and 5, 50 % and 50. Whole
+    numbers must be equal, others up to a millionth. Formulas are the same if their values are to
+    two decimals, as in MathVision's metric: \\sqrt{2} and 1.41. What is no number is the same as
+    nothing."""
     if not (one.valid and other.valid):
         return 0.0
     return float(_equal(final(one.text, query), final(other.text, query)))
@@ -54,21 +61,48 @@ def same_number(one: Answer, other: Answer, query: Query, /) -> float:
 
 def same_words(one: Answer, other: Answer, query: Query, /) -> float:
     """The same words, as short answers are compared in VizWiz and OK-VQA: case, punctuation,
-    articles and order do not count, and "two" is "2". What begins with yes or no says just that. It
-    knows no synonyms; `agreement` also tells how far longer answers have words in common."""
+    articles and order do not count, and "two" is "2". Where one holds digits or a formula, order,
+    signs and decimals do count: -5 kg and 5 kg, 1.5 kg and 5.1 kg. What begins with yes or no says
+    just that. It knows no synonyms; `agreement` also tells how far longer answers have words in
+    common."""
     if not (one.valid and other.valid):
         return 0.0
     ours, theirs = final(one.text, query), final(other.text, query)
     if not plain(ours) or not plain(theirs):
         return float(bool(ours) and ours == theirs)
+    same = decided(ours, theirs)
+    if same is None and (is_formula(ours) or is_formula(theirs)):
+        return float(tokens(ours) == tokens(theirs))
     return float(plain(ours) == plain(theirs) or in_words(ours, theirs) == 1.0)
+
+
+def _labels(answer: Answer, query: Query) -> frozenset[str]:
+    """Empty where they are no options."""
+    labels = frozenset(answer.labels)
+    return labels if labels.issubset(query.choices) else frozenset()
+
+
+def _several(answer: Answer, query: Query) -> frozenset[str]:
+    """The options of a list, by their texts or letters; empty if it holds anything else."""
+    labels = _labels(answer, query)
+    if labels:
+        return labels
+    said = Completion(answer.text)
+    listed = LabelParser(multi_label=True)(query, said)
+    if listed.valid:
+        return frozenset(listed.labels)
+    parts = LISTED.split(answer.text)
+    read = frozenset(FinalAnswerParser()(query, Completion(part)).text for part in parts)
+    return read if read.issubset(query.choices) else frozenset()
 
 
 def _chosen(answer: Answer, query: Query) -> frozenset[str]:
     """Empty where no option is named."""
     options = frozenset(query.choices)
-    if answer.labels and options.issuperset(answer.labels):
-        return frozenset(answer.labels)
+    if labels := _labels(answer, query):
+        return labels
+    if answer.text in options:  # also one that begins like an option's letter: "A. niger"
+        return frozenset({answer.text})
     said = final(answer.text, query)
     named = match(said, query.choices)
     if named is not None:

@@ -25,6 +25,7 @@ CONFIDENCE_LINE = re.compile(
     r"^[^\w\n]*confidence(?: score)?[^\w\n]*:.*$", re.IGNORECASE | re.MULTILINE
 )
 WORDS = re.compile(r"\w")
+POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # that of ".5", which is no punctuation
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 
 
@@ -81,4 +82,6 @@ def match(text: str, choices: Sequence[str]) -> str | None:
 
 def plain(text: str) -> str:
     folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
+    if "." in folded:
+        folded = POINT.sub("0.", folded)
     return " ".join(folded.strip(QUOTES).split())

@@ -60,11 +60,11 @@ def _accuracy(example: Example) -> float | None:
 
 class Purse(Protocol):
     """What a run may cost: `starts` says whether another example can be paid for, and `ended` is
-    told what it cost."""
+    told what it cost, and what it would have cost with all candidates."""
 
     def starts(self) -> bool: ...
 
-    def ended(self, cost_usd: float | None) -> None: ...
+    def ended(self, cost_usd: float | None, at_most_usd: float) -> None: ...
 
 
 class Enriching:
@@ -96,28 +96,30 @@ class Enriching:
             for id in waiting:
                 if not purse.starts():
                     return
-                purse.ended(await self._one(id))
+                purse.ended(*await self._one(id))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(ids))):
                 group.create_task(work())
 
-    async def _one(self, id: str) -> float | None:
-        """What it cost."""
+    async def _one(self, id: str) -> tuple[float | None, float]:
+        """What it cost, and would at most."""
         try:
             example = await asyncio.to_thread(self._knowledge.get, id)
         except NotFoundError:  # deleted by another process: nobody lacks its rationale
-            return 0.0
+            return 0.0, 0.0
         made = await self._rationales.make(example)
         if made.error is None:
             with suppress(NotFoundError):
-                await asyncio.to_thread(
-                    self._knowledge.annotate,
-                    id,
-                    rationale=made.rationale or example.rationale,
-                    tags={ACCURACY: f"{made.score:.4g}"},
-                )
+                await asyncio.to_thread(self._store, id, made)
         self._done(id, made)
         if made.error is not None and not self._concerns_one(made.error):
             raise made.error
-        return made.cost_usd
+        return made.cost_usd, made.at_most_usd
+
+    def _store(self, id: str, made: Made) -> None:
+        tags = {ACCURACY: f"{made.score:.4g}"}
+        if made.rationale is None:
+            self._knowledge.tag(id, tags)  # what it has may be newer than what was read
+        else:
+            self._knowledge.annotate(id, rationale=made.rationale, tags=tags)

@@ -13,6 +13,8 @@ from bottega.prompting import Concluding, Explaining
 from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 
+ASK_LETTERS = "Answer with the letters of all right choices, separated by commas, or say none."
+
 Agree = Callable[[Answer, Answer, Query], float]
 
 
@@ -22,7 +24,9 @@ class Made:
     without a `rationale` none was ever right, or there was an `error`.
 
     `tried` are the shares of all candidates that were tried, in order. `calls` are completions.
-    `cost_usd`, of everything that came back, is None where a price is not known.
+    `cost_usd`, of everything that came back, is None where a price is not known. `at_most_usd` is
+    what it would have been had all candidates been verified, each as dear as the dearest was; it is
+    what was spent where none was verified.
     """
 
     rationale: str | None = None
@@ -32,6 +36,7 @@ class Made:
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = 0.0
+    at_most_usd: float = 0.0
     error: BottegaError | None = None
 
     @property
@@ -49,7 +54,8 @@ class Rationales:
 
     The paper verifies all candidates. With `stop_early`, as in its released code, that ends at the
     first one whose predictions are all right: they are verified in waves of 1, 2, 4 and so on, each
-    wave at once. Empty candidates and those that were cut are none.
+    wave at once. Candidates that are empty, or did not end by themselves (cut, filtered, refused),
+    are none.
 
     Raises `SettingError` for a model that answers in a word (`turns_only`, as the bundled ones).
     """
@@ -80,13 +86,15 @@ class Rationales:
         self._stop_early = stop_early
         self._explain = explain or Explaining()
         self._conclude = conclude or Concluding()
+        self._conclude_several = conclude or Concluding(by_letter=ASK_LETTERS)
         self._parse = parse or FinalAnswerParser()
+        self._parse_several = parse or _as_listed
         self._agree = agree
         self._price = price
 
     async def make(self, example: Example) -> Made:
         """Errors of the model are in what it returns, beside what was spent until then."""
-        bill = _Bill(self._price)
+        bill = _Bill(self._price, self._writing.n)
         try:
             found = await self._best(example, bill)
         except BottegaError as error:
@@ -94,7 +102,8 @@ class Rationales:
         return bill.totalled(found)
 
     async def _best(self, example: Example, bill: _Bill) -> Made:
-        reply = await self._generator.generate(self._explain(example), self._writing)
+        prompt = _asked(lambda: self._explain(example))
+        reply = await self._generator.generate(prompt, self._writing)
         bill.add(reply)
         candidates = self._whole(reply)
         best = Made()
@@ -114,15 +123,16 @@ class Rationales:
 
     def _whole(self, reply: Reply) -> list[str]:
         """Equal ones are verified once."""
-        texts = [spoken(one.text) for one in reply.completions if one.finish_reason != "length"]
+        ended = (one for one in reply.completions if one.finish_reason == "stop")
+        texts = [spoken(one.text) for one in ended]
         # No store takes a NUL.
         whole = list(dict.fromkeys(text for text in texts if text and "\0" not in text))
         if whole:
             return whole
         error = GenerationError(
-            f"all {len(reply.completions)} rationales were empty, or cut at"
+            f"all {len(reply.completions)} rationales were empty, refused, filtered or cut at"
             f" {self._writing.max_tokens} tokens",
-            hint="allow more tokens (--max-tokens)",
+            hint="allow more tokens (--max-tokens), or ask another model",
         )
         error.retryable = True  # the next ones are other ones
         raise error
@@ -134,20 +144,36 @@ class Rationales:
             start, size = start + size, 2 * size
 
     async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
-        prompt = self._conclude(example.query, rationale)
+        labels = (example.answer,) if example.labels is None else example.labels
+        conclude = self._conclude if len(labels) == 1 else self._conclude_several
+        prompt = _asked(lambda: conclude(example.query, rationale))
         reply = await self._generator.generate(prompt, self._predicting)
         bill.add(reply)
-        known = Answer(example.answer, labels=example.labels or (example.answer,))
-        right = [self._right(example.query, one, known) for one in reply.completions]
-        return sum(right) / len(right)
+        known = Answer(example.answer, labels=labels)
+        parse = self._parse if len(labels) == 1 else self._parse_several
+        said = [parse(example.query, one) for one in reply.completions]
+        return sum(self._agree(one, known, example.query) for one in said) / len(said)
 
-    def _right(self, query: Query, completion: Completion, known: Answer) -> float:
-        return self._agree(self._parse(query, completion), known, query)
+
+def _as_listed(query: Query, completion: Completion) -> Answer:
+    """All that was said, of which the choices would have one option taken."""
+    return FinalAnswerParser()(replace(query, choices=()), completion)
+
+
+def _asked(make: Callable[[], Prompt]) -> Prompt:
+    """A prompt that cannot be made is the fault of this example, and of no other."""
+    try:
+        return make()
+    except SettingError as error:
+        own = GenerationError(str(error), hint=error.hint)
+        own.retryable = True  # as one that concerns its own example alone
+        raise own from error
 
 
 @dataclass
 class _Bill:
     price: Pricer | None
+    candidates: int
     replies: list[Reply] = field(default_factory=list)
 
     def add(self, reply: Reply) -> None:
@@ -155,6 +181,8 @@ class _Bill:
 
     def totalled(self, made: Made) -> Made:
         usages = [reply.usage for reply in self.replies]
+        costs = [self._cost(reply) for reply in self.replies]
+        known = [cost for cost in costs if cost is not None]
         return replace(
             made,
             requests=len(self.replies),
@@ -164,14 +192,13 @@ class _Bill:
                 sum(usage.completion_tokens for usage in usages),
                 sum(usage.cached_tokens for usage in usages),
             ),
-            cost_usd=self._cost(),
+            cost_usd=None if None in costs else sum(known),
+            at_most_usd=self._at_most(known),
         )
 
-    def _cost(self) -> float | None:
-        total = 0.0
-        for reply in self.replies:
-            cost = self.price(reply.model, reply.usage) if self.price else None
-            if cost is None:
-                return None
-            total += cost
-        return total
+    def _cost(self, reply: Reply) -> float | None:
+        return self.price(reply.model, reply.usage) if self.price else None
+
+    def _at_most(self, costs: Sequence[float]) -> float:
+        writing, verifying = sum(costs[:1]), max(costs[1:], default=0.0)
+        return writing + self.candidates * verifying

@@ -136,7 +136,8 @@ class Mutual:
         query = _with_choices(example, shown.query)
         prompt = self._prompt(query, [Candidate(shown, 1.0)])
         reply = await ask.ask(prompt, self._sampling)
-        gold = Answer(example.answer, labels=example.labels or ())
+        option = (example.answer,) if example.answer in query.choices else ()
+        gold = Answer(example.answer, labels=example.labels or option)
         answers = [self._parse(query, one) for one in reply.completions]
         return share(answers, gold, query, self._agree)
 
