@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.errors import BottegaError, RejectedError
+from bottega.errors import BottegaError, RejectedError, SettingError
 from bottega.evaluation.failures import concerns_one
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
+from bottega.prompting import Explaining
 from bottega.rationales import ACCURACY, Enriching, Made, Rationales, todo
 from bottega.types import Example, Prompt, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
@@ -135,19 +136,23 @@ async def test_a_rejection_does_not_undo_what_another_process_wrote(kb: Knowledg
 
 
 async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) -> None:
-    kinds = tuple(f"kind {i}" for i in range(27))
-    kb.add([Example(Query("too many", choices=kinds), kinds[3])])
+    def explain(example: Example) -> Prompt:
+        if example.query.text == "unspeakable":
+            raise SettingError("no prompt for this one")
+        return Explaining()(example)
+
+    kb.add([Example(Query("unspeakable"), "so it is")])
     run = Run(kb)
     work = Enriching(
         kb,
-        Rationales(run.model, candidates=2, predictions=2),
+        Rationales(run.model, candidates=2, predictions=2, explain=explain),
         concerns_one=concerns_one,
         done=run.done.__setitem__,
     )
     await work.run(todo(kb).ids, Purse())
     failed = {kb.get(id).query.text: str(made.error) for id, made in run.done.items() if made.error}
-    assert failed.keys() == {"q2", "too many"}
-    assert "27" in failed["too many"]
+    assert failed.keys() == {"q2", "unspeakable"}
+    assert "no prompt" in failed["unspeakable"]
     assert run.rationales()["q3"] == ("Think.", "1")
 
 
