@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from bottega.types import (
     Candidate,
     Completion,
     Found,
+    Prefix,
     Prompt,
     Query,
     Reply,
@@ -37,6 +38,17 @@ class Generator(Protocol):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class BehindPrefix(Generator, Protocol):
+    """A model in this process: it can answer behind keys and values that it did not read itself.
+
+    `behind` gives the same model with every prompt behind `prefix`; it shares everything else, and
+    closing it closes nothing. A prefix of another shape raises `GenerationError` when it is used.
+    """
+
+    def behind(self, prefix: Prefix, /) -> Generator: ...
 
 
 def turns_only(generator: Generator) -> bool:

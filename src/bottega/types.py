@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bottega.errors import SettingError
 from bottega.image import Image
 
@@ -76,6 +79,18 @@ class Message:
 @dataclass(frozen=True)
 class Prompt:
     messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What stands before a prompt in a model's cache: for each layer keys and values, each
+    (key-value heads, length, head dimension) in float32, keys as they are after the rotation."""
+
+    layers: tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
+
+    @property
+    def length(self) -> int:
+        return int(self.layers[0][0].shape[1])
 
 
 @dataclass(frozen=True)

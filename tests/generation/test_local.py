@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,14 +207,14 @@ async def test_closing_beside_new_requests_never_has_two_threads_at_work(
     most, begun = 0, threading.Event()
     render = LoadedModel.render
 
-    def slow(model: LoadedModel, prompt: Prompt, sampling: Sampling) -> Rendered:
+    def slow(model: LoadedModel, prompt: Prompt, *rest: Any) -> Rendered:
         nonlocal most
         at_work.append(threading.get_ident())
         most = max(most, len(at_work))
         begun.set()
         try:
             threading.Event().wait(0.1)
-            return render(model, prompt, sampling)
+            return render(model, prompt, *rest)
         finally:
             at_work.remove(threading.get_ident())
 
@@ -239,9 +240,9 @@ async def test_requests_called_off_are_skipped(
     rendered: list[Prompt] = []
     render = LoadedModel.render
 
-    def noting(model: LoadedModel, prompt: Prompt, sampling: Sampling) -> Rendered:
+    def noting(model: LoadedModel, prompt: Prompt, *rest: Any) -> Rendered:
         rendered.append(prompt)
-        return render(model, prompt, sampling)
+        return render(model, prompt, *rest)
 
     monkeypatch.setattr(LoadedModel, "render", noting)
     busy = threading.Event()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from bottega.errors import GenerationError
+from bottega.errors import BottegaError, GenerationError
+from bottega.generation.behind import behind
 from bottega.generation.control import ControlTokens
 from bottega.generation.decoding import Row, Sampler, Stopper, finish
 from bottega.generation.hub import first_line, hf, load_parts
@@ -19,7 +20,7 @@ from bottega.generation.rendered import Rendered, pictures_of
 from bottega.generation.sight import Sight
 from bottega.generation.spelling import Spelled
 from bottega.image import Image
-from bottega.types import Completion, Message, Prompt, Sampling, Usage
+from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class LoadedModel:
         reader = Reader.of(model, processor, sight, keep)
         return cls(model, processor, ends, ControlTokens.of(processor), sight, reader)
 
-    def render(self, prompt: Prompt, sampling: Sampling) -> Rendered:
+    def render(self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None) -> Rendered:
         parts = [part for message in prompt.messages for part in message.parts]
         images = tuple(part for part in parts if isinstance(part, Image))
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
@@ -70,7 +71,7 @@ class LoadedModel:
                 f"the rendered prompt has {text.count(marker)} places for {len(images)} images",
                 hint="does the template take images there, and that many?",
             )
-        return Rendered(text, images, sampling)
+        return Rendered(text, images, sampling, prefix=prefix)
 
     def decode(self, rendered: Rendered) -> Rendered:
         """With the pictures that `answer` needs. Raises `ImageError`."""
@@ -81,11 +82,17 @@ class LoadedModel:
         }
         return replace(rendered, pictures={sha: one.decode() for sha, one in needed.items()})
 
+    def encode(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What the model takes, left padded, of prompts that all have images or all have none."""
+        return dict(self._inputs([self.decode(self.render(one, Sampling())) for one in prompts]))
+
     def answer(self, batch: Sequence[Rendered]) -> list[tuple[tuple[Completion, ...], Usage]]:
         """The batch's prompts have the same number of samples, and all or none have images."""
         try:
             with torch.inference_mode():
                 return self._answer(batch)
+        except BottegaError:
+            raise
         except Exception as error:
             raise GenerationError(
                 f"the model failed: {first_line(error)}", hint=_failure_hint(error)
@@ -105,7 +112,7 @@ class LoadedModel:
         ]
 
     def _spelled(self, batch: Sequence[Rendered]) -> list[Spelled]:
-        if self.reader is None or not self.reader.trusts:
+        if self.reader is None or not self.reader.trusts or batch[0].prefix:
             return []
         return [self.reader.spell(one.text, one.shown, one.pictures) for one in batch]
 
@@ -114,6 +121,8 @@ class LoadedModel:
     ) -> tuple[dict[str, Any], list[int]]:
         """The batch for `generate`, and each prompt's number of tokens."""
         samples = batch[0].samples
+        if batch[0].prefix:
+            return self._behind(batch)
         ordinary = partial(self._inputs, batch, spelled)
         if self.reader is not None and spelled:
             known = self.reader.inputs(spelled, samples, pictures_of(batch), ordinary)
@@ -128,6 +137,12 @@ class LoadedModel:
         elif self.reader is not None and spelled:
             inputs |= self.reader.noting(spelled, inputs)
         return inputs, prompt_tokens
+
+    def _behind(self, batch: Sequence[Rendered]) -> tuple[dict[str, Any], list[int]]:
+        rows = [self.decode(one) for one in batch for _ in range(one.samples)]
+        inputs = self._inputs(rows)
+        prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
+        return behind(self.model, inputs, rows), prompt_tokens[:: batch[0].samples]
 
     def _draw(self, inputs: Any, rows: Sequence[Row]) -> list[tuple[Completion, int]]:
         length = inputs["input_ids"].shape[1]

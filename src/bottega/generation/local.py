@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bottega.errors import BottegaError, MissingDependencyError, SettingError
 from bottega.loading import LOADING
-from bottega.types import Prompt, Reply, Sampling
+from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
@@ -31,6 +31,7 @@ MOST_LINGERS = 10
 class Request:
     prompt: Prompt
     sampling: Sampling
+    prefix: Prefix | None = None
     start: float = field(default_factory=time.perf_counter)
     reply: Future[Reply] = field(default_factory=Future)
 
@@ -86,8 +87,25 @@ class Transformers:
     async def load(self) -> None:
         await asyncio.wrap_future(self._submit(self._model))
 
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model itself. Raises `SettingError` before `load()`."""
+        if self._loaded is None:
+            raise SettingError(f"{self.name} is not loaded", hint="await its load() first")
+        return self._loaded
+
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        request = Request(prompt, sampling)
+        return await self._ask(Request(prompt, sampling))
+
+    def behind(self, prefix: Prefix, /) -> Behind:
+        """The model with every prompt behind keys and values that it did not read itself."""
+        return Behind(self, prefix)
+
+    async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
+        """Anything else that is done with the model, in its thread, between two batches."""
+        return await asyncio.wrap_future(self._submit(lambda: work(self._model())))
+
+    async def _ask(self, request: Request) -> Reply:
         with self._lock:
             self._waiting.append(request)
         self._submit(self._answer_waiting)
@@ -136,7 +154,7 @@ class Transformers:
         try:
             model = self._model()
             asked = ((one, one) for one in requests)
-            rendered = _each(asked, lambda one: model.render(one.prompt, one.sampling))
+            rendered = _each(asked, lambda one: model.render(one.prompt, one.sampling, one.prefix))
             for batch in self._batches(rendered):
                 self._answer(model, batch)
         except BaseException as error:
@@ -156,7 +174,7 @@ class Transformers:
         self, rendered: Iterator[tuple[Request, Rendered]]
     ) -> Iterator[list[tuple[Request, Rendered]]]:
         ordered = sorted(rendered, key=lambda pair: pair[1].shape)
-        for (_, samples), group in groupby(ordered, key=lambda pair: pair[1].shape[:2]):
+        for (_, samples, _), group in groupby(ordered, key=lambda pair: pair[1].shape[:3]):
             members, size = list(group), max(1, self._max_batch // samples)
             for start in range(0, len(members), size):
                 yield members[start : start + size]
@@ -175,6 +193,28 @@ class Transformers:
         for (request, _), (completions, usage) in zip(ready, answers, strict=True):
             seconds = time.perf_counter() - request.start
             request.reply.set_result(Reply(self.name, completions, usage, seconds))
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A model whose prompts stand behind a prefix; what it asks shares batches with the others."""
+
+    model: Transformers
+    prefix: Prefix
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def turns_only(self) -> bool:
+        return self.model.turns_only
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        return await self.model._ask(Request(prompt, sampling, self.prefix))
+
+    async def aclose(self) -> None:
+        """The model stays: it is not this one's."""
 
 
 def _each(

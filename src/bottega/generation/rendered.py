@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from PIL import Image as Pillow
 
 from bottega.image import Image
-from bottega.types import Sampling
+from bottega.types import Prefix, Sampling
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class Rendered:
     images: tuple[Image, ...]
     sampling: Sampling
     pictures: Mapping[str, Pillow.Image] = field(default_factory=dict)
+    prefix: Prefix | None = None
+
+    @property
+    def behind(self) -> int:
+        """How many tokens stand before it."""
+        return self.prefix.length if self.prefix else 0
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -31,11 +37,12 @@ class Rendered:
         return self.sampling.n if self.sampling.temperature > 0 else 1
 
     @property
-    def shape(self) -> tuple[bool, int, int, int, int]:
+    def shape(self) -> tuple[bool, int, int, int, int, int]:
         """Prompts with equal or near shapes fit in one batch with little padding. Only those that
-        are equal in the first two may share one."""
+        are equal in the first three may share one."""
         limit = self.sampling.max_tokens
-        return (bool(self.images), self.samples, limit, len(self.images), len(self.text))
+        kind = bool(self.images), self.samples, self.behind
+        return (*kind, limit, len(self.images), len(self.text))
 
 
 def pictures_of(batch: Sequence[Rendered]) -> dict[str, Pillow.Image]:

@@ -1,0 +1,122 @@
+"""Answers behind keys and values that the model did not read itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from bottega.errors import SettingError
+from bottega.generation import Transformers, bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.protocols import BehindPrefix
+from bottega.tasks.facts import Facts
+from bottega.types import Example, Message, Prefix, Prompt, Query, Sampling
+
+TASK = Facts(asked=20, episodes=1).draw(3)
+PASSAGES = {str(one.id): one for one in TASK.knowledge}
+GREEDY = Sampling(max_tokens=12)
+
+
+def asked(query: Query) -> Prompt:
+    return Prompt((Message("user", (*query.images, query.text)),))
+
+
+def right(item: Example) -> str:
+    return PASSAGES[item.tags["passage"]].query.text
+
+
+async def read(model: Transformers, text: str) -> Prefix:
+    return await model.run(lambda loaded: _prefix(loaded, text))
+
+
+def _prefix(loaded: LoadedModel, text: str) -> Prefix:
+    """A passage alone, without what opens a prompt."""
+    ids = loaded.processor.tokenizer(f"<passage>{text}<end>", return_tensors="pt")
+    with torch.inference_mode():
+        cache = loaded.model(**ids, use_cache=True).past_key_values
+    return Prefix(tuple((one.keys[0].numpy(), one.values[0].numpy()) for one in cache.layers))
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformers:
+    return bundled()
+
+
+async def answers(model: Transformers, items: Sequence[Example]) -> list[str]:
+    prefixes = [await read(model, right(item)) for item in items]
+    replies = await asyncio.gather(
+        *(
+            model.behind(prefix).generate(asked(item.query), GREEDY)
+            for item, prefix in zip(items, prefixes, strict=True)
+        )
+    )
+    return [reply.completions[0].text for reply in replies]
+
+
+async def test_what_stands_before_a_prompt_answers_it(model: Transformers) -> None:
+    """Prefixes and prompts of different lengths, all asked at once."""
+    said = await answers(model, TASK.items)
+
+    hits = sum(one == item.answer for one, item in zip(said, TASK.items, strict=True))
+    assert hits >= 19  # the bundled model itself reads 97 of 100 such passages
+    alone = await model.generate(asked(TASK.items[0].query), GREEDY)
+    assert alone.completions[0].text == "unknown"
+
+
+async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(model: Transformers) -> None:
+    one, other = TASK.items[:2]
+    first, second = await read(model, right(one)), await read(model, right(other))
+
+    replies = await asyncio.gather(
+        model.behind(first).generate(asked(one.query), GREEDY),
+        model.generate(asked(one.query), GREEDY),
+        model.behind(second).generate(asked(other.query), GREEDY),
+    )
+
+    said = [reply.completions[0].text for reply in replies]
+    assert said == [one.answer, "unknown", other.answer]
+
+
+async def test_samples_share_their_prefix(model: Transformers) -> None:
+    item = TASK.items[0]
+    prefix = await read(model, right(item))
+    sampling = Sampling(temperature=0.3, n=3, seed=1, max_tokens=12)
+
+    reply = await model.behind(prefix).generate(asked(item.query), sampling)
+
+    assert [one.text for one in reply.completions] == [item.answer] * 3
+    greedy = await model.behind(prefix).generate(asked(item.query), GREEDY)
+    assert greedy.usage.prompt_tokens == reply.usage.prompt_tokens
+
+
+async def test_a_prefix_of_another_model_is_refused(model: Transformers) -> None:
+    small = np.zeros((2, 4, 8), np.float32)
+
+    with pytest.raises(SettingError, match="does not fit"):
+        await model.behind(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
+
+
+async def test_it_is_the_same_model_and_closing_it_closes_nothing(model: Transformers) -> None:
+    item = TASK.items[0]
+    behind = model.behind(await read(model, right(item)))
+    assert (behind.name, behind.turns_only) == (model.name, True)
+
+    await behind.aclose()
+
+    assert (await behind.generate(asked(item.query), GREEDY)).completions[0].text == item.answer
+
+
+def test_only_models_in_this_process_can(model: Transformers) -> None:
+    from bottega.generation import OpenAICompatible
+
+    assert isinstance(model, BehindPrefix)
+    assert not hasattr(OpenAICompatible, "behind")
+
+
+async def test_a_model_that_is_not_loaded_says_so() -> None:
+    with pytest.raises(SettingError, match="not loaded"):
+        _ = bundled().loaded
