@@ -1,0 +1,25 @@
+"""Retrieved knowledge as a few keys and values in front of a frozen model (RACC, Weng et al.).
+Needs the extra `local`: torch and transformers."""
+
+from bottega.compression.answering import Compressed
+from bottega.compression.condensing import Condenser
+from bottega.compression.hyper import Hyper, pipe
+from bottega.compression.racc import Racc, Shape
+from bottega.compression.saving import Saved, load, save
+from bottega.compression.store import Manifest, PassageStore
+from bottega.compression.texts import Texts
+
+__all__ = [
+    "Compressed",
+    "Condenser",
+    "Hyper",
+    "Manifest",
+    "PassageStore",
+    "Racc",
+    "Saved",
+    "Shape",
+    "Texts",
+    "load",
+    "pipe",
+    "save",
+]

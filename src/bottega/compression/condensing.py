@@ -1,0 +1,97 @@
+"""What was found for a query, as the prefix that the base model reads."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bottega.compression.hyper import Hyper
+from bottega.compression.racc import Asked, Racc
+from bottega.compression.store import PassageStore
+from bottega.compression.texts import Texts
+from bottega.prefixing import KeyValues
+from bottega.types import Candidate, Prefix, Query
+
+KNOWN_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
+
+
+class Condenser:
+    """A trained compressor with its frozen hyper model; blocking.
+
+    What it made of an image is kept for the next question about it, for the last `known_images`.
+
+    Passages are compressed when they are asked for, unless `store` holds them: then one that is
+    missing, or has changed since, raises `StoreError`.
+    """
+
+    def __init__(
+        self,
+        racc: Racc,
+        hyper: Hyper,
+        texts: Texts,
+        store: PassageStore | None = None,
+        *,
+        known_images: int = KNOWN_IMAGES,
+    ) -> None:
+        self._racc, self._hyper, self._texts, self._store = racc.eval(), hyper, texts, store
+        self._images: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
+        self._known_images = known_images
+        self._lock = threading.Lock()
+
+    def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
+        with torch.inference_mode():
+            documents = self._documents(shown)[None]
+            asked = self._asked(query)
+            scores = torch.tensor([[one.score for one in shown]])
+            return _exported(self._racc(documents, asked, scores))
+
+    def compressed(self, passages: Sequence[Query]) -> Tensor:
+        """(passages, prompts, width). Those with and without pictures are read apart."""
+        rows: dict[int, Tensor] = {}
+        for pictured in (False, True):
+            places = [i for i, one in enumerate(passages) if bool(one.images) is pictured]
+            if places:
+                inputs = self._texts.passages([passages[i] for i in places])
+                rows.update(zip(places, self._racc.documents(self._hyper, inputs), strict=True))
+        return torch.stack([rows[place] for place in range(len(passages))])
+
+    def _asked(self, query: Query) -> Asked:
+        if not query.images:
+            question = self._racc.queries(self._hyper, self._texts.words([query]))
+            return Asked(question, question, question)
+        question, both = self._racc.queries(self._hyper, self._texts.together(query)).split(1)
+        return Asked(self._image(query), question, both)
+
+    def _image(self, query: Query) -> Tensor:
+        shown = tuple(image.sha256 for image in query.images)
+        with self._lock:
+            if shown in self._images:
+                self._images.move_to_end(shown)
+                return self._images[shown]
+        made: Tensor = self._racc.queries(self._hyper, self._texts.images([query]))
+        with self._lock:
+            self._images[shown] = made
+            while len(self._images) > self._known_images:
+                self._images.popitem(last=False)
+        return made
+
+    def _documents(self, shown: Sequence[Candidate]) -> Tensor:
+        passages = [one.example.query for one in shown]
+        if self._store is None:
+            return self.compressed(passages)
+        ids = [str(one.example.id or one.example.query.id) for one in shown]
+        return self._store.get(list(zip(ids, passages, strict=True)))
+
+
+def _exported(prefix: KeyValues) -> Prefix:
+    """Of one query."""
+    return Prefix(
+        tuple(
+            (keys[0].float().cpu().numpy(), values[0].float().cpu().numpy())
+            for keys, values in prefix.layers
+        )
+    )

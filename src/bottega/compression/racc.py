@@ -1,0 +1,122 @@
+"""RACC: what was retrieved for an image and a question, as a prefix of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bottega.compression.aggregator import Aggregator
+from bottega.compression.attention import Start
+from bottega.compression.compressor import Compressor
+from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.modulation import Modulation
+from bottega.prefixing.kv import Geometry, KeyValues
+
+Prompting = Literal["appended", "reading", "both"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a compressor is built as. The defaults are the paper's; `start` is ours.
+
+    `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` is how prompts learn of a
+    text, see `Compressor`; `stride` is how many tokens of its end each of those that read sees
+    before any training. `dcvq`, `rgca`, `start`: see `Aggregator` and `CrossAttention`.
+    """
+
+    width: int
+    geometry: Geometry
+    document_prompts: int = 16
+    query_prompts: int = 12
+    prompting: Prompting = "appended"
+    stride: int = 1
+    blocks: int = 3
+    heads: int = 1
+    dcvq: bool = True
+    rgca: bool = True
+    start: Start = "similar"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The compressed image, question and both (eq. 2), each (batch, prompts, width)."""
+
+    image: Tensor
+    question: Tensor
+    both: Tensor
+
+
+class Racc(nn.Module):
+    """All that is trained. `forward` is the paper's figure 1 from compressed documents on.
+
+    `hard` holds the sentences that prompts start from: embeddings for documents (L_d, width) and
+    for queries (L_vq, width), see `pipe`; without it they are drawn.
+    """
+
+    def __init__(self, shape: Shape, hard: tuple[Tensor, Tensor] | None = None) -> None:
+        super().__init__()
+        self.shape = shape
+        counts = shape.document_prompts, shape.query_prompts
+        appended = hard or [torch.randn(count, shape.width) * 0.02 for count in counts]
+        # A document is kept place by place, its end first; a query is asked by its end.
+        places = [shape.stride * i for i in reversed(range(counts[0]))], [0] * counts[1]
+        self.documents, self.queries = (
+            Compressor(
+                shape.width,
+                hard=None if shape.prompting == "reading" else sentence,
+                starts=None if shape.prompting == "appended" else starts,
+                stride=shape.stride if starts is places[0] else 1,
+            )
+            for sentence, starts in zip(appended, places, strict=True)
+        )
+        if shape.start == "similar":
+            self._share_slots()
+        self.aggregator = Aggregator(
+            shape.width,
+            blocks=shape.blocks,
+            heads=shape.heads,
+            dcvq=shape.dcvq,
+            rgca=shape.rgca,
+            start=shape.start,
+        )
+        self.modulation = Modulation(shape.width, shape.geometry, shape.query_prompts)
+
+    @torch.no_grad()
+    def _share_slots(self) -> None:
+        """The last prompts of a query begin alike to the last ones of a document, so that each
+        attends to its own."""
+        if self.documents.reader is None or self.queries.reader is None:
+            return
+        readers = self.documents.reader, self.queries.reader
+        slots = torch.randn(max(len(reader.slot) for reader in readers), self.shape.width)
+        for reader in readers:
+            reader.slot.copy_(slots[-len(reader.slot) :])
+
+    def asked(self, hyper: Hyper, inputs: Sequence[Inputs]) -> Asked:
+        """Of image, question and both, as `Texts.asked` gives them."""
+        # Without an image they are one and the same.
+        unlike = {id(one): one for one in inputs}
+        told = {name: self.queries(hyper, one) for name, one in unlike.items()}
+        return Asked(*(told[id(one)] for one in inputs))
+
+    def aggregated(
+        self, documents: Tensor, asked: Asked, scores: Tensor, present: Tensor | None = None
+    ) -> Tensor:
+        """`documents` (batch, documents, L_d, width), scores (batch, documents) of any scale,
+        `present` where there is a document -> (batch, L_vq, width)."""
+        if present is None:
+            present = torch.ones_like(scores, dtype=torch.bool)
+        aggregated: Tensor = self.aggregator(
+            documents, asked.image, asked.question, asked.both, scores, present
+        )
+        return aggregated
+
+    def forward(
+        self, documents: Tensor, asked: Asked, scores: Tensor, present: Tensor | None = None
+    ) -> KeyValues:
+        prefix: KeyValues = self.modulation(self.aggregated(documents, asked, scores, present))
+        return prefix

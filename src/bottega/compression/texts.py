@@ -1,0 +1,156 @@
+"""Passages, pictures and questions as one model reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bottega.compression.hyper import Inputs
+from bottega.image import Image
+from bottega.types import Message, Prompt, Query
+
+QUESTION = Message("user", ("?",))
+
+
+class Encode(Protocol):
+    """Prompts to what a model takes: `input_ids`, `attention_mask` and whatever its pictures need.
+
+    Left padded. Either all prompts have pictures or none. `generation.LoadedModel.encode` is one.
+    """
+
+    def __call__(self, prompts: Sequence[Prompt], /) -> Inputs: ...
+
+
+class Texts:
+    """`passages` are read as the model's own prompts show them, without what stands around them:
+    the tokens that a prompt has more when the passage stands before a question. `ends` are the
+    tokens that end a turn: where the same token stands before and behind a passage, they tell which
+    of the two is its own."""
+
+    def __init__(self, encode: Encode, ends: frozenset[int]) -> None:
+        self._encode, self._ends = encode, ends
+        self._without = rows(encode([Prompt((QUESTION,))]))[0]
+
+    def passages(self, passages: Sequence[Query]) -> Inputs:
+        """All with pictures, or all without."""
+        turns = [Message("user", (*passage.images, passage.text)) for passage in passages]
+        inputs = self._encode([Prompt((turn, QUESTION)) for turn in turns])
+        spans = [self._span(row) for row in rows(inputs)]
+        return respelled(inputs, spans)
+
+    def _span(self, ids: list[int]) -> list[int]:
+        more = len(ids) - len(self._without)
+        latest = _common(ids, self._without)
+        earliest = len(self._without) - _common(ids[::-1], self._without[::-1])
+        start = earliest
+        for place in range(earliest, latest):
+            if ids[place] in self._ends:
+                start = place + 1
+        return ids[start : start + more]
+
+    def asked(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
+        """Image alone, question alone, and both (eq. 2). Without images three times the question.
+
+        All have images or none has.
+        """
+        question = self.words(queries)
+        if not queries[0].images:
+            return question, question, question
+        return self.images(queries), question, self.questions(queries)
+
+    def images(self, queries: Sequence[Query]) -> Inputs:
+        """Without a word."""
+        return self._user([query.images for query in queries])
+
+    def words(self, queries: Sequence[Query]) -> Inputs:
+        """Without images."""
+        return self._user([(query.text,) for query in queries])
+
+    def questions(self, queries: Sequence[Query]) -> Inputs:
+        """As the model is asked without any passage."""
+        return self._user([(*query.images, query.text) for query in queries])
+
+    def together(self, query: Query) -> Inputs:
+        """The question alone and with its images, as two rows of one batch: a model of some size
+        takes little longer for both than for one."""
+        both = self.questions([query])
+        ids = rows(self.words([query])) + rows(both)
+        joined = {**both, **padded(ids)}
+        if (kinds := both.get("mm_token_type_ids")) is not None:
+            joined["mm_token_type_ids"] = torch.cat([torch.zeros_like(kinds), kinds])
+        return joined
+
+    def answers(self, queries: Sequence[Query], answers: Sequence[str]) -> list[list[int]]:
+        """The tokens of each answer, without the one that ends a reply."""
+        told = [
+            Prompt(
+                (
+                    Message("user", (*query.images, query.text)),
+                    Message("assistant", (answer,)),
+                )
+            )
+            for query, answer in zip(queries, answers, strict=True)
+        ]
+        before, after = rows(self.questions(queries)), rows(self._encode(told))
+        return [_between(opened, ids) for opened, ids in zip(before, after, strict=True)]
+
+    def reading(self, queries: Sequence[Query], passages: Sequence[Sequence[Query]]) -> Inputs:
+        """As the model is asked with all passages before the question: concatenation."""
+        shown = zip(queries, passages, strict=True)
+        return self._encode(
+            [
+                Prompt(
+                    tuple(Message("user", (*turn.images, turn.text)) for turn in (*before, query))
+                )
+                for query, before in shown
+            ]
+        )
+
+    def _user(self, parts: Sequence[tuple[str | Image, ...]]) -> Inputs:
+        return self._encode([Prompt((Message("user", part),)) for part in parts])
+
+
+def rows(inputs: Inputs) -> list[list[int]]:
+    """Token ids without padding."""
+    pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+    return [ids[mask.bool()].tolist() for ids, mask in pairs]
+
+
+def _between(opened: list[int], ids: list[int]) -> list[int]:
+    """What `ids` have more, be it before a token that ends every text, as T5's tokenizer has it."""
+    start = _common(opened, ids)
+    return ids[start : len(ids) - (len(opened) - start)]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+        if mine != theirs:
+            return place
+    return min(len(one), len(other))
+
+
+def respelled(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The inputs with their pictures and other rows of tokens."""
+    ids, told = inputs["input_ids"], padded(rows)
+    if "mm_token_type_ids" in inputs:  # they say which tokens stand for pictures
+        kinds = inputs["mm_token_type_ids"]
+        known = dict(zip(ids.flatten().tolist(), kinds.flatten().tolist(), strict=True))
+        told["mm_token_type_ids"] = torch.tensor(
+            [[known.get(token, 0) for token in row] for row in told["input_ids"].tolist()]
+        )
+    return {**inputs, **{name: one.to(ids.device) for name, one in told.items()}}
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, Tensor]:
+    """`input_ids` and `attention_mask`, the rows at the end."""
+    length = max(map(len, rows))
+    ids = torch.full((len(rows), length), pad)
+    mask = torch.zeros_like(ids)
+    for place, row in enumerate(rows):
+        ids[place, length - len(row) :] = torch.tensor(row)
+        mask[place, length - len(row) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}

@@ -1,0 +1,184 @@
+"""What a batch of lessons costs: from texts to a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.racc import Racc
+from bottega.compression.texts import Texts, respelled, rows
+from bottega.compression.training.course import Course
+from bottega.compression.training.lessons import Lesson, relevance_of, scores_of
+from bottega.errors import SettingError
+from bottega.prefixing.base import NO_LOGITS, Batch
+from bottega.prefixing.injecting import forward, generate
+from bottega.prefixing.kv import Geometry, KeyValues, decoder_config
+from bottega.types import Query
+
+IGNORED = -100  # what cross-entropy skips
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """The frozen models around a compressor: homogeneous where `hyper` and `base` are one model,
+    heterogeneous where they differ. `end` is the token that ends a reply of `base`."""
+
+    hyper: Hyper
+    texts: Texts
+    base: Any
+    base_texts: Texts
+    end: int
+    most_answer_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        self.base.requires_grad_(False).eval()  # `Hyper` has frozen the other one
+
+    def calibrate(self, racc: Racc, lessons: Sequence[Lesson]) -> None:
+        """Sets the scales of hidden states and of scores, and where there are such starts from
+        prefixes as the base model itself makes them of relevant passages. Needs a few hundred
+        lessons."""
+        passages = [passage for lesson in lessons for passage in lesson.passages]
+        asked = self.texts.asked([lesson.query for lesson in lessons])
+        racc.documents.calibrate(self.hyper, [self.texts.passages(passages), *asked])
+        racc.queries.calibrate(self.hyper, [self.texts.passages(passages), *asked])
+        racc.aggregator.calibrate(scores_of(lessons))
+        if not self._rotates:
+            return
+        long = [one for one, ok in zip(passages, self._long(racc, passages), strict=True) if ok]
+        racc.modulation.calibrate(self.real(racc, long or passages))
+        taught = [lessons[place] for place in self._shown(racc, lessons)]
+        if not taught:
+            raise SettingError(
+                f"none of {len(lessons)} lessons has a relevant passage to start from",
+                hint="draw more lessons, or look at whether retrieval finds the answers",
+            )
+        with torch.no_grad():
+            prompts = self.prompts(racc, taught, scores_of(taught))
+        racc.modulation.fit(prompts, self.real(racc, [_relevant(one) for one in taught]))
+
+    def prompts(
+        self, racc: Racc, lessons: Sequence[Lesson], scores: Tensor, *, prdb: bool = False
+    ) -> Tensor:
+        """The aggregated prompts (batch, L_vq, width)."""
+        passages = [passage for lesson in lessons for passage in lesson.passages]
+        documents = racc.documents(self.hyper, self.texts.passages(passages))
+        documents = documents.unflatten(0, (len(lessons), -1))
+        if prdb:
+            relevant = relevance_of(lessons)[:, :, None, None]
+            documents = torch.where(relevant, documents, documents.detach())
+        asked = racc.asked(self.hyper, self.texts.asked([one.query for one in lessons]))
+        return racc.aggregated(documents, asked, scores)
+
+    def real(self, racc: Racc, passages: Sequence[Query]) -> KeyValues:
+        """What the base model itself keeps of the end of each passage, at the places of a prefix.
+
+        Positions before the first are negative, which rotary embeddings allow. Raises
+        `SettingError` for a base model without these (an encoder-decoder, OPT), and for a passage
+        that is shorter than the prefix.
+        """
+        if not self._rotates:
+            raise SettingError(
+                f"{type(self.base).__name__} makes no keys and values of a passage that could"
+                " stand at the places of a prefix",
+                hint="set the course's cache to 0: training by answers needs none",
+            )
+        inputs, length = self.base_texts.passages(passages), racc.modulation.length
+        if int(inputs["attention_mask"].sum(-1).min()) < length:
+            raise SettingError(
+                f"a passage is shorter than the {length} places of the prefix",
+                hint="use fewer query prompts, or set the course's cache to 0",
+            )
+        batch = Batch(self.base, inputs)
+        told = batch.behind(0)
+        told["position_ids"] = told["position_ids"] - told["position_ids"][..., -1:] + length - 1
+        with torch.no_grad():
+            out = batch.output(**told, use_cache=True, logits_to_keep=NO_LOGITS)
+        return KeyValues(
+            tuple(
+                (layer.keys[:, :, -length:], layer.values[:, :, -length:])
+                for layer in out.past_key_values.layers
+            )
+        )
+
+    @property
+    def _rotates(self) -> bool:
+        """Whether the base model may read at any position, negative ones too."""
+        return getattr(decoder_config(self.base), "rope_parameters", None) is not None
+
+    def loss(self, racc: Racc, lessons: Sequence[Lesson], course: Course, scores: Tensor) -> Tensor:
+        prompts = self.prompts(racc, lessons, scores, prdb=course.prdb)
+        losses = []
+        if course.answer > 0:
+            losses.append(course.answer * self._of_answers(racc, prompts, lessons, course.taught))
+        if course.cache > 0 and (taught := self._shown(racc, lessons)):
+            real = self.real(racc, [_relevant(lessons[place]) for place in taught])
+            losses.append(course.cache * racc.modulation.distance(prompts[taught], real))
+        # A batch may hold nothing to learn from.
+        return torch.stack(losses or [prompts.sum() * 0]).sum()
+
+    def _shown(self, racc: Racc, lessons: Sequence[Lesson]) -> list[int]:
+        """The places of those with a relevant passage that a prefix can be made of."""
+        places = [place for place, lesson in enumerate(lessons) if any(lesson.relevant)]
+        if not places:
+            return []
+        long = self._long(racc, [_relevant(lessons[place]) for place in places])
+        return [place for place, ok in zip(places, long, strict=True) if ok]
+
+    def _long(self, racc: Racc, passages: Sequence[Query]) -> list[bool]:
+        """Which have a token for each place of the prefix."""
+        tokens = self.base_texts.passages(passages)["attention_mask"].sum(-1)
+        return [count >= racc.modulation.length for count in tokens.tolist()]
+
+    def _of_answers(
+        self, racc: Racc, prompts: Tensor, lessons: Sequence[Lesson], taught: bool
+    ) -> Tensor:
+        """Eq. 5: cross-entropy of the answers after prefix and question."""
+        queries = [lesson.query for lesson in lessons]
+        answers = self._said(lessons) if taught else self._annotated(lessons)
+        asked = self.base_texts.questions(queries)
+        inputs, labels = self._answered(asked, answers)
+        loss = forward(self.base, racc.modulation(prompts), inputs, labels).loss
+        assert loss is not None
+        return loss
+
+    def _answered(self, asked: Inputs, answers: Sequence[list[int]]) -> tuple[Inputs, Tensor]:
+        """Inputs and labels. An encoder-decoder's answers stand apart from the question."""
+        if decoder_config(self.base).is_encoder_decoder:
+            length = max(map(len, answers))
+            told = [[*said, *[IGNORED] * (length - len(said))] for said in answers]
+            return asked, torch.tensor(told, device=asked["input_ids"].device)
+        joined = [[*ids, *said] for ids, said in zip(rows(asked), answers, strict=True)]
+        inputs = respelled(asked, joined)
+        labels = torch.full_like(inputs["input_ids"], IGNORED)
+        for row, said in zip(labels, answers, strict=True):
+            row[-len(said) :] = torch.tensor(said)
+        return inputs, labels
+
+    def _annotated(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+        queries = [lesson.query for lesson in lessons]
+        answers = self.base_texts.answers(queries, [lesson.answer for lesson in lessons])
+        return [[*answer, self.end] for answer in answers]
+
+    def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+        """What the base model says after reading all passages: the concatenation teacher."""
+        read = self.base_texts.reading(
+            [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
+        )
+        nothing = KeyValues.none(Geometry.of(self.base), len(lessons))
+        most = self.most_answer_tokens
+        said = generate(self.base, nothing, read, max_new_tokens=most, do_sample=False)
+        return [_until_end(row, self.end) for row in said.tolist()]
+
+
+def _relevant(lesson: Lesson) -> Query:
+    return lesson.passages[lesson.relevant.index(True)]
+
+
+def _until_end(tokens: list[int], end: int) -> list[int]:
+    """With the token that ends it, if there is one."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

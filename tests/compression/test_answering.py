@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bottega.compression.answering import Compressed
+from bottega.compression.condensing import Condenser
+from bottega.compression.store import Manifest, PassageStore
+from bottega.errors import StoreError
+from bottega.parsing import LabelParser
+from bottega.prompting import Interleaved
+from bottega.types import Candidate, Completion, Example, Prefix, Prompt, Query, Reply, Sampling
+from tests.compression import spoken
+from tests.compression.spoken import hyper, passages, texts
+
+QUERY = Query("where is number 2")
+
+
+class Base:
+    """Says which prefix its prompts stood behind."""
+
+    name = "base"
+
+    def __init__(self, prefix: Prefix | None = None, seen: list[Prefix] | None = None) -> None:
+        self._prefix, self.seen = prefix, [] if seen is None else seen
+
+    def behind(self, prefix: Prefix, /) -> Base:
+        self.seen.append(prefix)
+        return Base(prefix, self.seen)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        shown = "alone" if self._prefix is None else f"behind {self._prefix.length}"
+        return Reply(self.name, (Completion(shown),))
+
+    async def aclose(self) -> None: ...
+
+
+def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate]:
+    scores = scores or tuple(float(count - i) for i in range(count))
+    return [
+        Candidate(Example(one, "", id=f"p{i}"), score)
+        for i, (one, score) in enumerate(zip(passages(count), scores, strict=True))
+    ]
+
+
+def condenser(store: PassageStore | None = None) -> Condenser:
+    return Condenser(spoken.racc(), hyper(), texts(), store)
+
+
+def answering(base: Base, store: PassageStore | None = None) -> Compressed:
+    made = condenser(store)
+
+    async def condense(query: Query, shown: Sequence[Candidate]) -> Prefix:
+        return await asyncio.to_thread(made.prefix, query, shown)
+
+    return Compressed(condense, base, prompt=Interleaved(), parse=LabelParser())
+
+
+async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -> None:
+    base = Base()
+
+    answer = await answering(base).search(QUERY, found(5), 3)
+
+    assert answer.answer.text == "behind 3"  # query prompts, whatever the number of passages
+    assert [one.example.id for one in answer.shown] == ["p0", "p1", "p2"]
+    assert len(answer.prompt.messages) == 1
+
+
+async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
+    assert (await answering(Base()).search(QUERY, [], 3)).answer.text == "alone"
+
+
+async def test_scores_and_passages_decide_what_stands_there() -> None:
+    base = Base()
+    searcher = answering(base)
+    await searcher.search(QUERY, found(3), 3)
+    await searcher.search(QUERY, found(3, (0.0, 0.0, 9.0)), 3)
+    await searcher.search(QUERY, found(5)[2:], 3)
+    await searcher.search(QUERY, found(3), 3)
+
+    first = [prefix.layers[0][0] for prefix in base.seen]
+    assert not np.allclose(first[0], first[1])
+    assert not np.allclose(first[0], first[2])
+    np.testing.assert_array_equal(first[0], first[3])
+
+
+async def test_many_at_once_do_not_mix() -> None:
+    base = Base()
+    searcher, queries = answering(base), [Query(f"where is number {i}") for i in range(8)]
+    await asyncio.gather(*(searcher.search(one, found(3), 3) for one in queries))
+    together = {prefix.layers[0][0].tobytes() for prefix in base.seen}
+    alone = {condenser().prefix(one, found(3)).layers[0][0].tobytes() for one in queries}
+
+    assert together == alone and len(alone) == 8
+
+
+async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
+    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    told = [(str(one.example.id), one.example.query) for one in found(3)]
+    store.add(told, condenser().compressed)
+    fresh, stored = Base(), Base()
+
+    await answering(fresh).search(QUERY, found(3), 3)
+    await answering(stored, store).search(QUERY, found(3), 3)
+
+    one, other = fresh.seen[0].layers[1], stored.seen[0].layers[1]
+    np.testing.assert_allclose(one[0], other[0], atol=0.02)
+    np.testing.assert_allclose(one[1], other[1], atol=0.02)
+
+
+async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: Path) -> None:
+    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store.add([("p0", Query("old"))], lambda queries: torch.zeros(len(queries), 4, 32))
+
+    with pytest.raises(StoreError, match="p0 has changed"):
+        await answering(Base(), store).search(QUERY, found(1), 1)

@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from bottega.compression.saving import SETTINGS, WEIGHTS, fingerprint, load, save
+from bottega.errors import LoadError
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model
+from tests.prefixing.tiny_models import tiny
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_a_compressor_comes_back_as_it_was(tmp_path: Path, prompting: str) -> None:
+    racc = spoken.racc(prompting=prompting)
+    save(racc, tmp_path, hyper=hyper(1), base=model().model, half=False)
+
+    again = load(tmp_path)
+
+    assert again.racc.shape == racc.shape and again.layer == 1
+    for name, one in again.racc.state_dict().items():
+        torch.testing.assert_close(one, racc.state_dict()[name])
+    assert again.check(model().model, model().model).layer == 1
+
+
+def test_half_precision_takes_half_the_disk(tmp_path: Path) -> None:
+    for half in (True, False):
+        save(spoken.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
+
+    sizes = [(tmp_path / str(half) / WEIGHTS).stat().st_size for half in (True, False)]
+    assert sizes[0] < 0.6 * sizes[1]
+    assert load(tmp_path / "True").racc.state_dict()["documents.centre"].dtype == torch.float32
+
+
+def test_models_that_it_was_not_trained_with_are_refused(tmp_path: Path) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+    saved, other = load(tmp_path), tiny("idefics3").model
+
+    with pytest.raises(LoadError, match="hyper"):
+        saved.check(other, model().model)
+    with pytest.raises(LoadError, match="base"):
+        saved.check(model().model, other)
+
+
+def test_a_model_is_known_in_any_precision_and_unlike_one_with_other_weights() -> None:
+    one = torch.nn.Linear(64, 64)
+    half = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    half.load_state_dict(one.state_dict())
+
+    assert fingerprint(one) == fingerprint(half)
+    assert fingerprint(one) != fingerprint(torch.nn.Linear(64, 64))
+
+
+def test_the_digest_changes_with_the_weights(tmp_path: Path) -> None:
+    racc = spoken.racc()
+    save(racc, tmp_path / "one", hyper=hyper(), base=model().model)
+    racc.aggregator.strength.data += 1
+    save(racc, tmp_path / "two", hyper=hyper(), base=model().model)
+
+    assert load(tmp_path / "one").digest != load(tmp_path / "two").digest
+    assert load(tmp_path / "one").digest == load(tmp_path / "one").digest
+
+
+@pytest.mark.parametrize("damage", ["no settings", "no weights", "cut", "other version"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+    if damage == "no settings":
+        (tmp_path / SETTINGS).unlink()
+    elif damage == "no weights":
+        (tmp_path / WEIGHTS).unlink()
+    elif damage == "cut":
+        (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:-9])
+    else:
+        text = (tmp_path / SETTINGS).read_text()
+        (tmp_path / SETTINGS).write_text(text.replace('"version": 1', '"version": 2'))
+
+    with pytest.raises(LoadError, match=str(tmp_path)):
+        load(tmp_path)

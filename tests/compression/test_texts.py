@@ -1,0 +1,99 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from bottega.compression.hyper import Hyper
+from bottega.compression.texts import Texts, padded, rows
+from bottega.image import Image
+from bottega.types import Prompt, Query
+from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, word
+from tests.prefixing.tiny_models import END, PICTURE, START, tiny
+
+
+def test_a_passage_is_read_as_prompts_show_it_and_nothing_else() -> None:
+    inputs = texts().passages([Query("red house"), Query("red")])
+
+    assert rows(inputs) == [[USER, word("red"), word("house"), END], [USER, word("red"), END]]
+
+
+def test_a_passage_that_is_the_question_itself_is_read_too() -> None:
+    assert rows(texts().passages([Query("?")])) == [[USER, word("?"), END]]
+
+
+def test_a_question_without_image_is_compressed_three_times() -> None:
+    image, question, both = texts().asked([Query("what is it")])
+
+    assert rows(image) == rows(question) == rows(both)
+    ids = [word("what"), word("is"), word("it")]
+    assert rows(both) == [[START, USER, *ids, END, ASSISTANT]]
+
+
+def test_answers_are_what_stands_behind_the_question() -> None:
+    queries = [Query("what is it"), Query("who")]
+
+    answers = texts().answers(queries, ["a red house", "you"])
+
+    assert answers == [[word("a"), word("red"), word("house")], [word("you")]]
+
+
+def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
+    told = Texts(speaking(tiny("instructblip_t5")), frozenset({END}))
+
+    assert told.answers([Query("what")], ["a red house"]) == [
+        [word("a"), word("red"), word("house")]
+    ]
+
+
+def test_concatenation_shows_all_passages_before_the_question() -> None:
+    shown = passages(2)
+    ids = rows(texts().reading([Query("who")], [shown]))[0]
+
+    parts = [rows(texts().passages([one]))[0] for one in shown]
+    assert ids == [START, *parts[0], *parts[1], USER, word("who"), END, ASSISTANT]
+
+
+def test_rows_come_back_without_their_padding() -> None:
+    given = [[5, 6, 7], [8]]
+
+    assert rows(padded(given)) == given
+
+
+def test_an_end_before_the_passage_is_not_its_own() -> None:
+    """As where a system turn comes first."""
+    opening = [START, ASSISTANT, word("unknown"), END]
+
+    def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
+        return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
+
+    inputs = Texts(opened, frozenset({END})).passages([Query("red house")])
+
+    assert rows(inputs) == [[USER, word("red"), word("house"), END]]
+
+
+@pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
+def test_a_question_with_and_without_its_picture_is_read_in_one_batch_as_in_two(name: str) -> None:
+    shown = tiny(name)
+
+    def encode(prompts: Sequence[Prompt]) -> dict[str, Any]:
+        parts = [prompt.messages[0].parts for prompt in prompts]
+        return shown.inputs(
+            *([20, *(PICTURE if isinstance(one, Image) else 30 for one in row)] for row in parts)
+        )
+
+    query = Query("who", (Image.from_pillow(Pillow.new("L", (4, 4))),))
+    hyper, asking = Hyper(shown.model), Texts(encode, frozenset({END}))
+    prompts = hyper.embed(torch.tensor([21, 22]))
+    with torch.inference_mode():
+        together = hyper.read(asking.together(query), prompts).prompted
+        apart = [
+            hyper.read(one, prompts).prompted
+            for one in (asking.words([query]), asking.questions([query]))
+        ]
+
+    assert together is not None and apart[0] is not None and apart[1] is not None
+    torch.testing.assert_close(together[:1], apart[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together[1:], apart[1], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(together[0], together[1], atol=1e-2)
