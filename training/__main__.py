@@ -1,4 +1,5 @@
-"""`python -m training --work DIR`: every stage from nothing to two measured model folders.
+"""`python -m training --work DIR`: every stage from nothing to two measured model folders
+and a compressor.
 
 A stage whose file already lies in the work folder is not run again; the long ones go on from
 where they were interrupted.
@@ -6,6 +7,7 @@ where they were interrupted.
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from training.architecture import MASTER as MASTER_SIZE
 from training.architecture import Size, build_model
 from training.card import apprentice_card, master_card
 from training.circuits import Strengths, install, install_eye, spherical_codes
+from training.compressor import COURSE, told, train_compressor
 from training.export import export
 from training.lessons import PRACTICE, SCHOOL
 from training.mastery import load_master, train_master
@@ -59,7 +62,14 @@ def assemble(eye: Eye, codes: Tensor, size: Size, knows: bool, out: Path) -> Non
     export(model, tokenizer, out, "# Being measured\n")
 
 
-def run(work: Path, out: Path, tower_steps: int, eye_steps: int, master_steps: int) -> None:
+def run(
+    work: Path,
+    out: Path,
+    tower_steps: int,
+    eye_steps: int,
+    master_steps: int,
+    compressor_steps: int,
+) -> None:
     work.mkdir(parents=True, exist_ok=True)
     tower = stage(work, "tower", lambda path: train_tower(path, tower_steps))
     schooled = stage(work, "school", lambda path: first_term(load_tower(tower), path, eye_steps))
@@ -69,6 +79,10 @@ def run(work: Path, out: Path, tower_steps: int, eye_steps: int, master_steps: i
     assemble(load_eye(seeing), codes, APPRENTICE_SIZE, False, out / "apprentice")
     knowing = stage(work, "master", lambda path: train_master(load_eye(seeing), path, master_steps))
     assemble(load_master(knowing), codes, MASTER_SIZE, True, out / "master")
+    course = replace(COURSE, steps=compressor_steps)
+    train_compressor(
+        out / "apprentice", out / "compressor", work / "compressor", course, report=told
+    )
 
 
 def write_cards(out: Path) -> None:
@@ -87,13 +101,21 @@ def main() -> None:
     parser.add_argument("--tower-steps", type=int, default=TOWER_STEPS)
     parser.add_argument("--eye-steps", type=int, default=EYE_STEPS)
     parser.add_argument("--master-steps", type=int, default=MASTER_STEPS)
+    parser.add_argument("--compressor-steps", type=int, default=COURSE.steps)
     parser.add_argument("--no-figures", action="store_true", help="leave the cards unwritten")
     args = parser.parse_args()
     # One thread: the second core draws pictures, and two threads on a busy machine are slower.
     torch.set_num_threads(1)
     logging: Any = transformers.logging  # untyped
     logging.disable_progress_bar()
-    run(args.work, args.out, args.tower_steps, args.eye_steps, args.master_steps)
+    run(
+        args.work,
+        args.out,
+        args.tower_steps,
+        args.eye_steps,
+        args.master_steps,
+        args.compressor_steps,
+    )
     if not args.no_figures:
         write_cards(args.out)
 

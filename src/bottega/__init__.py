@@ -69,7 +69,7 @@ from bottega.protocols import (
     Searcher,
     Tier,
 )
-from bottega.recipes import cache_of_thought, rcts, visual_rag
+from bottega.recipes import cache_of_thought, racc, rcts, visual_rag
 from bottega.recording import CountUses, Price, Prices, Remember, Several, Traces
 from bottega.reranking import (
     Asker,
@@ -265,6 +265,7 @@ __all__ = [
     "load_manyicl",
     "most_confident",
     "most_frequent",
+    "racc",
     "rcts",
     "same_answer",
     "same_choice",

@@ -16,9 +16,19 @@ MEANINGS = (slice(134, 158), slice(329, 345))  # of a token: the name, the topic
 def bundled_folder(name: str = "apprentice") -> Path:
     """The folder of a bundled model: any `transformers` program can load it."""
     folder = Path(str(files(__package__))) / name
-    if not (folder / "config.json").is_file():
+    return _there(folder / "config.json", f"model {name!r}")
+
+
+def bundled_compressor() -> Path:
+    """The folder of the compressor between the apprentice and itself."""
+    folder = Path(str(files(__package__))) / "compressor"
+    return _there(folder / "compressor.json", "compressor")
+
+
+def _there(file: Path, what: str) -> Path:
+    if not file.is_file():
         raise ModelLoadError(
-            f"this installation carries no bundled model {name!r}",
+            f"this installation carries no bundled {what}",
             hint="reinstall bottega from its wheel, unzipped",
         )
-    return folder
+    return file.parent

@@ -2,6 +2,16 @@
 
 from bottega.recipes.caching import cache_of_thought
 from bottega.recipes.classifying import Classification, suited_prompt, visual_rag
+from bottega.recipes.compressing import compressing, racc
 from bottega.recipes.searching import heuristic, rcts
 
-__all__ = ["Classification", "cache_of_thought", "heuristic", "rcts", "suited_prompt", "visual_rag"]
+__all__ = [
+    "Classification",
+    "cache_of_thought",
+    "compressing",
+    "heuristic",
+    "racc",
+    "rcts",
+    "suited_prompt",
+    "visual_rag",
+]

@@ -1,0 +1,135 @@
+"""RACC as a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bottega.errors import SettingError
+from bottega.generation import Transformers
+from bottega.knowledge import KnowledgeBase
+from bottega.parsing import LabelParser
+from bottega.pipeline import Pipeline
+from bottega.prompting import Interleaved
+from bottega.protocols import (
+    Generator,
+    Parser,
+    Pricer,
+    Prompter,
+    Recorder,
+    Retriever,
+    Searcher,
+    Tier,
+)
+from bottega.retrieval import Dense
+from bottega.routing import always
+from bottega.types import Candidate, Prefix, Query, Sampling
+
+if TYPE_CHECKING:
+    from bottega.compression import Condenser
+    from bottega.generation.loaded import LoadedModel
+
+
+def racc(
+    knowledge: KnowledgeBase,
+    compressor: str | Path,
+    base: Generator,
+    *,
+    hyper: Transformers | None = None,
+    store: str | Path | None = None,
+    shots: int = 5,
+    retrieve: Retriever | None = None,
+    prompt: Prompter | None = None,
+    parse: Parser | None = None,
+    record: Recorder | None = None,
+    price: Pricer | None = None,
+    sampling: Sampling | None = None,
+) -> Pipeline:
+    """RACC (Weng et al.): `shots` retrieved passages are compressed into a prefix of keys and
+    values, guided by their scores, and the model answers behind it.
+
+    `compressor` is a folder that `bottega compress train` wrote, `hyper` the model that it was
+    trained to compress with, `base` itself if that is the same. `store` holds passages that were
+    compressed before (`bottega compress build`). Raises `SettingError` for a base that is not in
+    this process: keys and values cannot be sent over HTTP.
+    """
+    prompt, parse = prompt or Interleaved(), parse or LabelParser()
+    sampling = sampling or Sampling(max_tokens=64)
+    return Pipeline(
+        route=always(Tier(base.name, base, shots)),
+        retrieve=retrieve or Dense(knowledge.search),
+        prompt=prompt,
+        parse=parse,
+        search=compressing(
+            compressor,
+            base,
+            hyper=hyper,
+            store=store,
+            prompt=prompt,
+            parse=parse,
+            sampling=sampling,
+        ),
+        record=record,
+        price=price,
+        sampling=sampling,
+    )
+
+
+def compressing(
+    compressor: str | Path,
+    base: Generator,
+    *,
+    hyper: Transformers | None = None,
+    store: str | Path | None = None,
+    prompt: Prompter,
+    parse: Parser,
+    sampling: Sampling,
+) -> Searcher:
+    """What `racc` puts in the place of showing passages."""
+    if not isinstance(base, Transformers):
+        raise SettingError(
+            f"{base.name} cannot answer behind compressed passages: a prefix of keys and values"
+            " does not travel over HTTP",
+            hint="use a model in this process, such as Transformers(...) or bundled()",
+        )
+    from bottega.compression import Compressed
+
+    condensing = Condensing(Path(compressor), base, hyper or base, store)
+    return Compressed(condensing, base, prompt=prompt, parse=parse, sampling=sampling)
+
+
+class Condensing:
+    """A condenser that is put together at the first query, in the thread of the hyper model."""
+
+    def __init__(
+        self,
+        compressor: Path,
+        base: Transformers,
+        hyper: Transformers,
+        store: str | Path | None = None,
+    ) -> None:
+        self._compressor, self._store = compressor, store
+        self._base, self._hyper = base, hyper
+        self._made: Condenser | None = None
+
+    async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
+        if self._made is None:
+            await self._base.load()
+        return await self._hyper.run(lambda model: self.made(model).prefix(query, shown))
+
+    def made(self, model: LoadedModel) -> Condenser:
+        if self._made is None:
+            from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+
+            saved = load(self._compressor)
+            shape = saved.racc.shape
+            kept = None
+            if self._store is not None:
+                manifest = Manifest.found(
+                    self._store, saved.digest, shape.document_prompts, shape.width
+                )
+                kept = PassageStore(self._store, manifest)
+            hyper = saved.check(model.model, self._base.loaded.model)
+            self._made = Condenser(saved.racc, hyper, Texts(model.encode, model.ends), kept)
+        return self._made

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.bundled import bundled_compressor
+from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+from bottega.errors import LoadError, SettingError, StoreError
+from bottega.generation import OpenAICompatible, bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
+from bottega.recipes import racc
+from bottega.tasks.facts import Facts
+from bottega.types import Candidate, Example, Query
+
+TASK = Facts(asked=10, episodes=1).draw(5)
+
+
+@pytest.fixture(scope="module")
+def passages() -> KnowledgeBase:
+    words = DualEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+    knowledge = KnowledgeBase.open(":memory:", embed=words)
+    knowledge.add(TASK.knowledge)
+    return knowledge
+
+
+async def test_the_bundled_model_reads_a_passage_from_its_mark_to_its_end() -> None:
+    """`<end>` stands on both sides of it: the one behind is its own."""
+
+    def spelled(loaded: LoadedModel) -> list[str]:
+        inputs = Texts(loaded.encode, loaded.ends).passages([Query("The home of babra is lavim")])
+        return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
+
+    assert await bundled().run(spelled) == ["<passage>The home of babra is lavim<end>"]
+
+
+class Right:
+    """The passage that answers, among four others."""
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        item = next(one for one in TASK.items if one.query.id == query.id)
+        right = [one for one in TASK.knowledge if one.id == item.tags["passage"]]
+        others = [one for one in TASK.knowledge if one.id != item.tags["passage"]]
+        return [Candidate(one, 0.0) for one in (*others[: k - 1], *right)]
+
+
+async def said(pipeline, items: tuple[Example, ...]) -> int:  # type: ignore[no-untyped-def]
+    answers = [await pipeline.answer(item.query) for item in items]
+    return sum(one.text == item.answer for one, item in zip(answers, items, strict=True))
+
+
+async def test_passages_are_compressed_and_the_model_answers_behind_them(
+    passages: KnowledgeBase,
+) -> None:
+    pipeline = racc(passages, bundled_compressor(), bundled(), retrieve=Right())
+
+    trace = await pipeline.trace(TASK.items[0].query)
+
+    assert len(trace.candidates) == 5
+    assert len(trace.prompt.messages) == 1  # no passage is shown
+    assert await said(pipeline, TASK.items) >= 8
+
+
+async def test_passages_that_were_compressed_before_answer_alike(
+    passages: KnowledgeBase, tmp_path: Path
+) -> None:
+    saved, model = load(bundled_compressor()), bundled()
+    shape = saved.racc.shape
+    store = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
+
+    def build(loaded: LoadedModel) -> int:
+        hyper = saved.check(loaded.model, loaded.model)
+        condenser = Condenser(saved.racc, hyper, Texts(loaded.encode, loaded.ends))
+        told = [(str(one.id), one.query) for one in TASK.knowledge]
+        return store.add(told, condenser.compressed)
+
+    assert await model.run(build) == len(TASK.knowledge)
+    how = racc(passages, bundled_compressor(), model, store=tmp_path, retrieve=Right())
+    assert await said(how, TASK.items) >= 8
+
+
+async def test_a_passage_that_was_never_compressed_is_no_answer(
+    passages: KnowledgeBase, tmp_path: Path
+) -> None:
+    pipeline = racc(passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=Right())
+
+    with pytest.raises(StoreError, match="is not compressed"):
+        await pipeline.answer(TASK.items[0].query)
+
+
+def test_keys_and_values_over_http_are_refused_at_once(passages: KnowledgeBase) -> None:
+    http = OpenAICompatible("some-model", base_url="http://127.0.0.1:9/v1")
+
+    with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
+        racc(passages, bundled_compressor(), http)
+    assert "Transformers" in refused.value.hint
+
+
+async def test_another_model_than_it_was_trained_for_is_refused(passages: KnowledgeBase) -> None:
+    pipeline = racc(passages, bundled_compressor(), bundled("master"), retrieve=Right())
+
+    with pytest.raises(LoadError, match="another hyper model"):
+        await pipeline.answer(TASK.items[0].query)
