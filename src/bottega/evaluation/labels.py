@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from bottega.types import Example
 
 
@@ -12,3 +14,8 @@ def labels_of(example: Example) -> tuple[str, ...]:
 def is_passage(example: Example) -> bool:
     """Whether it is read, not imitated."""
     return not example.answer
+
+
+def says_which(items: Iterable[Example]) -> bool:
+    """Whether each names the passage that answers it."""
+    return all("passage" in item.tags for item in items)

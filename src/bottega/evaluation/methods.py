@@ -3,7 +3,8 @@
 `top-k` shows the nearest examples; where they are labelled images that is `visual-rag`. `majority`
 and `best-of-n` do the same and choose among several samples. `rcts` searches for the examples that
 help; `rcts-random` and `rcts-best-of-n` have its reward and its budget, and no tree. `in-context`
-shows everything there is in an order by the seed, `oracle` the right passage among others. The swap
+shows everything there is in an order by the seed, `oracle` the right passage among others. `concat`
+shows passages with retrieval scores, `racc` has them compressed. The swap
 controls retrieve as `visual-rag` and then ask with another item's picture or question: accuracy
 falls as far as the model makes use of it.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.compressing import COMPRESSED, CONCAT, ORACLE, LateScored, compressed
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
-from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.labels import is_passage, labels_of, says_which
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
@@ -37,7 +40,8 @@ READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
 ANSWERING = ("zero-shot", "random", "top-k")
 CHOOSING = {"majority": most_frequent, "best-of-n": most_confident}
-METHODS = (*PAPER, "top-k", *CHOOSING, *SEARCHED, "in-context", "oracle", *CONTROLS)
+READ = (CONCAT, *COMPRESSED)
+METHODS = (*PAPER, "top-k", *CHOOSING, *SEARCHED, "in-context", "oracle", *READ, *CONTROLS)
 SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *SEARCHED, *CONTROLS}
 LABELLED = {"balanced", "vote"}
 MOST_IN_CONTEXT = 200
@@ -56,6 +60,7 @@ def plan(
     samples: int | None = None,
     rollouts: int = ROLLOUTS,
     rationales: bool | None = None,
+    compressor: Path | None = None,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
@@ -91,6 +96,8 @@ def plan(
                 pipeline = searched(
                     name, pipeline, controlled, shots=k, rollouts=rollouts, seed=seed
                 )
+            if name in COMPRESSED:
+                pipeline = compressed(name, pipeline, data, settings.generator, compressor)
             planned.append(Method(name, k, _asking(pipeline)))
     return planned
 
@@ -107,7 +114,8 @@ def needs_search(names: Sequence[str], data: Benchmark) -> bool:
     """Whether the knowledge base has to be filled, for searching or, without episodes, at all."""
     if set(names) <= {"zero-shot"}:
         return False
-    return not data.episode_of or not SEARCHING.isdisjoint(names)
+    searches = SEARCHING if says_which(data.items) else {*SEARCHING, *READ}
+    return not data.episode_of or not searches.isdisjoint(names)
 
 
 def check(names: Sequence[str], shots: Sequence[int]) -> None:
@@ -125,9 +133,17 @@ def check(names: Sequence[str], shots: Sequence[int]) -> None:
 def check_fit(names: Sequence[str], data: Benchmark) -> None:
     """Raises `SettingError` for a method that this benchmark cannot have."""
     passages = _has_passages(data)
-    if "oracle" in names and not all("passage" in item.tags for item in data.items):
+    told = [name for name in ("oracle", ORACLE) if name in names]
+    if told and not says_which(data.items):
         raise SettingError(
-            f"{data.name} does not say which passage is right", hint="oracle is for facts"
+            f"{data.name} does not say which passage is right",
+            hint=f"{' and '.join(told)} can be had for facts",
+        )
+    read = [name for name in READ if name in names]
+    if read and not passages:
+        raise SettingError(
+            f"{data.name} has no passages, which {', '.join(read)} would read",
+            hint="add some with --passages, or ask facts",
         )
     labelled = LABELLED.intersection(names)
     if passages and labelled:
@@ -165,7 +181,7 @@ def majority(candidates: Sequence[Candidate], *, multi_label: bool = False) -> A
 def _retriever(
     name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int, search: Searching
 ) -> Retriever:
-    if name in SEARCHING:
+    if name in SEARCHING or (name in READ and not says_which(data.items)):
         return search(data, knowledge)
     passages = {str(item.query.id): item.tags.get("passage", "") for item in data.items}
     make: dict[str, Callable[[Pool], Retriever]] = {
@@ -174,8 +190,10 @@ def _retriever(
         "in-context": lambda pool: Uniform(pool, seed=seed),
         "oracle": lambda pool: Oracle(pool, passages, seed=seed),
     }
-    inside = {episode: make[name](pool) for episode, pool in pools(data, knowledge).items()}
-    return ByEpisode(data.episode_of, inside)
+    kind = "oracle" if name in READ else name
+    inside = {episode: make[kind](pool) for episode, pool in pools(data, knowledge).items()}
+    found = ByEpisode(data.episode_of, inside)
+    return LateScored(found) if name in READ else found
 
 
 def _controlled(name: str, data: Benchmark, settings: Classification, seed: int) -> Classification:

@@ -49,7 +49,7 @@ def aokvqa(source: Source) -> Benchmark:
     whole = Benchmark(source.spec, examples(shown), examples(items), prompt=Lettered())
     if by_choice:
         return replace(whole, parse=ChoiceParser(whole_words=True))
-    answers = references(items)
+    answers = references([*shown, *items])  # what is shown may be taught
     metrics = (direct_answer(answers), direct_answer(answers, "always-normalised"))
     return replace(whole, metrics=metrics)
 

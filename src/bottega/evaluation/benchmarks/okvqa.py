@@ -44,7 +44,7 @@ def okvqa(source: Source) -> Benchmark:
         )
         make = from_table(source.place)
         parts = [read_asked(part, make, source.on_bad) for part in rows]
-    answers = references(parts[1])
+    answers = references([*parts[0], *parts[1]])  # what is shown may be taught
     return Benchmark(
         source.spec,
         examples(parts[0]),

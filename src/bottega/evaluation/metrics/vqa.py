@@ -30,8 +30,12 @@ class Annotated:
         self._references = references
         self._agreement = agreement
 
+    def annotators(self, item: Example) -> Sequence[str]:
+        """What they said, empty for an item that nobody is known to have answered."""
+        return self._references.get(item.query.id or "", ())
+
     def score(self, item: Example, answer: Answer, /) -> float:
-        golds = self._references.get(item.query.id or "")
+        golds = self.annotators(item)
         if not golds:
             raise SettingError(
                 f"{self.name} knows no annotators of {item.query.id!r}",

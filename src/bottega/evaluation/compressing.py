@@ -1,0 +1,131 @@
+"""RACC among the methods, with the controls that say where its answers come from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bottega.bundled import bundled_compressor
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
+from bottega.pipeline import Pipeline
+from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
+from bottega.recipes import compressing
+from bottega.types import Candidate, Query
+
+CONCAT, RACC, ORACLE, FLAT, SWAPPED = "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped"
+COMPRESSED = (RACC, ORACLE, FLAT, SWAPPED)
+CERTAIN = 1000.0  # a score beyond all others, whatever their scale
+BUNDLED = "bundled:"
+
+
+def compressed(
+    name: str, pipeline: Pipeline, data: Benchmark, generator: Generator, folder: Path | None
+) -> Pipeline:
+    """The pipeline with one of `COMPRESSED` in place of showing passages. `folder` is the
+    compressor's, the bundled one if not given. Raises `SettingError`."""
+    retrieve = pipeline.retrieve
+    assert retrieve is not None
+    search = compressing(
+        folder or bundled_for(generator),
+        generator,
+        prompt=pipeline.prompt,
+        parse=pipeline.parse,
+        sampling=pipeline.sampling,
+    )
+    return replace(pipeline, retrieve=_controlled(name, retrieve, data), search=search)
+
+
+def bundled_for(generator: Generator) -> Path:
+    """The folder of its compressor. Raises `SettingError` where there is none."""
+    if not generator.name.startswith(BUNDLED):
+        raise SettingError(
+            f"there is no bundled compressor for {generator.name}",
+            hint="train one with `bottega compress train` and name its folder: --compressor FOLDER",
+        )
+    return bundled_compressor()
+
+
+def _controlled(name: str, retrieve: Retriever, data: Benchmark) -> Retriever:
+    """`racc-oracle` is told which passage is right, `racc-flat` nothing about any, and
+    `racc-swapped` reads what was found for another item."""
+    right = {item.query.id: item.tags.get("passage") for item in data.items}
+    if name == ORACLE:
+        return Scored(
+            retrieve,
+            lambda query, one: CERTAIN * (str(one.example.query.id) == right[query.id]),
+        )
+    if name == FLAT:
+        return Scored(retrieve, lambda query, one: 0.0)
+    return ForAnother(retrieve, data) if name == SWAPPED else retrieve
+
+
+class Scored:
+    """The same candidates with other scores."""
+
+    def __init__(self, retrieve: Retriever, score: Callable[[Query, Candidate], float]) -> None:
+        self._retrieve, self._score = retrieve, score
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        found = await self._retrieve(query, k)
+        return [replace(one, score=self._score(query, one)) for one in found]
+
+
+class ForAnother:
+    """What is found for the next item that wants another answer."""
+
+    def __init__(self, retrieve: Retriever, data: Benchmark) -> None:
+        self._retrieve = retrieve
+        items = data.items
+        self._other = {
+            item.query.id: next(
+                (
+                    other.query
+                    for other in (*items[place + 1 :], *items[:place])
+                    if other.answer != item.answer
+                ),
+                None,
+            )
+            for place, item in enumerate(items)
+        }
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        other = self._other[query.id]
+        if other is None:
+            raise SettingError(
+                "all items have the same answer, so there is nothing to swap",
+                hint="ask more items, or leave this control out",
+            )
+        return await self._retrieve(other, k)
+
+
+class LateScored:
+    """The candidates of a retriever that does not compare, scored by late interaction."""
+
+    def __init__(self, retrieve: Retriever, tokens: MultiVectorEmbedder | None = None) -> None:
+        self._retrieve = retrieve
+        self._tokens = tokens or bundled_tokens()
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        found = await self._retrieve(query, k)
+        return await asyncio.to_thread(self._scored, query, found)
+
+    def _scored(self, query: Query, found: Sequence[Candidate]) -> list[Candidate]:
+        asked = self._tokens.embed_queries([query])[0]
+        told = self._tokens.embed_documents([one.example.query for one in found])
+        return [
+            replace(one, score=late_score(asked, rows))
+            for one, rows in zip(found, told, strict=True)
+        ]
+
+
+def bundled_tokens() -> MultiVectorEmbedder:
+    return TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+
+
+def late_score(asked: Vectors, told: Vectors) -> float:
+    """Of the tokens of a question and a passage, (tokens, dimension) each."""
+    return float((asked @ told.T).max(axis=1).sum())

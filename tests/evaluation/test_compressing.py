@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.compressing import CERTAIN, ForAnother, LateScored, Scored
+from bottega.evaluation.methods import check_fit, needs_search, plan
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import Scripted, bundled
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Generator
+from bottega.recipes import Classification
+from bottega.types import Candidate, Example, Query, Sampling
+
+NAMES = ("zero-shot", "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped")
+
+
+@pytest.fixture(scope="module")
+def facts() -> Benchmark:
+    return load_benchmark("facts", seed=0, limit=8)
+
+
+def settings(generator: Generator) -> Classification:
+    return Classification(generator, (), sampling=Sampling(max_tokens=16))
+
+
+async def accuracies(data: Benchmark, generator: Generator) -> dict[str, float]:
+    with KnowledgeBase.open(":memory:", embed=None) as empty:
+        methods = plan(NAMES, (5,), data, empty, settings(generator), seed=0)
+        runs = [await evaluate(data, method, Conditions()) for method in methods]
+    return {result.method: result.value or 0.0 for result, _ in runs}
+
+
+async def test_the_bundled_compressor_reads_and_does_not_only_believe_scores(
+    facts: Benchmark,
+) -> None:
+    found = await accuracies(facts, bundled())
+
+    assert found["zero-shot"] == 0.0
+    assert found["racc-swapped"] <= 0.1
+    assert min(found[name] for name in ("racc", "racc-oracle", "racc-flat")) >= 0.7
+
+
+def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> None:
+    with (
+        KnowledgeBase.open(":memory:", embed=None) as empty,
+        pytest.raises(SettingError, match="no bundled compressor"),
+    ):
+        plan(["racc"], (5,), facts, empty, settings(Scripted("said")), seed=0)
+
+
+def test_no_knowledge_base_is_needed_where_the_right_passage_is_known(facts: Benchmark) -> None:
+    assert not needs_search(NAMES, facts)
+
+
+def test_a_benchmark_without_passages_has_nothing_to_compress() -> None:
+    digits = load_benchmark("digits", seed=0, limit=5)
+
+    with pytest.raises(SettingError, match="no passages, which concat, racc would read"):
+        check_fit(["concat", "racc"], digits)
+
+
+class Fixed:
+    """Finds passages named after the query."""
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        examples = [Example(Query(f"{query.id} {i}", id=f"{query.id}{i}"), "") for i in range(k)]
+        return [Candidate(one, float(i)) for i, one in enumerate(examples)]
+
+
+def items(*answers: str) -> Benchmark:
+    asked = [Example(Query("?", id=f"q{i}"), answer) for i, answer in enumerate(answers)]
+    return Benchmark("three", (Example(Query("p"), ""),), tuple(asked))
+
+
+async def test_swapped_passages_are_those_of_the_next_item_with_another_answer() -> None:
+    found = ForAnother(Fixed(), items("red", "red", "blue"))
+
+    shown = [await found(Query("?", id=f"q{i}"), 1) for i in range(3)]
+
+    assert [one[0].example.query.text for one in shown] == ["q2 0", "q2 0", "q0 0"]
+
+
+async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
+    with pytest.raises(SettingError, match="nothing to swap"):
+        await ForAnother(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
+
+
+async def test_controls_change_scores_alone() -> None:
+    found = Scored(Fixed(), lambda query, one: CERTAIN * (one.example.query.id == "q01"))
+
+    shown = await found(Query("?", id="q0"), 3)
+
+    assert [one.score for one in shown] == [0.0, CERTAIN, 0.0]
+    assert [one.example.query.id for one in shown] == ["q00", "q01", "q02"]
+
+
+async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -> None:
+    class Two:
+        async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+            texts = ("The home of babra is lavim", "The food of babra is trebral")
+            return [Candidate(Example(Query(text), ""), 0.0) for text in texts]
+
+    home, food = await LateScored(Two())(Query("What is its home?"), 2)
+
+    assert home.score > food.score

@@ -1,0 +1,195 @@
+"""Lessons of benchmarks that name the right passage, and of those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.compressing import LateScored
+from bottega.evaluation.episodes import Shelf
+from bottega.evaluation.lessons import (
+    FoundLessons,
+    ToldLessons,
+    answers_of,
+    holds,
+    passages_of,
+    says_which_passage,
+    set_aside,
+    taught_items,
+)
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Example, Query
+from tests.builders import picture
+from tests.evaluation.benchmarks.test_okvqa import published
+from tests.evaluation.builders import telling
+
+
+class Letters:
+    """A token a letter; like letters are alike."""
+
+    fingerprint, dimension = "letters", 128
+
+    def embed_queries(self, queries: list[Query]) -> list[Vectors]:
+        rows = np.eye(128, dtype=np.float32)
+        return [rows[[min(ord(letter), 127) for letter in query.text]] for query in queries]
+
+    embed_documents = embed_queries
+
+
+def told(data: Benchmark, **changes: object) -> ToldLessons:
+    usual = {"seed": 3, "shots": 3, "batch": 4, "tokens": Letters()}
+    return ToldLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
+
+
+class Found:
+    """The first passages there are."""
+
+    def __init__(self, data: Benchmark, most: int = 99) -> None:
+        self.shelf, self.asked, self.most = Shelf(passages_of(data)), list[str](), most
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        self.asked.append(str(query.id))
+        ids = self.shelf.ids()[: min(k, self.most)]
+        return [Candidate(one, 9.0 - i) for i, one in enumerate(self.shelf.get_many(ids))]
+
+
+def test_the_right_passage_stands_among_others_of_its_episode() -> None:
+    data = telling()
+    right = {str(item.query.id): item.tags["passage"] for item in data.items}
+    places = set()
+    for step in range(20):
+        for lesson in told(data)(step):
+            shown = [str(one.id) for one in lesson.passages]
+            assert len(set(shown)) == 3
+            assert len({data.episode_of[id] for id in (str(lesson.query.id), *shown)}) == 1
+            assert [id == right[str(lesson.query.id)] for id in shown] == list(lesson.relevant)
+            places.add(lesson.relevant.index(True))
+    assert places == {0, 1, 2}
+
+
+def test_a_step_has_the_same_lessons_again_and_another_step_or_seed_others() -> None:
+    data = telling()
+    assert told(data)(5) == told(data)(5)
+    assert told(data)(5) != told(data)(6)
+    assert told(data)(5) != told(data, seed=4)(5)
+
+
+async def test_scores_are_those_of_evaluation() -> None:
+    data = telling()
+    (lesson, *_) = told(data)(0)
+
+    class Shown:
+        async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+            return [Candidate(Example(one, ""), 0.0) for one in lesson.passages]
+
+    found = await LateScored(Shown(), Letters())(lesson.query, 3)  # type: ignore[arg-type]
+    assert [one.score for one in found] == list(lesson.scores)
+
+
+@pytest.mark.parametrize("hard", [0.0, 1.0])
+def test_hard_lessons_show_what_is_told_of_the_same(hard: float) -> None:
+    data = load_benchmark("facts:asked=3,episodes=1", seed=1)
+    tags = {str(one.query.id): one.tags for one in data.knowledge}
+    shared = []
+    for lesson in told(data, hard=hard).drawn(40, 0):
+        about = [tags[str(one.id)] for one in lesson.passages]
+        right = about.pop(lesson.relevant.index(True))
+        both = [sum(one[tag] == right[tag] for one in about) for tag in ("name", "relation")]
+        shared.append(all(both))
+    assert all(shared) if hard else sum(shared) < 10
+
+
+def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
+    passages = ("the owl eats mice", "the fowl eats corn", "an OWL")
+    knowledge = tuple(Example(Query(text, id=text), "") for text in passages)
+    items = [Example(Query("which bird?", (picture(1),)), answer) for answer in ("Owl", "fowl")]
+    data = Benchmark("birds", knowledge, tuple(items))
+    retrieve = Found(data)
+    lessons = FoundLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
+
+    made = {lesson.answer: lesson for lesson in lessons(0)}
+
+    assert made["Owl"].relevant == (True, False, True)
+    assert made["fowl"].relevant == (False, True, False)
+    assert made["Owl"].scores == (9.0, 8.0, 7.0)
+    assert len(retrieve.asked) == 2  # found once, whatever the number of lessons
+    with pytest.raises(SettingError, match="2 passages are found for 'which bird\\?', not 3"):
+        FoundLessons(data, data.items, Found(data, most=2), seed=0, shots=3)(0)
+
+
+@pytest.mark.parametrize(
+    ("passage", "answers", "relevant"),
+    [
+        ("where they start", ["art"], False),
+        ("a piece of ART.", ["art"], True),
+        ("New\nYork in snow", ["new york"], True),
+        ("die STRASSE", ["straße"], True),
+        ("C++ is fast", ["c++"], True),
+        ("nothing", ["", "something"], False),
+        ("the second of two", ["first", "second"], True),
+    ],
+)
+def test_answers_are_found_as_whole_words_in_any_case(
+    passage: str, answers: list[str], relevant: bool
+) -> None:
+    assert holds(passage, answers) == relevant
+
+
+def test_known_questions_are_taught_with_all_that_their_annotators_said(tmp_path: Path) -> None:
+    """Those that are asked are for evaluation."""
+    data = load_benchmark(f"okvqa:{published(tmp_path, train2014=[1, 2], val2014=[7])}", seed=0)
+    (tmp_path / "told.csv").write_text("kid,text\n1,They surf.\n2,They sleep.\n")
+    data = with_passages(data, tmp_path / "told.csv")
+
+    items = taught_items(data)
+
+    assert {item.query.id for item in items} == {"15", "25"}
+    assert set(answers_of(data, items[0])) == {"surf", "swim"}
+    assert len(passages_of(data)) == 2
+    assert not says_which_passage(items, passages_of(data))
+
+
+def test_drawn_tasks_teach_what_they_ask() -> None:
+    data = telling()
+    assert taught_items(data) == data.items
+    assert says_which_passage(data.items, data.knowledge)
+    assert answers_of(data, data.items[0]) == ("h00",)
+
+
+def test_what_validates_is_not_taught() -> None:
+    items = telling().items
+    rest, aside = set_aside(items, 3, 0)
+    assert len(aside) == 3
+    assert {one.id for one in rest} | {one.id for one in aside} == {one.id for one in items}
+    assert len(rest) + 3 == len(items)
+    assert set_aside(items, 3, 0) == (rest, aside)
+    assert set_aside(items, 0, 0) == (items, ())
+    with pytest.raises(SettingError, match="none would be left"):
+        set_aside(items, len(items), 0)
+
+
+def test_a_batch_has_images_throughout_or_none() -> None:
+    data = telling()
+    bare = [replace(one, query=replace(one.query, images=())) for one in data.items[::2]]
+    lessons = told(replace(data, items=(*data.items[1::2], *bare)))
+    kinds = [{bool(one.query.images) for one in lessons(step)} for step in range(20)]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert {True} in kinds and {False} in kinds
+
+
+def test_what_cannot_be_taught_is_refused() -> None:
+    data = telling()
+    with pytest.raises(SettingError, match="7 passages are to be shown, and there are 6"):
+        told(data, shots=7)
+    mixed = Example(Query("seen", (picture(1),), id="seen"), "", tags={"episode": "0"})
+    with pytest.raises(SettingError, match="some passages have images"):
+        told(replace(data, knowledge=(*data.knowledge, mixed)))
+    with pytest.raises(SettingError, match="no passages"):
+        passages_of(replace(data, knowledge=data.items))
