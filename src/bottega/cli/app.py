@@ -9,6 +9,7 @@ import typer
 from bottega import __version__
 from bottega.cli import (
     answering,
+    compressing,
     demonstrating,
     evaluating,
     explaining,
@@ -76,3 +77,4 @@ for command in (
 app.command("import")(keeping.import_)
 app.command("eval")(evaluating.evaluate)
 app.add_typer(keys.keys, name="keys")
+app.add_typer(compressing.compress, name="compress")

@@ -22,6 +22,7 @@ from bottega.cli.evaluation_options import (
     AtOnce,
     BenchmarkSpec,
     Compared,
+    CompressorFolder,
     Explained,
     ExplainedBy,
     ImageEmbed,
@@ -85,6 +86,7 @@ def evaluate(
     rollouts: Rollouts = ROLLOUTS,
     rationales: Explained = None,
     rationales_from: ExplainedBy = None,
+    compressor: CompressorFolder = None,
     max_tokens: Tokens = None,
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
@@ -105,7 +107,9 @@ def evaluate(
     top-k shows the nearest examples, which for labelled images is visual-rag; majority and
     best-of-n choose among several samples of its reply. in-context shows everything there is,
     oracle the right passage among others. rcts searches for the examples that help; rcts-random and
-    rcts-best-of-n have its reward and its budget without a tree. swap-image and swap-question are
+    rcts-best-of-n have its reward and its budget without a tree. concat shows passages, racc has
+    them compressed; racc-oracle and racc-flat have other retrieval scores, racc-swapped reads
+    another item's passages. swap-image and swap-question are
     visual-rag asked with another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
@@ -147,6 +151,7 @@ def evaluate(
         "samples": samples,
         "rollouts": rollouts,
         "rationales": rationales,
+        "compressor": None if compressor is None else str(compressor),
         "max_tokens": longest,
         "round_size": round_size,
     }
@@ -155,7 +160,16 @@ def evaluate(
         limits = _limits(budget, ledger)
         conditions = Conditions(concurrency, seed, round_size, ledger, limits)
         work = Work(
-            chosen, counts, retrieve, embed, traces, samples, rollouts, rationales, conditions
+            chosen,
+            counts,
+            retrieve,
+            embed,
+            traces,
+            samples,
+            rollouts,
+            rationales,
+            compressor,
+            conditions,
         )
         try:
             measure(data, settings, work, runs)

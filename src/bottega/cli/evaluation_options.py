@@ -86,6 +86,14 @@ ExplainedBy = Annotated[
         "the known examples that it holds."
     ),
 ]
+CompressorFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--compressor",
+        help="What racc compresses with: a folder that `bottega compress train` wrote. The bundled "
+        "apprentice has its own.",
+    ),
+]
 RunFolder = Annotated[
     Path | None,
     typer.Option(

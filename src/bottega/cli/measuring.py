@@ -54,6 +54,7 @@ class Work:
     samples: int | None = None
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
+    compressor: Path | None = None
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -75,7 +76,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
     embedder = _embedder(data, work)
     with (
         open_recorder(work.traces) as record,
-        _knowledge(data, embedder, work.retrieve) as knowledge,
+        filled(data, embedder, work.retrieve) as knowledge,
     ):
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
         seed = settings.seed
@@ -95,6 +96,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 samples=work.samples,
                 rollouts=work.rollouts,
                 rationales=work.rationales,
+                compressor=work.compressor,
             )
         asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
 
@@ -133,11 +135,11 @@ def _embedder(data: Benchmark, work: Work) -> MemoEmbedder | None:
     """None where no method will look into the knowledge base."""
     if not needs_search(work.methods, data):
         return None
-    _check_retrieval(data, work)
+    check_retrieval(data, work.retrieve)
     return MemoEmbedder(open_retrieval(work.retrieve, work.embed))
 
 
-def _knowledge(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) -> KnowledgeBase:
+def filled(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) -> KnowledgeBase:
     """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
     Empty without an embedder."""
     if embedder is None:
@@ -159,9 +161,9 @@ def _embedding_tokens(
     return progress("embedding tokens", len(data.knowledge))
 
 
-def _check_retrieval(data: Benchmark, work: Work) -> None:
+def check_retrieval(data: Benchmark, retrieve: str) -> None:
     textual = sum(not e.query.images for e in (*data.knowledge, *data.items))
-    if textual and work.retrieve == "image":
+    if textual and retrieve == "image":
         raise SettingError(
             f"{textual} questions or passages of {data.name} have no image, so that nothing can be"
             " found by image",

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from bottega.errors import SettingError
 
@@ -127,6 +136,9 @@ def _converted(value: object, kind: Any, at: Place) -> Any:
         return _row(value, get_args(kind)[0], at)
     if origin is Mapping:
         return as_table(value, at)
+    if origin is Literal:
+        _check_value(_plain(value, str, at), {"words": get_args(kind)}, at)
+        return value
     if kind is Path:
         return Path(_plain(value, str, at)).expanduser()
     return _plain(value, kind, at)

@@ -1,0 +1,279 @@
+"""`bottega compress` with the bundled model: stopped, killed, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bottega.bundled import bundled_folder
+from bottega.compression import Manifest, PassageStore, Shape, load, save
+from bottega.compression.training import Teaching
+from bottega.generation.loaded import LoadedModel
+from bottega.knowledge import KnowledgeBase
+from bottega.prefixing import Geometry
+from bottega.recipes.training import teaching, untrained
+from tests.cli.conftest import Run
+from tests.knowledge.doubles import SeededEmbedder, asked
+
+TOP = """
+benchmark = "facts:asked=4,episodes=1"
+layer = 1
+shots = 3
+batch = 2
+calibrate = 8
+out = "made"
+"""
+REST = """
+[shape]
+document_prompts = 4
+query_prompts = 4
+prompting = "reading"
+[course]
+steps = 4
+checkpoint_every = 2
+warm_up = 2
+rate = 1e-3
+cache = 1.0
+flat = 0.5
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    def write(top: str = "", rest: str = "", out: str = "made") -> Path:
+        path = tmp_path / "c.toml"
+        path.write_text(TOP.replace("made", out) + top + REST + rest)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def apprentice() -> LoadedModel:
+    return LoadedModel.load(str(bundled_folder()), "cpu", "float32")
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(monkeypatch: pytest.MonkeyPatch, apprentice: LoadedModel) -> None:
+    """The bundled model is the same for every command."""
+    real = LoadedModel.load
+
+    def load(source: str, *more: Any) -> LoadedModel:
+        return apprentice if source == str(bundled_folder()) else real(source, *more)
+
+    monkeypatch.setattr(LoadedModel, "load", load)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+class KilledError(Exception):
+    pass
+
+
+def at_loss(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], None]) -> None:
+    """Of so many losses the last one is disturbed."""
+    real, seen = Teaching.loss, 0
+
+    def loss(self: Teaching, *given: Any) -> Tensor:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            happens()
+        return real(self, *given)
+
+    monkeypatch.setattr(Teaching, "loss", loss)
+
+
+def killed() -> None:
+    raise KilledError
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_stopped_or_killed_training_has_the_losses_of_a_run_that_never_was(
+    run: Run, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    done = run("compress", "train", written(out="whole"))
+    assert (done.code, "parameters, 4 steps of 2 lessons" in done.out) == (0, True)
+    assert "8 of the first 8 lessons have a relevant passage" in done.err
+    assert "step 4: loss" in done.err
+
+    whole, before = losses(tmp_path / "whole"), signal.getsignal(signal.SIGINT)
+    for name, number, happens, code, steps in (
+        ("stopped", 1, interrupted, 130, 1),
+        ("killed", 4, killed, 1, 3),  # a step after the checkpoint
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            at_loss(patch, number, happens)
+            cut = run("compress", "train", written(out=name))
+        assert (cut.code, len(losses(tmp_path / name))) == (code, steps)
+        assert not (tmp_path / name / "compressor.json").exists()
+        assert signal.getsignal(signal.SIGINT) == before
+        rest = run("compress", "train", written(out=name))
+        assert (rest.code, "goes on from the checkpoint" in rest.err) == (0, True)
+        assert losses(tmp_path / name) == pytest.approx(whole, abs=1e-5)
+        one, other = (load(tmp_path / folder).racc.state_dict() for folder in (name, "whole"))
+        for weight in one:
+            torch.testing.assert_close(one[weight], other[weight], atol=1e-3, rtol=1e-2)
+
+    lines = (tmp_path / "whole" / "losses.jsonl").read_text()
+    assert run("compress", "train", written(out="whole")).code == 0
+    assert (tmp_path / "whole" / "losses.jsonl").read_text() == lines  # there was nothing to do
+
+
+def test_a_folder_of_another_training_is_refused(
+    run: Run, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "compressor.json").write_text("{}")
+    done = run("compress", "train", written())
+    assert (done.code, "has not trained" in done.err) == (1, True)
+    (tmp_path / "made" / "compressor.json").unlink()
+    (tmp_path / "made" / "training.json").write_text('{"batch": 2, "seed": 7}')
+    done = run("compress", "train", written())
+    assert done.code == 1
+    assert "another benchmark" in done.err and "another seed" in done.err
+    assert "another batch" not in done.err
+
+
+def test_retrieved_passages_teach_by_what_they_hold(
+    run: Run, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Questions of one's own, passages from a file, appended prompts, answers as the only loss."""
+    places = ("Oslo", "Rome", "Lima", "Bonn", "Riga", "Kyiv")
+    rows = [{"question": f"Where is it, {place}?", "answer": place} for place in places]
+    for name, part in (("train", rows[:5]), ("test", rows[5:])):
+        text = "\n".join(json.dumps(row) for row in part)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    lines = [f"{i},The house with number {i} stands in {one}." for i, one in enumerate(places)]
+    (tmp_path / "told.csv").write_text("\n".join(["kid,text", *lines]))
+    config = tmp_path / "own.toml"
+    config.write_text(
+        f'benchmark = "jsonl:{tmp_path}"\npassages = "told.csv"\nretrieve = "bm25"\nout = "own"\n'
+        "shots = 2\ncalibrate = 8\nvalidate = 2\n[shape]\ndocument_prompts = 3\nquery_prompts = 3\n"
+        "[course]\nsteps = 2\nvalidate_every = 1\nwarm_up = 1\n"
+    )
+    done = run("compress", "train", config)
+    assert done.code == 0, done.err
+    assert "3 questions teach, 2 validate; 6 passages" in done.out
+    assert "8 of the first 8 lessons have a relevant passage" in done.err
+    assert "validation" in done.err
+    assert load(tmp_path / "own").racc.shape.prompting == "appended"
+
+
+@pytest.mark.parametrize(
+    ("top", "rest", "said", "hint"),
+    [
+        ("sede = 1", "", "c.toml: sede is not a setting", "did you mean seed?"),
+        ("", "stepz = 3", "course.stepz is not a setting", "did you mean steps?"),
+        ("", "[shap]", "shap is not a setting", "did you mean shape?"),
+        ("validate = 2", "", "validate sets questions aside", "validate_every = 100"),
+        ("", "validate_every = 2", "needs questions that are set aside", "validate = 50"),
+        ('retrieve = "bm52"', "", "retrieve is not one of", "did you mean bm25?"),
+        ("seed = -1", "", "seed is out of range", "0 or more"),
+        ("embed = 3", "", "embed is a whole number, not text", "embed ="),
+        ('model = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
+        ('hyper = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
+        ("layer = 99", "", "there is no layer 99", "-1 (the last)"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(
+    run: Run, written: Callable[..., Path], top: str, rest: str, said: str, hint: str
+) -> None:
+    path = written(top, rest)
+    if top.startswith("layer"):
+        path.write_text(path.read_text().replace("layer = 1\n", ""))
+    done = run("compress", "train", path)
+    assert done.code == 2
+    assert said in done.err and hint in done.err
+
+
+def test_what_has_no_default_is_asked_for(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('out = "x"\n[course]\nsteps = 1\n')
+    assert "benchmark is missing" in run("compress", "train", "c.toml").err
+    (tmp_path / "c.toml").write_text('benchmark = "facts"\nout = "x"\n[shape]\nstart = "cold"')
+    assert "course.steps is missing" in run("compress", "train", "c.toml").err
+    (tmp_path / "c.toml").write_text((tmp_path / "c.toml").read_text() + "\n[course]\nsteps = 1")
+    assert "shape.start is not one of similar, random" in run("compress", "train", "c.toml").err
+    assert "no.toml cannot be read" in run("compress", "train", "no.toml").err
+
+
+@pytest.fixture
+def compressor(apprentice: LoadedModel, tmp_path: Path) -> Path:
+    return made(apprentice, tmp_path / "compressor", seed=0)
+
+
+def made(model: LoadedModel, folder: Path, seed: int) -> Path:
+    between = teaching(model, layer=1)
+    shape = Shape(between.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading")
+    save(untrained(shape, between, seed=seed), folder, hyper=between.hyper, base=model.model)
+    return folder
+
+
+def test_only_what_is_new_is_compressed(
+    run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
+) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked(f"The home of n{i} is h{i}.", "") for i in range(70)])
+        kb.add([asked("What is its home?", "h3")])
+    command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
+    first = run(*command)
+    assert first.code == 0, first.err
+    assert "70 passages, 70 compressed now, 70 in store" in first.out
+    width = load(compressor).racc.shape.width
+    assert f"{8 * width} as fp16, {4 * width + 8} as int8" in first.out
+    assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.delete([kb.ids()[3]])
+        kb.add([asked("The home of n3 is far away.", "")])
+        passages = [(str(one.id), one.query) for one in kb if not one.answer]
+    again = run(*command, "--json")
+    assert {name: again.json[name] for name in ("passages", "compressed")} == {  # type: ignore[index]
+        "passages": 70,
+        "compressed": 1,
+    }
+    assert run(*command, "--all", "--json").json["compressed"] == 1  # type: ignore[index]
+    saved = load(compressor)
+    store = PassageStore(tmp_path / "store", Manifest(saved.digest, 4, width))
+    assert store.get(passages).shape == (70, 4, width)
+
+    other = made(apprentice, tmp_path / "other", seed=1)
+    for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):
+        refused = run(*wrong)
+        assert (refused.code, "store was built as Manifest(" in refused.err) == (1, True)
+
+
+def test_what_int8_loses_is_measured(run: Run, compressor: Path, tmp_path: Path) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked(f"The home of n{i} is h{i}.", "") for i in range(3)])
+    command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
+    done = run(*command, "--int8", "--json")
+    assert 0.0005 < done.json["int8_error"] < 0.05  # type: ignore[index]
+    assert run(*command, "--int8", "--json").json["int8_error"] is None  # type: ignore[index]
+    found = Manifest.found(tmp_path / "store", "a", 4, 8)
+    assert found.precision == "int8"
+
+
+def test_the_model_has_to_be_the_one_it_was_trained_with(
+    run: Run, compressor: Path, tmp_path: Path
+) -> None:
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        kb.add([asked("What is its home?", "h3")])
+    command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
+    wrong = run(*command, "--model", "bundled:master")
+    assert (wrong.code, "another hyper model" in wrong.err) == (1, True)
+    assert "over HTTP" in run(*command, "--model", "openai:m").err
+    none = run(*command)
+    assert (none.code, "--all compresses those" in none.err) == (0, True)
