@@ -1,0 +1,270 @@
+"""What compressed passages save: python benchmarks/racc.py [--quick] [--json F]
+
+One question about a picture, answered with ten tokens behind five passages of 200 tokens each, by a
+decoder of 70 million random weights (Llama's layers behind the bundled model's eye) in float32 on
+one thread. The ways to answer take turns; a ratio is taken within each round. The compressor is
+random, too: its work does not depend on what it learned. The tower's features of the picture are
+there for every method. Exits with 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__":  # before torch is imported
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image as Pillow
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
+from benchmarks.racc_methods import Case, OneToken, ReadAhead, candidates
+from bottega import Image
+from bottega.bundled import bundled_folder
+from bottega.compression import (
+    Condenser,
+    Hyper,
+    Manifest,
+    PassageStore,
+    Racc,
+    Shape,
+    Texts,
+    pipe,
+)
+from bottega.compression.store import Precision
+from bottega.compression.texts import rows
+from bottega.generation.loaded import LoadedModel
+from bottega.prefixing import Geometry
+from bottega.types import Candidate, Example, Query
+
+SEED, PASSAGES, LENGTH, TOKENS = 0, 5, 200, 10
+DECODER = {"num_hidden_layers": 10, "hidden_size": 640, "intermediate_size": 1728}
+HEADS = {"num_attention_heads": 10, "num_key_value_heads": 10, "head_dim": 64}
+VOCABULARY = 32_000  # Llama's; the bundled model's tokenizer uses the first thousand
+WORDS = ("the", "home", "of", "a", "red", "tower", "is", "place", "river", "flower", "water")
+QUESTION = "What colour is the bird that builds the house in the picture?"
+HARD = "Summarize the key information of the given passage in a concise manner."  # the paper's
+CONCAT, CANDIDATES = "concatenation", "five candidates"
+ONLINE, STORED, KNOWN = "RACC online", "RACC pre-saved", "RACC pre-saved, known picture"
+BARS = {CONCAT: 4.0, CANDIDATES: 4.0}  # how many times faster pre-saved is, the picture known
+
+hf: Any = transformers
+Way = Callable[[], Tensor]
+Seconds = Mapping[str, Sequence[float]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="3 rounds, not 11")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    hf.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name:
+        bench = built(Path(name))
+        measured = take_turns(bench.ways, 3 if options.quick else 11)
+        counted = {name: operations(way) for name, way in bench.ways.items()}
+    lines = [line(name, measured, counted) for name in bench.ways]
+    bars = verdicts(measured.wall)
+    show(bench, lines, bars)
+    if options.json:
+        told = {"decoder": bench.weights, "lines": lines, "bytes": bench.sizes, "bars": bars}
+        options.json.write_text(json.dumps(told, indent=1))
+    sys.exit(0 if all(bar["held"] for bar in bars) else 1)
+
+
+@dataclass
+class Bench:
+    """`sizes` are bytes a passage, `weights` those of the decoder."""
+
+    ways: dict[str, Way]
+    weights: int
+    sizes: dict[str, float] = field(default_factory=dict)
+
+
+def built(folder: Path) -> Bench:
+    loaded = random_model(folder / "model")
+    texts = Texts(loaded.encode, loaded.ends)
+    case = drawn(loaded.model, texts)
+    hyper = Hyper(loaded.model)
+    racc = compressor(hyper, loaded)
+    once = Condenser(racc, hyper, texts)
+
+    def saved(precision: Precision) -> PassageStore:
+        shape = racc.shape
+        manifest = Manifest("random", shape.document_prompts, shape.width, precision)
+        store = PassageStore(folder / precision, manifest)
+        store.add(case.named, once.compressed)
+        return store
+
+    stores = {"prompts, fp16": saved("fp16"), "prompts, int8": saved("int8")}
+    store = stores["prompts, fp16"]
+    vectors = PassageStore(folder / "vectors", Manifest("random", 1, hyper.width))
+    vectors.add(case.named, lambda queries: once.compressed(queries)[:, :1])
+    (folder / "ahead").mkdir()
+    ahead = ReadAhead(case, folder / "ahead")
+    one_token = OneToken(vectors, hyper.width)
+    known = Condenser(racc, hyper, texts, store)
+
+    def anew(kept: PassageStore | None) -> Way:
+        return lambda: case.condensed(Condenser(racc, hyper, texts, kept))
+
+    ways: dict[str, Way] = {
+        CONCAT: case.concatenated,
+        CANDIDATES: lambda: candidates(case).tokens,
+        "full reuse of keys and values": lambda: ahead(case),
+        "one token a passage": lambda: one_token(case),
+        ONLINE: anew(None),
+        STORED: anew(store),
+        KNOWN: lambda: case.condensed(known),
+        "no passages": case.alone,
+    }
+    sizes = {"text": sum(len(one.text.encode()) for one in case.passages) / len(case.passages)}
+    sizes |= {name: float(one.bytes_a_passage) for name, one in stores.items()}
+    sizes |= {"one vector, fp16": float(vectors.bytes_a_passage)}
+    sizes |= {"keys and values, fp16": ahead.bytes_a_passage}
+    decoder = loaded.model.model.language_model.parameters()
+    return Bench(ways, sum(one.numel() for one in decoder), sizes)
+
+
+def random_model(folder: Path) -> LoadedModel:
+    """The bundled apprentice with another decoder."""
+    bundled = bundled_folder("apprentice")
+    config = json.loads((bundled / "config.json").read_text())
+    config["text_config"] |= DECODER | HEADS | {"vocab_size": VOCABULARY, "rope_parameters": None}
+    torch.manual_seed(SEED)
+    model = hf.FastVlmForConditionalGeneration(hf.FastVlmConfig(**config))
+    model.save_pretrained(folder)
+    hf.AutoProcessor.from_pretrained(bundled).save_pretrained(folder)
+    return LoadedModel.load(str(folder), "cpu", "float32")
+
+
+def drawn(model: Any, texts: Texts) -> Case:
+    draw = random.Random(SEED)
+    passages = [passage(texts, draw) for _ in range(PASSAGES)]
+    shown = [
+        Candidate(Example(one, "", id=f"p{place}"), draw.uniform(20, 25))
+        for place, one in enumerate(passages)
+    ]
+    picture = Image.from_pillow(Pillow.effect_noise((64, 64), 80).convert("RGB"))
+    return Case(model, texts, Query(QUESTION, (picture,)), shown, TOKENS)
+
+
+def passage(texts: Texts, draw: random.Random) -> Query:
+    """Of exactly LENGTH tokens, the marks of its turn among them."""
+    said = Query("the")
+    while (length := tokens_of(texts, said)) < LENGTH:
+        longer = (Query(f"{said.text} {word}") for word in draw.sample(WORDS, len(WORDS)))
+        said = next(one for one in longer if length < tokens_of(texts, one) <= LENGTH)
+    return said
+
+
+def tokens_of(texts: Texts, query: Query) -> int:
+    return len(rows(texts.passages([query]))[0])
+
+
+def compressor(hyper: Hyper, loaded: LoadedModel) -> Racc:
+    shape = Shape(hyper.width, Geometry.of(loaded.model))
+    hard = torch.tensor(loaded.processor.tokenizer(HARD, add_special_tokens=False).input_ids)
+    counts = shape.document_prompts, shape.query_prompts
+    documents, queries = (pipe(hyper, hard, count) for count in counts)
+    return Racc(shape, (documents, queries)).eval().requires_grad_(False)
+
+
+@dataclass
+class Measured:
+    """Seconds of each round, and the process's own, which other work on the machine does not
+    lengthen by as much."""
+
+    wall: dict[str, list[float]]
+    cpu: dict[str, list[float]]
+
+
+def take_turns(ways: Mapping[str, Way], rounds: int) -> Measured:
+    """Each round begins with another way."""
+    for name, way in ways.items():  # also warms up
+        if way().shape != (1, TOKENS):
+            raise ValueError(f"{name} answers with another number of tokens")
+    names = list(ways)
+    measured = Measured({name: [] for name in names}, {name: [] for name in names})
+    for turn in range(rounds):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            began, worked = time.perf_counter(), time.process_time()
+            ways[name]()
+            measured.wall[name].append(time.perf_counter() - began)
+            measured.cpu[name].append(time.process_time() - worked)
+    return measured
+
+
+def operations(way: Way) -> int:
+    """Floating-point operations of an answer, by torch's counter. It does not know the CPU's fused
+    attention, so that one of plain products is run."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        way()
+    return int(counter.get_total_flops())
+
+
+def ratios(measured: Seconds, name: str, of: str) -> list[float]:
+    """Seconds of `name` over those of `of`, round by round."""
+    return [one / other for one, other in zip(measured[name], measured[of], strict=True)]
+
+
+def line(name: str, measured: Measured, counted: Mapping[str, int]) -> dict[str, Any]:
+    faster = ratios(measured.wall, CONCAT, name)
+    return {
+        "name": name,
+        "seconds": statistics.median(measured.wall[name]),
+        "faster": statistics.median(faster),
+        "least": min(faster),
+        "most": max(faster),
+        "cpu": statistics.median(ratios(measured.cpu, CONCAT, name)),
+        "gflop": counted[name] / 1e9,
+        "fewer": counted[CONCAT] / counted[name],
+    }
+
+
+def verdicts(measured: Seconds) -> list[dict[str, Any]]:
+    """For a picture that was asked about before; that of a new one stands in the table."""
+    found = []
+    for of, bar in BARS.items():
+        value = statistics.median(ratios(measured, of, KNOWN))
+        found.append({"of": of, "value": value, "bar": bar, "held": value >= bar})
+    return found
+
+
+def show(bench: Bench, lines: list[dict[str, Any]], bars: list[dict[str, Any]]) -> None:
+    print(f"# decoder of {bench.weights / 1e6:.0f} M weights, {PASSAGES} x {LENGTH} tokens")
+    print(f"{'':32}{'seconds':>8}{'times faster':>22}{'CPU':>7}{'Gflop':>8}{'fewer':>7}")
+    for one in lines:
+        faster = f"{one['faster']:.2f} ({one['least']:.2f} to {one['most']:.2f})"
+        print(
+            f"{one['name']:32}{one['seconds']:8.3f}{faster:>22}{one['cpu']:7.2f}"
+            f"{one['gflop']:8.1f}{one['fewer']:7.2f}"
+        )
+    for name, size in bench.sizes.items():
+        print(f"a passage as {name}: {size:,.0f} bytes")
+    for bar in bars:
+        verdict = "held" if bar["held"] else "MISSED"
+        print(f"{bar['of']} / {KNOWN}: {bar['value']:.2f}, bar >= {bar['bar']:g}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""RACC between the bundled apprentice and itself, with every switch: `python -m
+benchmarks.racc_quality --work DIR [--only NAME,...]`.
+
+Each variant is trained anew by the bundled compressor's lessons (fewer steps), and asked what
+`bottega eval facts` asks, with its controls. One JSON file a variant; what is there is not made
+again. See docs/experiments/racc.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bottega.bundled import bundled_folder
+from bottega.compression import Racc, Shape, pipe, save
+from bottega.compression.training import Teaching, train
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.methods import plan
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.knowledge import KnowledgeBase
+from bottega.recipes import Classification
+from bottega.types import Sampling
+from training.compressor import COURSE, FactLessons, fact_lessons, shape, taught
+
+STEPS = 400
+METHODS = ("racc", "racc-oracle", "racc-flat", "racc-swapped")
+HARD_PROMPT = "Summarize the key information of the given passage in a concise manner."
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the bundled compressor."""
+
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    course: Mapping[str, Any] = field(default_factory=dict)
+    calibrated: bool = True
+    hard: float = 0.5
+
+
+BY_ANSWERS: dict[str, Any] = {"answer": 1.0, "cache": 0.0, "taught": True}
+VARIANTS: dict[str, Variant] = {
+    "as bundled": Variant(),
+    "scores always shown": Variant(course={"flat": 0.0}),
+    "scores never shown": Variant(course={"flat": 1.0}),
+    "without RGCA": Variant({"rgca": False}),
+    "without DCVQ": Variant({"dcvq": False}),
+    "with PRDB": Variant(course={"prdb": True}),
+    "by answers alone": Variant(course=BY_ANSWERS),
+    "random start": Variant({"start": "random"}),
+    "prompts appended": Variant({"prompting": "appended"}),
+    "prompts appended and reading": Variant({"prompting": "both"}),
+    "as in the paper": Variant(
+        {"prompting": "appended", "start": "random"},
+        {**BY_ANSWERS, "prdb": True, "flat": 0.0},
+        calibrated=False,
+    ),
+    "no hard lessons": Variant(hard=0.0),
+    "6 prompts": Variant({"document_prompts": 6, "query_prompts": 6}),
+    "10 prompts": Variant({"document_prompts": 10, "query_prompts": 10}),
+}
+
+
+def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[str, object]:
+    model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
+    teaching = taught(model)
+    torch.manual_seed(0)
+    how = replace(shape(model), **variant.shape)
+    racc = Racc(how, _hard(model, teaching, how))
+    if variant.calibrated:
+        teaching.calibrate(racc, lessons.drawn(512, -1))
+    course = replace(COURSE, steps=steps, **variant.course)
+    losses: list[float] = []
+    started = time.perf_counter()
+    train(racc, teaching, lessons, course, report=lambda one: losses.append(one.loss))
+    save(racc, out, hyper=teaching.hyper, base=model.model)
+    return {
+        "steps": steps,
+        "seconds": time.perf_counter() - started,
+        "parameters": sum(one.numel() for one in racc.parameters()),
+        "last_loss": sum(losses[-20:]) / len(losses[-20:]),
+    }
+
+
+def _hard(
+    model: LoadedModel, teaching: Teaching, how: Shape
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """PIPE, where prompts are appended."""
+    if how.prompting == "reading" or how.start == "random":
+        return None
+    ids = torch.tensor(model.processor.tokenizer(HARD_PROMPT)["input_ids"])
+    counts = how.document_prompts, how.query_prompts
+    documents, queries = (pipe(teaching.hyper, ids, count) for count in counts)
+    return documents, queries
+
+
+async def asked(
+    folder: Path, methods: Sequence[str], shots: Sequence[int], limit: int
+) -> list[dict[str, object]]:
+    data = load_benchmark("facts", seed=0, limit=limit)
+    settings = Classification(bundled(), (), sampling=Sampling(max_tokens=64))
+    rows: list[dict[str, object]] = []
+    with KnowledgeBase.open(":memory:", embed=None) as empty:
+        for method in plan(methods, shots, data, empty, settings, seed=0, compressor=folder):
+            result, _ = await evaluate(data, method, Conditions())
+            rows.append(
+                {
+                    "method": result.method,
+                    "shots": result.shots,
+                    "n": result.n,
+                    "value": result.value,
+                    "low": result.low,
+                    "high": result.high,
+                    "seconds": result.seconds,
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--limit", type=int, default=500)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.work.mkdir(parents=True, exist_ok=True)
+    lessons = fact_lessons()
+    for name in args.only.split(","):
+        variant, file = VARIANTS[name], args.work / f"{name.replace(' ', '-')}.json"
+        if file.exists():
+            continue
+        lessons.hard = variant.hard
+        folder = args.work / file.stem
+        told = made(variant, lessons, folder, args.steps)
+        rows = asyncio.run(asked(folder, METHODS, (5,), args.limit))
+        file.write_text(json.dumps({"variant": name, **told, "rows": rows}, indent=1))
+        shown = ", ".join(f"{row['method']} {row['value']:.3f}" for row in rows)
+        print(f"{name}: {shown} ({told['seconds']:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from benchmarks import racc
+from benchmarks.racc import CANDIDATES, CONCAT, KNOWN, ONLINE, STORED
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(racc, "DECODER", {"num_hidden_layers": 1, "hidden_size": 32})
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    monkeypatch.setattr(racc, "HEADS", heads)
+    monkeypatch.setattr(racc, "VOCABULARY", 1152)
+    monkeypatch.setattr(racc, "LENGTH", 24)
+    monkeypatch.setattr(racc, "TOKENS", 3)
+
+
+@pytest.mark.usefixtures("small")
+def test_every_way_answers_and_those_of_racc_say_the_same(tmp_path: Path) -> None:
+    bench = racc.built(tmp_path)
+
+    said = {name: way().tolist() for name, way in bench.ways.items()}
+
+    assert all(len(one[0]) == 3 for one in said.values())
+    assert said[ONLINE] == said[STORED] == said[KNOWN]
+    assert bench.sizes["prompts, fp16"] == 16 * 32 * 2
+    assert bench.sizes["prompts, int8"] == 16 * 32 + 16 * 2
+
+
+@pytest.mark.usefixtures("small")
+def test_a_missed_bar_is_said_and_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "told.json"
+    monkeypatch.setattr(sys, "argv", ["racc.py", "--quick", "--json", str(told)])
+    monkeypatch.setattr(racc, "BARS", {CONCAT: 0.0, CANDIDATES: 1e6})
+
+    with pytest.raises(SystemExit) as left:
+        racc.main()
+
+    assert left.value.code == 1
+    shown = capsys.readouterr().out
+    assert shown.count("held") == shown.count("MISSED") == 1
+    assert [bar["held"] for bar in json.loads(told.read_text())["bars"]] == [True, False]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    measured = {CONCAT: [4.0, 40.0, 4.0], CANDIDATES: [3.0, 3.0, 3.0], KNOWN: [1.0, 10.0, 1.0]}
+
+    values = {bar["of"]: (bar["value"], bar["held"]) for bar in racc.verdicts(measured)}
+
+    assert values == {CONCAT: (4.0, True), CANDIDATES: (3.0, False)}
+
+
+def test_operations_of_attention_are_counted_too() -> None:
+    one = torch.randn(1, 2, 5, 8)
+
+    assert racc.operations(lambda: one[0, 0] @ one[0, 0].T) == 2 * 5 * 8 * 5
+    attended = racc.operations(lambda: F.scaled_dot_product_attention(one, one, one))
+    assert attended == 2 * (2 * 2 * 5 * 8 * 5)
