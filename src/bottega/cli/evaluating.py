@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bottega.cli.answering import parse_order
+from bottega.cli.asked import Asked, Material
 from bottega.cli.evaluated import (
     report,
     say_failures,
@@ -43,7 +44,6 @@ from bottega.cli.evaluation_options import (
     Unparsable,
 )
 from bottega.cli.measuring import Run, Work, check_output, measure
-from bottega.cli.opening import open_rows
 from bottega.cli.options import (
     DemonstrationOrder,
     Model,
@@ -52,17 +52,15 @@ from bottega.cli.options import (
     Seed,
     TraceFile,
 )
-from bottega.cli.output import note, warn
+from bottega.cli.output import note
 from bottega.cli.resolving import check_retrieve, open_prices, open_prompt
-from bottega.errors import BottegaError, SettingError
+from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.methods import METHODS, check, default_methods
-from bottega.evaluation.prompts import explained, with_rationales
+from bottega.evaluation.prompts import explained
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.searches import ROLLOUTS
 from bottega.naming import BUNDLED, open_model
@@ -109,8 +107,8 @@ def evaluate(
     oracle the right passage among others. rcts searches for the examples that help; rcts-random and
     rcts-best-of-n have its reward and its budget without a tree. concat shows passages, racc has
     them compressed; racc-oracle and racc-flat have other retrieval scores, racc-swapped reads
-    another item's passages. swap-image and swap-question are
-    visual-rag asked with another item's picture or question.
+    another item's passages. swap-image and swap-question are visual-rag asked with another item's
+    picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)
@@ -120,64 +118,37 @@ def evaluate(
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
-    data, skipped = _read(
-        spec,
-        passages,
-        seed=seed,
-        limit=limit,
-        per_class=kb_per_class,
-        label_noise=label_noise,
-        allow_overlap=allow_overlap,
-    )
-    if rationales_from is not None:
-        data = _with_rationales(data, rationales_from)
+    material = Material(spec, passages, limit, kb_per_class, label_noise, allow_overlap)
+    data, skipped = material.read(seed, rationales_from)
     chosen = names or default_methods(data)
-    showing = explained(chosen, data, settings, rationales)
-    longest = max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS)
-    settings = replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
-    asked = {
-        "benchmark": spec,
-        "passages": passages,
-        "skipped": skipped,
-        "model": settings.generator.name,
-        "embedder": embed,
-        "retrieve": retrieve,
-        "label_noise": label_noise,
-        "limit": limit,
-        "kb_per_class": kb_per_class,
-        "prompt": prompt,
-        "order": order,
-        "seed": seed,
-        "samples": samples,
-        "rollouts": rollouts,
-        "rationales": rationales,
-        "compressor": None if compressor is None else str(compressor),
-        "max_tokens": longest,
-        "round_size": round_size,
-    }
+    work = Work(chosen, counts, retrieve, embed, traces, samples, rollouts, rationales, compressor)
+    settings = _replying(settings, max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS))
+    asked = Asked(material, skipped, settings, prompt, order, work, round_size)
+    _compare(data, asked, concurrency, budget, out, json)
+
+
+def _compare(
+    data: Benchmark,
+    asked: Asked,
+    concurrency: int,
+    budget: float | None,
+    out: Path | None,
+    json: Path | None,
+) -> None:
+    """What was finished is told in any case."""
+    settings, work, record = asked.settings, asked.work, asked.record()
+    showing = explained(work.methods, data, settings, work.rationales)
     runs: list[Run] = []
-    with _ledger(out, asked, data) as ledger:
+    with _ledger(out, record, data) as ledger:
         limits = _limits(budget, ledger)
-        conditions = Conditions(concurrency, seed, round_size, ledger, limits)
-        work = Work(
-            chosen,
-            counts,
-            retrieve,
-            embed,
-            traces,
-            samples,
-            rollouts,
-            rationales,
-            compressor,
-            conditions,
-        )
+        conditions = Conditions(concurrency, settings.seed, asked.round_size, ledger, limits)
         try:
-            measure(data, settings, work, runs)
+            measure(data, settings, replace(work, conditions=conditions), runs)
         finally:
-            report(data, {**asked, "explained": showing}, runs, json)
+            report(data, {**record, "explained": showing}, runs, json)
             say_who_explains(showing, runs)
             say_failures(ledger, out)
-    say_what_is_missing(skipped, limits, out)
+    say_what_is_missing(asked.skipped, limits, out)
     say_if_failed(data, runs, out)
 
 
@@ -194,42 +165,8 @@ def _settings(
     )
 
 
-def _read(
-    spec: str,
-    passages: str | None,
-    *,
-    seed: int,
-    limit: int | None,
-    per_class: int | None,
-    label_noise: float,
-    allow_overlap: bool,
-) -> tuple[Benchmark, int]:
-    """With the number of what could not be used, each of which is told."""
-    skipped: list[BottegaError] = []
-
-    def on_bad(error: BottegaError) -> None:
-        skipped.append(error)
-        warn(error)
-
-    data = load_benchmark(
-        spec,
-        seed=seed,
-        limit=limit,
-        per_class=per_class,
-        label_noise=label_noise,
-        allow_overlap=allow_overlap,
-        on_bad=on_bad,
-    )
-    if passages is not None:
-        data = with_passages(data, passages, on_bad=on_bad)
-    return data, len(skipped)
-
-
-def _with_rationales(data: Benchmark, file: Path) -> Benchmark:
-    with open_rows(file) as knowledge:
-        data, found = with_rationales(data, knowledge)
-    note(f"{found} of {len(data.knowledge)} known examples have their rationale from {file}")
-    return data
+def _replying(settings: Classification, longest: int) -> Classification:
+    return replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
 
 
 def _limits(budget: float | None, ledger: Journal | Unkept) -> Budget:

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.types import Prompt, Reply, Sampling
+from tests.reranking.searches import QUERY, known, leaf_at, leaves, names, opinion, rcts
+
+
+@given(
+    most_calls=st.none() | st.integers(1, 130),
+    most_tokens=st.none() | st.integers(200, 30_000),
+    parallel=st.integers(1, 5),
+    count=st.integers(0, 8),
+    k=st.integers(0, 4),
+)
+@settings(max_examples=40)
+async def test_no_budget_is_ever_exceeded(
+    most_calls: int | None, most_tokens: int | None, parallel: int, count: int, k: int
+) -> None:
+    model = Scripted(opinion)
+    search = rcts(model, parallel=parallel, most_calls=most_calls, most_tokens=most_tokens)
+    found = await search.search(QUERY, known(count), k)
+    tree = found.tree
+    assert tree is not None
+    calls = sum(call.sampling.n for call in model.calls)
+    assert (tree.requests, tree.calls) == (len(model.calls), calls)
+    assert calls <= (most_calls or calls)
+    tokens = tree.usage.prompt_tokens + tree.usage.completion_tokens
+    assert tokens <= (most_tokens or tokens)
+    limited = most_calls is not None or most_tokens is not None
+    assert tree.ended != "budget" or limited
+    assert leaf_at(found)[-1].answer == found.answer
+    for leaf in leaves(tree.root):
+        assert leaf.answer is not None
+        assert leaf.visits == (1 if leaf.rewards else 0)
+    assert tree.root.visits == sum(leaf.visits for leaf in leaves(tree.root))
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize(
+    ("most_calls", "judged"),
+    # The first three answers and 10 probes; the root's answer and 11 completions a branch.
+    [(3 + 10, 1), (3 + 10 + 9, 1), (1 + 5 * 11, 5), (1 + 6 * 11 + 10, 6)],
+)
+async def test_a_budget_is_spent_on_whole_branches(
+    parallel: int, most_calls: int, judged: int
+) -> None:
+    search = rcts(Scripted(opinion), parallel=parallel, most_calls=most_calls)
+    found = await search.search(QUERY, known(20), 3)
+    assert found.tree is not None
+    assert found.tree.ended == "budget"
+    assert found.tree.root.visits == judged
+
+
+@pytest.mark.parametrize(("most_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])
+async def test_what_the_budget_did_not_judge_is_answered_by_the_nearest(
+    most_calls: int, shown: list[str]
+) -> None:
+    search = rcts(Scripted(opinion), most_calls=most_calls)
+    found = await search.search(QUERY, known(20), 3)
+    assert names(found.shown) == shown
+    assert found.tree is not None
+    assert (found.tree.ended, found.tree.requests) == ("budget", most_calls)
+
+
+async def test_a_budget_without_an_answer_is_refused() -> None:
+    with pytest.raises(SettingError) as raised:
+        await rcts(Scripted(opinion), most_tokens=20).search(QUERY, known(3), 2)
+    assert "most_tokens" in raised.value.hint
+
+
+class Unsteady(Scripted):
+    """Replies in an order of its own."""
+
+    def __init__(self, latency: Callable[[], float] | None) -> None:
+        super().__init__(opinion)
+        self._wait = latency
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if self._wait is not None:
+            await asyncio.sleep(self._wait())
+        return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("most", range(1500, 9000, 500))
+async def test_a_budget_of_tokens_does_not_depend_on_which_reply_was_first(
+    most: int, parallel: int
+) -> None:
+    chance = random.Random(most)
+    waits = (None, lambda: 0.001, lambda: chance.random() / 500)
+    trees = []
+    for wait in waits:
+        search = rcts(Unsteady(wait), rollouts=6, parallel=parallel, most_tokens=most)
+        trees.append((await search.search(QUERY, known(6), 2)).tree)
+    assert trees[0] == trees[1] == trees[2]

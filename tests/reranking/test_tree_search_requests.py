@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bottega.errors import GenerationError
+from bottega.generation import Scripted
+from bottega.reranking import TreeSearch
+from bottega.types import Prompt, Reply, Sampling
+from tests.reranking.searches import QUERY, known, opinion, rcts
+
+
+class Uneven(Scripted):
+    """Some replies take longer than others, by the dice."""
+
+    def __init__(self, replies: Callable[[Prompt], str], salt: int) -> None:
+        super().__init__(replies)
+        self._salt = salt
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        for _ in range(hash((prompt, self._salt)) % 40):
+            await asyncio.sleep(0)
+        return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("budget", [None, 70])
+async def test_what_is_found_does_not_depend_on_which_reply_is_first(budget: int | None) -> None:
+    def search(model: Scripted) -> TreeSearch:
+        return rcts(model, parallel=4, most_calls=budget)
+
+    expected = await search(Scripted(opinion)).search(QUERY, known(20), 3)
+    for salt in range(5):
+        assert await search(Uneven(opinion, salt)).search(QUERY, known(20), 3) == expected
+
+
+class OneByOne(Scripted):
+    """An endpoint that takes one request at a time."""
+
+    def __init__(self, replies: Callable[[Prompt], str], latency: float) -> None:
+        super().__init__(replies, latency=latency)
+        self._turn = asyncio.Semaphore(1)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        async with self._turn:
+            return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize(("parallel", "faster"), [(4, 8), (1, 3)])
+async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, faster: int) -> None:
+    """K=3, N=20, P=10, N_s=N_m=5: 71 requests in 6 waves (11.8x) or, in the paper's order, 18."""
+    latency, seconds = 0.02, []
+    for _ in range(2):
+        model = Scripted(opinion, latency=latency)
+        began = time.perf_counter()
+        found = await rcts(model, parallel=parallel).search(QUERY, known(20), 3)
+        seconds.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    slow = OneByOne(opinion, latency)
+    assert await rcts(slow, parallel=parallel).search(QUERY, known(20), 3) == found
+    serial = time.perf_counter() - began
+    assert len(slow.calls) == len(model.calls) == 1 + 10 * 7
+    assert found.tree is not None
+    assert (found.tree.requests, found.tree.calls) == (71, 1 + 10 * 11)
+    assert serial / min(seconds) >= faster
+
+
+async def test_identical_probes_are_asked_once() -> None:
+    """Without rationales branches with the same answer have the same probes: 3 answers at most."""
+    model = Scripted(lambda prompt: opinion(prompt)[-1])
+    found = await rcts(model).search(QUERY, known(20), 3)
+    assert found.tree is not None
+    assert found.tree.root.visits == 10
+    assert found.tree.requests == len({(call.prompt, call.sampling) for call in model.calls})
+    assert found.tree.requests <= 11 + 3 * 5
+
+
+class FailsAt(Scripted):
+    def __init__(self, place: int) -> None:
+        super().__init__(opinion)
+        self._place = place
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if len(self.calls) == self._place:
+            raise GenerationError("the endpoint failed")
+        return await super().generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("budget", [None, 500])
+async def test_a_failing_endpoint_is_neither_a_reward_nor_an_answer(
+    parallel: int, budget: int | None
+) -> None:
+    for place in range(71):
+        search = rcts(FailsAt(place), parallel=parallel, most_calls=budget)
+        with pytest.raises(GenerationError, match="the endpoint failed"):
+            await search.search(QUERY, known(20), 3)
