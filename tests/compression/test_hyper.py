@@ -84,6 +84,26 @@ def test_the_states_of_a_text_are_those_of_the_layer_that_was_named(name: str, l
         assert_close(ours, kept[layer][0])
 
 
+@pytest.mark.parametrize("layer", [0, 1, -1])
+@pytest.mark.parametrize("name", DECODERS)
+def test_layers_behind_the_one_that_is_read_are_not_run(name: str, layer: int) -> None:
+    model, ran = tiny(name), list[int]()
+    layers = model.model.get_decoder().get_decoder().layers
+    hooks = [
+        one.register_forward_hook(lambda *_, place=place: ran.append(place))
+        for place, one in enumerate(layers)
+    ]
+    hidden = hyper(name, layer).read(model.inputs(*PROMPTS)).hidden
+    for hook in hooks:
+        hook.remove()
+    assert ran == list(range(len(layers)))[: None if layer == -1 else layer]
+    # Nothing stays behind: the next pass goes through all layers.
+    whole = own_output(model, model.inputs(*PROMPTS)).hidden_states
+    real = model.inputs(*PROMPTS)["attention_mask"].bool()
+    assert len(whole) == len(layers) + 1
+    assert_close(hidden[real], whole[layer][real])
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_prompts_depend_on_each_other_the_picture_and_the_text(name: str) -> None:
     model = tiny(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bottega.prefixing.base import NO_LOGITS, Batch
 from bottega.prefixing.kv import decoder_config
@@ -63,6 +63,8 @@ class Hyper:
 
     def _passed(self, batch: Batch, rows: Tensor | None) -> States:
         """Text and prompts through one stack of layers, the prompts on the cache of the text."""
+        if rows is None and (layer := self._unread(batch)) is not None:
+            return States(_reaching(layer, batch), batch.mask)
         if rows is not None and self._joins and not torch.is_grad_enabled():
             return self._at_once(batch, rows)
         with torch.no_grad():
@@ -83,6 +85,12 @@ class Hyper:
             past_key_values=out.past_key_values,
         )
         return States(hidden, batch.mask, prompted.last_hidden_state)
+
+    def _unread(self, batch: Batch) -> nn.Module | None:
+        """The layer that takes the states that are read; what comes from there on tells nothing."""
+        layers = getattr(self._decoder, "layers", ())
+        known = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
+        return layers[self.layer] if known else None
 
     @property
     def _joins(self) -> bool:
@@ -145,6 +153,29 @@ class Hyper:
         features = self.model.get_image_features(**pictures, return_dict=True).pooler_output
         places = self.model.get_placeholder_mask(batch.ids, inputs_embeds=embedded)
         return embedded.masked_scatter(places, features.to(embedded))
+
+
+class _ReachedError(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__("states that are wanted, and nothing behind them")
+        self.hidden = hidden
+
+
+@torch.no_grad()
+def _reaching(layer: nn.Module, batch: Batch) -> Tensor:
+    """The hidden states that come to a layer, which is not run."""
+
+    def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        raise _ReachedError(given[0])
+
+    hook = layer.register_forward_pre_hook(stop)
+    try:
+        batch.output(**batch.behind(0), use_cache=False, logits_to_keep=NO_LOGITS)
+    except _ReachedError as reached:
+        return reached.hidden
+    finally:
+        hook.remove()
+    raise AssertionError("unreachable: a pass goes through all layers")
 
 
 def pipe(hyper: Hyper, ids: Tensor, count: int) -> Tensor:
