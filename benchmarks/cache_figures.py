@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.plots import errorbars, side_by_side
 from bottega.evaluation.metrics.cost import CostQuality, average_gap_recovered
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.streaming import Streamed, gain, growth, mean_over
@@ -175,49 +176,29 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def draw(measured: Measured, path: Path) -> None:
     """Figures 5, 6 and 7 side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rates = measured.setting.rates
-    figure, (overall, gains, thirds) = pyplot.subplots(1, 3, figsize=(15, 4.6))
     looks = dict(zip((*STARTS, *BASELINES), "osD^*pxv1P2", strict=True))
 
     def curve(
-        axes: object, at: Sequence[int], found: Sequence[Estimate], name: str, **style: object
+        axes: Any, at: Sequence[int], found: Sequence[Estimate], name: str, **style: object
     ) -> None:
-        values = [one.value for one in found]
-        below = [one.value - one.low for one in found]
-        above = [one.high - one.value for one in found]
-        axes.errorbar(  # type: ignore[attr-defined]
-            at,
-            values,
-            (below, above),
-            label=name,
-            marker=looks.get(name, "o"),
-            capsize=2,
-            **style,
-        )
+        errorbars(axes, at, found, name, marker=looks.get(name, "o"), **style)
 
-    for name in (*STARTS, *BASELINES):
-        dashed = {"linestyle": ":" if name in BASELINES else "-", "alpha": 0.8}
-        at = _shares(measured, name)
-        curve(overall, at, [mean_over(measured.streams[name, rate]) for rate in at], name, **dashed)
-    overall.axhline(mean_over(measured.fixed["master"]).value, color="black", lw=0.8)
-    overall.set_title("Figure 5: all answers (line: master alone)")
-    for name in STARTS:
-        curve(gains, rates, [_gain(measured, name, rate) for rate in rates], name)
-    gains.set_title("Figure 6: the apprentice's gain over zero-shot")
-    for part, third in enumerate(THIRDS):
-        own = [_gain(measured, "NoStart", rate, part) for rate in rates]
-        curve(thirds, rates, own, f"{third} third")
-    thirds.set_title("Figure 7: the same by third, NoStart")
-    for axes in (overall, gains, thirds):
-        axes.set_xlabel("share of queries for the apprentice, %")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    figure.suptitle(f"{measured.setting.spec}, shown: {measured.setting.shots}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    title = f"{measured.setting.spec}, shown: {measured.setting.shots}"
+    with side_by_side(path, title, 3, width=15) as (overall, gains, thirds):
+        for name in (*STARTS, *BASELINES):
+            dashed = {"linestyle": ":" if name in BASELINES else "-", "alpha": 0.8}
+            at = _shares(measured, name)
+            answers = [mean_over(measured.streams[name, rate]) for rate in at]
+            curve(overall, at, answers, name, **dashed)
+        overall.axhline(mean_over(measured.fixed["master"]).value, color="black", lw=0.8)
+        overall.set_title("Figure 5: all answers (line: master alone)")
+        for name in STARTS:
+            curve(gains, rates, [_gain(measured, name, rate) for rate in rates], name)
+        gains.set_title("Figure 6: the apprentice's gain over zero-shot")
+        for part, third in enumerate(THIRDS):
+            own = [_gain(measured, "NoStart", rate, part) for rate in rates]
+            curve(thirds, rates, own, f"{third} third")
+        thirds.set_title("Figure 7: the same by third, NoStart")
+        for axes in (overall, gains, thirds):
+            axes.set_xlabel("share of queries for the apprentice, %")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots import errorbars, side_by_side
 from benchmarks.rcts_plan import (
     Rewarding,
     Setting,
@@ -184,25 +185,15 @@ def rows(measured: Measured) -> list[dict[str, Any]]:
 
 def draw(measured: Measured, path: Path) -> None:
     """Figure 5: rewards, and rollouts."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (bars, curves) = pyplot.subplots(1, 2, figsize=(12, 4.6))
-    _draw_rewards(measured, bars)
-    _draw_rollouts(measured, curves)
-    plain = measured.estimate(Way("top-k"))
-    for axes in (bars, curves):
-        axes.axhline(plain.value, color="black", lw=0.8, label="top-k")
-        axes.axhspan(plain.low, plain.high, color="black", alpha=0.06, lw=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-        axes.set_ylabel("accuracy")
-    figure.suptitle(f"{measured.setting.spec}, label noise {measured.setting.noise:.0%}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    title = f"{measured.setting.spec}, label noise {measured.setting.noise:.0%}"
+    with side_by_side(path, title, 2, width=12) as (bars, curves):
+        _draw_rewards(measured, bars)
+        _draw_rollouts(measured, curves)
+        plain = measured.estimate(Way("top-k"))
+        for axes in (bars, curves):
+            axes.axhline(plain.value, color="black", lw=0.8, label="top-k")
+            axes.axhspan(plain.low, plain.high, color="black", alpha=0.06, lw=0)
+            axes.set_ylabel("accuracy")
 
 
 def _draw_rewards(measured: Measured, axes: Any) -> None:
@@ -211,7 +202,7 @@ def _draw_rewards(measured: Measured, axes: Any) -> None:
     for kind, mark, aside in (("rcts", "o", -0.1), ("rcts-random", "s", 0.1)):
         asked = [way for way in wanted if way.kind == kind]
         at = [names.index(way.reward) + aside for way in asked]
-        _errorbars(axes, at, [measured.estimate(way) for way in asked], kind, fmt=mark)
+        errorbars(axes, at, [measured.estimate(way) for way in asked], kind, fmt=mark)
     axes.set_xticks(range(len(names)), [f"{n} (ceiling)" if n == "oracle" else n for n in names])
     axes.set_title("Figure 5 (a): rewards, 10 rollouts")
 
@@ -226,19 +217,8 @@ def _draw_rollouts(measured: Measured, axes: Any) -> None:
             name = f"{kind}, {reward}" + (" (ceiling)" if reward == "oracle" else "")
             found = [measured.estimate(way) for way in asked]
             more = {"linestyle": style, "marker": mark, "color": colour}
-            colour = _errorbars(axes, at, found, name, **more)
+            colour = errorbars(axes, at, found, name, **more)
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 10], ["1", "2", "4", "8", "10"])
     axes.set_xlabel("rollouts")
     axes.set_title("Figure 5 (b): rollouts")
-
-
-def _errorbars(
-    axes: Any, at: Sequence[float], found: Sequence[Estimate], name: str, **style: Any
-) -> Any:
-    """Its colour."""
-    values = [one.value for one in found]
-    below = [one.value - one.low for one in found]
-    above = [one.high - one.value for one in found]
-    drawn_line = axes.errorbar(at, values, (below, above), label=name, capsize=2, **style)
-    return drawn_line.lines[0].get_color()

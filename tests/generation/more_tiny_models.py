@@ -8,10 +8,9 @@ from typing import Any
 
 import transformers
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from tests.generation.tiny_models import TEMPLATE, TEXT, save, tokenizer
+from tests.generation.tiny_models import TEMPLATE, TEXT, save, save_qwen, tokenizer
 
 hf: Any = transformers  # half annotated
 EYE = {
@@ -47,28 +46,16 @@ def llava(folder: Path) -> Path:
 
 
 def qwen2_5_vl(folder: Path) -> Path:
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    config = hf.Qwen2_5_VLConfig(
-        text_config={**TEXT, "rope_parameters": rope},
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "fullatt_block_indexes": [1],
-            "window_size": 56,
-        },
-        image_token_id=3,
-        video_token_id=7,
-        vision_start_token_id=4,
-        vision_end_token_id=5,
-    )
-    pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
-    words = tokenizer()
-    words.chat_template = TEMPLATE.replace("IMAGE", "<start><image><stop>")
-    words.save_pretrained(folder)
-    return save(folder, hf.Qwen2_5_VLForConditionalGeneration, config, pixels)
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "fullatt_block_indexes": [1],
+        "window_size": 56,
+    }
+    return save_qwen(folder, "Qwen2_5_VL", vision)
 
 
 def pali_gemma(folder: Path) -> Path:

@@ -122,27 +122,26 @@ def idefics3(folder: Path) -> Path:
 
 def qwen2_vl(folder: Path) -> Path:
     """Several visual tokens an image, as many as its size asks for."""
-    config = hf.Qwen2VLConfig(
-        text_config={
-            **TEXT,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [2, 3, 3],
-            },
-        },
-        vision_config={"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64},
+    vision = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}
+    return save_qwen(folder, "Qwen2VL", vision)
+
+
+def save_qwen(folder: Path, family: str, vision: dict[str, Any]) -> Path:
+    """Its processor class needs torchvision for videos: the folder is written part by part."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    config = getattr(hf, f"{family}Config")(
+        text_config={**TEXT, "rope_parameters": rope},
+        vision_config=vision,
         image_token_id=3,
         video_token_id=7,
         vision_start_token_id=4,
         vision_end_token_id=5,
     )
     pixels = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56})
-    # Its processor class needs torchvision for videos: the folder is written part by part.
     words = tokenizer()
     words.chat_template = TEMPLATE.replace("IMAGE", "<start><image><stop>")
     words.save_pretrained(folder)
-    return save(folder, hf.Qwen2VLForConditionalGeneration, config, pixels)
+    return save(folder, getattr(hf, f"{family}ForConditionalGeneration"), config, pixels)
 
 
 def save(folder: Path, architecture: Any, config: Any, processor: Any) -> Path:

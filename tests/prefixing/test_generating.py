@@ -10,21 +10,19 @@ from torch import Tensor
 from bottega.prefixing import Geometry, KeyValues, forward, generate, read
 from tests.prefixing.tiny_models import (
     ALL,
+    BEFORE,
     DECODERS,
     ENCODER_DECODERS,
+    NO_PICTURES,
     PAD,
-    PICTURE,
+    PROMPTS,
     Tiny,
     hf,
     random_prefix,
     tiny,
 )
 
-BEFORE = [1, 40, 41, 42, 43]
-PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
 NEW = 4
-# A model that draws a picture's token would be asked for the picture.
-WITHOUT: dict[str, Any] = {"suppress_tokens": [PICTURE, 4]}
 
 
 class Recorder:
@@ -42,7 +40,7 @@ def recorded(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> tuple
     recorder = Recorder()
     processors = hf.LogitsProcessorList([recorder])
     tokens = generate(
-        model.model, prefix, inputs, max_new_tokens=NEW, logits_processor=processors, **WITHOUT
+        model.model, prefix, inputs, max_new_tokens=NEW, logits_processor=processors, **NO_PICTURES
     )
     return tokens, torch.stack(recorder.steps, dim=1)
 
@@ -55,7 +53,7 @@ def stepwise(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> tuple
         inputs[grown] = torch.full((prefix.batch, 1), PAD)
     for _ in range(NEW):
         logits = forward(model.model, prefix, inputs).logits[:, -1]
-        logits[:, WITHOUT["suppress_tokens"]] = -torch.inf
+        logits[:, NO_PICTURES["suppress_tokens"]] = -torch.inf
         steps.append(logits)
         made.append(logits.argmax(-1, keepdim=True))
         inputs[grown] = torch.cat([inputs[grown], made[-1]], dim=1)
@@ -69,7 +67,7 @@ def stepwise(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> tuple
 def real_tokens(model: Tiny, prompt: Sequence[int], first: int, **settings: Any) -> Tensor:
     """The model's own answer to the prompt behind the real text BEFORE."""
     inputs = model.inputs([*BEFORE, *prompt], first=first)
-    made: Tensor = model.model.generate(**inputs, max_new_tokens=NEW, **WITHOUT, **settings)
+    made: Tensor = model.model.generate(**inputs, max_new_tokens=NEW, **NO_PICTURES, **settings)
     return made[:, -NEW:]
 
 
@@ -88,9 +86,9 @@ def test_a_padded_batch_is_answered_as_step_by_step(name: str) -> None:
 def test_behind_a_prefix_of_length_0_a_model_answers_as_it_is(name: str) -> None:
     model = tiny(name)
     inputs, nothing = model.inputs(*PROMPTS), KeyValues.none(Geometry.of(model.model), 2)
-    ours = generate(model.model, nothing, inputs, max_new_tokens=NEW, **WITHOUT)
+    ours = generate(model.model, nothing, inputs, max_new_tokens=NEW, **NO_PICTURES)
     start = {"decoder_start_token_id": PAD} if model.is_encoder_decoder else {}
-    real = model.model.generate(**inputs, max_new_tokens=NEW, **WITHOUT, **start)
+    real = model.model.generate(**inputs, max_new_tokens=NEW, **NO_PICTURES, **start)
     assert ours.tolist() == real[:, -NEW:].tolist()
 
 
@@ -102,7 +100,7 @@ def test_a_prefix_that_was_read_answers_as_its_text_does(
     model = tiny(name)
     prefix = read(model.model, model.inputs(BEFORE)).repeat(2)
     inputs = model.inputs(*PROMPTS)
-    ours = generate(model.model, prefix, inputs, max_new_tokens=NEW, **WITHOUT, **settings)
+    ours = generate(model.model, prefix, inputs, max_new_tokens=NEW, **NO_PICTURES, **settings)
     real = [real_tokens(model, prompt, row, **settings) for row, prompt in enumerate(PROMPTS)]
     assert ours.tolist() == torch.cat(real).tolist()
 
@@ -116,9 +114,9 @@ def test_the_decoders_own_prefix_answers_as_its_text_does(
     inputs = model.inputs(*PROMPTS)
     text = torch.tensor([[PAD, 50, 51, 52], [PAD, 55, 56, 57]])
     prefix = read(model.model, {**inputs, "decoder_input_ids": text})
-    ours = generate(model.model, prefix, inputs, max_new_tokens=NEW, **WITHOUT, **settings)
+    ours = generate(model.model, prefix, inputs, max_new_tokens=NEW, **NO_PICTURES, **settings)
     begun = torch.cat([text, torch.full((2, 1), PAD)], dim=1)
-    more = {"decoder_input_ids": begun, "decoder_start_token_id": PAD, **WITHOUT, **settings}
+    more = {"decoder_input_ids": begun, "decoder_start_token_id": PAD, **NO_PICTURES, **settings}
     real = model.model.generate(**inputs, max_new_tokens=NEW, **more)
     assert ours.tolist() == real[:, begun.shape[1] :].tolist()
 
@@ -127,7 +125,7 @@ def test_the_decoders_own_prefix_answers_as_its_text_does(
 def test_several_answers_a_prompt_share_its_prefix(name: str) -> None:
     model = tiny(name)
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
-    three = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": NEW, **WITHOUT}
+    three = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": NEW, **NO_PICTURES}
     both = generate(model.model, prefix, inputs, **three)
     assert both.shape == (4, NEW)
     best = generate(model.model, prefix, inputs, **{**three, "num_return_sequences": 1})
@@ -146,8 +144,8 @@ def test_several_answers_a_prompt_share_its_prefix(name: str) -> None:
 def test_an_answer_ends_at_its_end_token() -> None:
     model = tiny("smolvlm")
     prefix, inputs = random_prefix(model.model, 2), model.inputs(*PROMPTS)
-    whole = generate(model.model, prefix, inputs, max_new_tokens=NEW, **WITHOUT)
+    whole = generate(model.model, prefix, inputs, max_new_tokens=NEW, **NO_PICTURES)
     end = int(whole[0, 0])
     assert end not in whole[1]
-    cut = generate(model.model, prefix, inputs, max_new_tokens=NEW, eos_token_id=end, **WITHOUT)
+    cut = generate(model.model, prefix, inputs, max_new_tokens=NEW, eos_token_id=end, **NO_PICTURES)
     assert cut.tolist() == [[end, *[PAD] * (NEW - 1)], whole[1].tolist()]

@@ -9,17 +9,17 @@ from torch import Tensor
 from bottega.prefixing import forward, read
 from tests.prefixing.tiny_models import (
     ALL,
+    BEFORE,
     DECODERS,
     ENCODER_DECODERS,
     PAD,
     PICTURE,
+    PROMPTS,
     Tiny,
     random_prefix,
     tiny,
 )
 
-BEFORE = [1, 40, 41, 42, 43]
-PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
 ANSWER = torch.tensor([[60, 61, 62], [63, 64, -100]])
 
 

@@ -16,16 +16,17 @@ from tests.prefixing.tiny_models import (
     ALL,
     DECODERS,
     ENCODER_DECODERS,
+    NO_PICTURES,
     PAD,
     PICTURE,
+    PROMPTS,
     Tiny,
     random_prefix,
     tiny,
 )
 
-PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
 QWENS = ["qwen2_vl", "qwen2_5_vl"]
-WITHOUT: dict[str, Any] = {"max_new_tokens": 4, "suppress_tokens": [PICTURE, 4]}
+WITHOUT: dict[str, Any] = {"max_new_tokens": 4, **NO_PICTURES}
 
 
 def scored(model: Tiny, prefix: KeyValues, inputs: dict[str, Tensor]) -> Tensor:

@@ -18,6 +18,10 @@ from bottega.prefixing import Geometry, KeyValues
 hf: Any = transformers  # half annotated
 VOCABULARY = 96
 PAD, START, END, PICTURE = 0, 1, 2, 3
+BEFORE = [START, 40, 41, 42, 43]  # a text that a prefix is read from
+PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
+# A model that draws a picture's token would be asked for the picture.
+NO_PICTURES: dict[str, Any] = {"suppress_tokens": [PICTURE, 4]}
 TEXT = {
     "hidden_size": 32,
     "num_hidden_layers": 3,

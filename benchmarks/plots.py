@@ -1,0 +1,40 @@
+"""What the experiments' figures have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bottega.evaluation.metrics.intervals import Estimate
+
+
+@contextmanager
+def side_by_side(path: Path, title: str, count: int, width: float) -> Iterator[Any]:
+    """So many axes, each with a grid and a legend, written when all is drawn."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, drawn = pyplot.subplots(1, count, figsize=(width, 4.6))
+    yield drawn
+    for axes in drawn:
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def errorbars(
+    axes: Any, at: Sequence[float], found: Sequence[Estimate], name: str, **style: Any
+) -> Any:
+    """Its colour."""
+    values = [one.value for one in found]
+    below = [one.value - one.low for one in found]
+    above = [one.high - one.value for one in found]
+    line = axes.errorbar(at, values, (below, above), label=name, capsize=2, **style)
+    return line.lines[0].get_color()
