@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from bottega.evaluation.report.writing import write_report
-from tests.browser import PROGRAM, browsing
+from tests.browser import PROGRAM, browsing, chromium
 from tests.evaluation.report.builders import benchmark, kept, three_methods
 
 READY = "document.documentElement.dataset.ready"
@@ -43,11 +43,12 @@ def main() -> None:
         print(f"the report: {time.perf_counter() - start:.1f} s")
         print(f"its page: {page.stat().st_size / 1e6:.1f} MB")
         if PROGRAM is not None:
-            asyncio.run(opened(page.absolute().as_uri(), Path(temporary) / "profile"))
+            with chromium(Path(temporary) / "profile") as address:
+                asyncio.run(opened(page.absolute().as_uri(), address))
 
 
-async def opened(url: str, profile: Path) -> None:
-    async with browsing(profile) as browser:
+async def opened(url: str, address: str) -> None:
+    async with browsing(address) as browser:
         start = time.perf_counter()
         await browser.open(url, READY)
         print(f"open and ready: {time.perf_counter() - start:.1f} s")

@@ -7,8 +7,10 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 NEEDS_CHROMIUM = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on the PATH")
-SECONDS, SECONDS_TO_END = 60, 5
+SECONDS = 60
 
 
 class Page:
@@ -72,46 +74,47 @@ class Page:
                 self.requests.append(told["request"]["url"][:60])
 
 
-@asynccontextmanager
-async def browsing(profile: Path) -> AsyncIterator[Page]:
+@contextmanager
+def chromium(profile: Path) -> Iterator[str]:
+    """The address at which it is told what to do."""
     assert PROGRAM is not None
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    process = await asyncio.create_subprocess_exec(
-        PROGRAM,
-        *("--headless", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", *sandbox),
-        *(f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"),
-        stderr=asyncio.subprocess.DEVNULL,
+    process = subprocess.Popen(
+        [
+            PROGRAM,
+            *("--headless", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", *sandbox),
+            *(f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"),
+        ],
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        async with aiohttp.ClientSession() as session:
-            address = await _address(session, profile / "DevToolsActivePort")
-            async with session.ws_connect(address, max_msg_size=0) as socket:
-                page = Page(socket)
-                for domain in ("Page", "Runtime", "Log", "Network"):
-                    await page.call(f"{domain}.enable")
-                yield page
-                await socket.send_json({"id": 0, "method": "Browser.close"})
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), SECONDS_TO_END)
+        yield _address(profile / "DevToolsActivePort")
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        process.wait()
 
 
-async def _address(session: aiohttp.ClientSession, file: Path) -> str:
+@asynccontextmanager
+async def browsing(address: str) -> AsyncIterator[Page]:
+    """A page that shares nothing with other pages of the same Chromium."""
+    async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
+        browser = Page(socket)
+        apart = await browser.call("Target.createBrowserContext", disposeOnDetach=True)
+        tab = await browser.call("Target.createTarget", url="about:blank", **apart)
+        own = f"{address.partition('/devtools/')[0]}/devtools/page/{tab['targetId']}"
+        async with session.ws_connect(own, max_msg_size=0) as talk:
+            page = Page(talk)
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                await page.call(f"{domain}.enable")
+            yield page
+
+
+def _address(file: Path) -> str:
     for _ in range(SECONDS * 20):
-        if port := await asyncio.to_thread(_port, file):
-            with suppress(aiohttp.ClientError):
-                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    for target in await answer.json():
-                        if target["type"] == "page":
-                            return str(target["webSocketDebuggerUrl"])
-        await asyncio.sleep(0.05)
+        # A port and a path, the latter some time after the former.
+        if file.exists() and len(lines := file.read_text().split()) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        time.sleep(0.05)
     raise AssertionError("Chromium did not start")
-
-
-def _port(file: Path) -> str:
-    lines = file.read_text().splitlines() if file.exists() else []
-    return lines[0] if lines else ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import orjson
@@ -11,7 +11,9 @@ import pytest
 import typer.main
 from PIL import Image, ImageDraw
 
+from bottega import naming
 from bottega.cli import main
+from bottega.generation import OpenAICompatible, Retrying
 from bottega.knowledge import TokenEmbedder, TowerEmbedder
 from tests.server import Server
 
@@ -37,6 +39,10 @@ TOWER = staticmethod(cache(TowerEmbedder.bundled))
 WORDS = staticmethod(cache(TokenEmbedder.bundled))
 
 
+async def at_once(seconds: float) -> None:
+    """How long to wait before trying again is not the commands' affair."""
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     """Runs `bottega ARGUMENTS` in an empty folder, with traces of its own."""
@@ -46,6 +52,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.setattr(typer.main, "get_command", COMMANDS)
     monkeypatch.setattr(TowerEmbedder, "bundled", TOWER)
     monkeypatch.setattr(TokenEmbedder, "bundled", WORDS)
+    impatient = partial(OpenAICompatible, retries=Retrying(sleep=at_once))
+    monkeypatch.setattr(naming, "OpenAICompatible", impatient)
 
     def run(*arguments: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["bottega", *map(str, arguments)])

@@ -5,6 +5,6 @@ import sys
 
 
 def test_the_package_runs_as_the_command_does() -> None:
-    done = subprocess.run([sys.executable, "-m", "bottega", "eval", "glyphs:"], capture_output=True)
-    assert done.returncode == 2
-    assert b"error: a knob" in done.stderr
+    done = subprocess.run([sys.executable, "-m", "bottega", "stats", "no.db"], capture_output=True)
+    assert done.returncode == 1
+    assert b"error: there is no knowledge base no.db" in done.stderr

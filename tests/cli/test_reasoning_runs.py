@@ -21,7 +21,7 @@ import pytest
 from bottega import naming
 from bottega.generation import OpenAICompatible
 from bottega.generation.retrying import Retrying
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, at_once
 from tests.evaluation.benchmarks.published import painted
 from tests.reasoner import Reasoner, text_of
 from tests.server import Server
@@ -215,10 +215,6 @@ def test_what_fails_is_neither_an_answer_nor_a_reward(
     assert kept.items() <= now.items()
     fresh = [now[key] for key in now.keys() - kept.keys()]
     assert len(reasoner.order) == sum(map(requests, fresh)) > 0
-
-
-async def at_once(seconds: float) -> None:
-    pass
 
 
 Kept = dict[tuple[str, int], tuple[str, str]]

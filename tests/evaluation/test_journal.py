@@ -268,27 +268,25 @@ def test_a_killed_run_goes_on_and_asks_nothing_twice(
     whole.mkdir()
     known: set[str] = set()
     line = 0
-    for _ in range(kills):
+    with _begun(whole, count) as undisturbed:
+        for _ in range(kills):
+            with _begun(killed, count) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+                time.sleep(rng.uniform(0, 0.03))
+                os.kill(process.pid, signal.SIGKILL)
+            asked = (killed / "asked").read_text().splitlines()
+            assert known.isdisjoint(asked[line:])
+            known, line = kept(killed), len(asked)
         with _begun(killed, count) as process:
-            time.sleep(rng.uniform(0, 0.03))
-            os.kill(process.pid, signal.SIGKILL)
-        asked = (killed / "asked").read_text().splitlines()
-        assert known.isdisjoint(asked[line:])
-        known, line = kept(killed), len(asked)
-    outputs = []
-    for folder in (killed, whole):
-        with _begun(folder, count) as process:
-            outputs.append(process.communicate(timeout=60)[0])
+            outputs = [one.communicate(timeout=60)[0] for one in (process, undisturbed)]
     asked = (killed / "asked").read_text().splitlines()
     assert known.isdisjoint(asked[line:])
     assert outputs[0] == outputs[1]
-    assert outputs[0].startswith(f"{count} ")
+    assert outputs[0].startswith(f"ready\n{count} ")
     assert max(Counter((whole / "asked").read_text().splitlines()).values()) == 1
 
 
 def _begun(folder: Path, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WORKER, str(folder), str(count)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -15,7 +15,7 @@ from bottega.routing import BenefitGate
 from tests.routing.builders import near
 
 Gains = Callable[[int], tuple[float, float, float]]  # by the third of the similarities
-MIDDLES = (1 / 6, 3 / 6, 5 / 6)
+MIDDLES = [near(third) for third in (1 / 6, 3 / 6, 5 / 6)]
 
 
 def pair(draw: random.Random, gain: float) -> tuple[float, float]:
@@ -35,7 +35,7 @@ def simulated(gate: BenefitGate, gains: Gains, n: int, seed: int) -> list[tuple[
     for i in range(n):
         similarity = draw.random()
         gate.learn(near(similarity), *pair(draw, gains(i)[int(similarity * 3)]))
-        shown.append(tuple(gate.shows(near(middle)) for middle in MIDDLES))
+        shown.append(tuple(map(gate.shows, MIDDLES)))
     return shown
 
 

@@ -154,7 +154,7 @@ class BenefitGate:
     def _by_band(self) -> list[list[Sample]]:
         found: list[list[Sample]] = [[] for _ in self._open]
         for sample in self._samples:
-            found[self._band(sample.similarity)].append(sample)
+            found[bisect_right(self._edges, sample.similarity)].append(sample)
         return found
 
     def _divide(self) -> None:

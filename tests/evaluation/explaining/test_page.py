@@ -20,14 +20,14 @@ READY = 'document.readyState === "complete" && document.querySelector(".tree")'
 Look = Callable[[Page], Coroutine[Any, Any, None]]
 
 
-def look(of: StoredTrace, folder: Path, looking: Look) -> None:
+def look(of: StoredTrace, folder: Path, browser: str, looking: Look) -> None:
     """Opens the trace's page; whatever happens to it there, the browser must not complain, nor ask
     anybody for anything."""
     file = folder / "tree.html"
     file.write_text(render(of, pictures(of), absent="gone"), "utf-8")
 
     async def run() -> None:
-        async with browsing(folder / "profile") as page:
+        async with browsing(browser) as page:
             await page.open(file.as_uri(), READY)
             await looking(page)
             await page.evaluate("new Promise(requestAnimationFrame)")
@@ -47,7 +47,7 @@ async def resize(page: Page, width: int) -> None:
     )
 
 
-def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path) -> None:
+def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path, browser: str) -> None:
     of = a_trace(search_tree(known()))
     assert of.tree is not None
     names = [of.tree.demonstrations[node.demonstration or 0].answer for node in of.tree.chosen]
@@ -73,11 +73,11 @@ def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path) -> Non
         widths = "new Set([...document.images].map((image) => image.naturalWidth))"
         assert await page.evaluate(f"[...{widths}]") == [8]
 
-    look(of, tmp_path, looking)
+    look(of, tmp_path, browser, looking)
 
 
 @pytest.mark.parametrize("width", [400, 1000, 1400])
-def test_a_hundred_nodes_have_room(tmp_path: Path, width: int) -> None:
+def test_a_hundred_nodes_have_room(tmp_path: Path, browser: str, width: int) -> None:
     of = a_trace(search_tree(known(), depth=4))
     overlapping = """(() => {
         const boxes = [...document.querySelectorAll(".node")].map((n) => n.getBoundingClientRect());
@@ -97,10 +97,10 @@ def test_a_hundred_nodes_have_room(tmp_path: Path, width: int) -> None:
             opening = 'document.querySelectorAll(".node").forEach((node) => node.open = true)'
             await page.evaluate(opening)
 
-    look(of, tmp_path, looking)
+    look(of, tmp_path, browser, looking)
 
 
-def test_nodes_open_by_the_keyboard(tmp_path: Path) -> None:
+def test_nodes_open_by_the_keyboard(tmp_path: Path, browser: str) -> None:
     async def press(page: Page, key: str, code: int, text: str = "") -> None:
         for kind in ("keyDown", "keyUp"):
             await page.call(
@@ -116,14 +116,14 @@ def test_nodes_open_by_the_keyboard(tmp_path: Path) -> None:
         detail = 'document.querySelector(".node[open] dl").innerText'
         assert "What is in the image above?" in await page.evaluate(detail)
 
-    look(a_trace(search_tree(known())), tmp_path, looking)
+    look(a_trace(search_tree(known())), tmp_path, browser, looking)
 
 
-def test_texts_stay_texts(tmp_path: Path) -> None:
+def test_texts_stay_texts(tmp_path: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         assert (await page.evaluate("document.title")).startswith("Trace </style>")
         assert (
             await page.evaluate('document.querySelectorAll("b b, script, [onerror]").length') == 0
         )
 
-    look(hostile_trace(), tmp_path, looking)
+    look(hostile_trace(), tmp_path, browser, looking)

@@ -33,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def look(folder: Path, profile: Path, looking: Look) -> None:
+def look(folder: Path, browser: str, looking: Look) -> None:
     """Opens the folder's report; whatever happens to it there, the browser must not complain, nor
     ask anybody for anything."""
 
     async def run() -> None:
-        async with browsing(profile) as page:
+        async with browsing(browser) as page:
             await page.open((folder / "report" / "index.html").as_uri(), READY)
             await looking(page)
             await page.evaluate("new Promise(requestAnimationFrame)")
@@ -64,7 +64,7 @@ async def shown(page: Page, kind: str, text: str = "", rows: str = "012") -> int
     return int(found[1].replace(",", ""))
 
 
-def test_filters_find_what_the_run_holds(folder: Path, tmp_path: Path) -> None:
+def test_filters_find_what_the_run_holds(folder: Path, browser: str) -> None:
     run = read_run(folder)
     zero, random, top = (run.answers[key] for key in run.methods)
     wrong = {place for place, given in top.items() if not given.scored.correct}
@@ -94,10 +94,10 @@ def test_filters_find_what_the_run_holds(folder: Path, tmp_path: Path) -> None:
         assert await shown(page, "all", f"which animal is number {ITEMS - 1}?") == 1
         assert await shown(page, "all", "nowhere to be found") == 0
 
-    look(folder, tmp_path, looking)
+    look(folder, browser, looking)
 
 
-def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, tmp_path: Path) -> None:
+def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, browser: str) -> None:
     opened = 'document.querySelectorAll("details.item")'
 
     async def looking(page: Page) -> None:
@@ -113,10 +113,10 @@ def test_pages_of_fifty_and_what_was_shown_to_the_model(folder: Path, tmp_path: 
         assert await page.evaluate(widths) == [40] * 7
         assert "I look at it" in await page.evaluate(f"{detail}.textContent")
 
-    look(folder, tmp_path, looking)
+    look(folder, browser, looking)
 
 
-def test_texts_stay_texts(folder: Path, tmp_path: Path) -> None:
+def test_texts_stay_texts(folder: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         await page.evaluate(
             'document.querySelectorAll("details").forEach((one) => one.open = true)'
@@ -129,10 +129,10 @@ def test_texts_stay_texts(folder: Path, tmp_path: Path) -> None:
         told = await page.evaluate('document.querySelector(".warning").textContent')
         assert HOSTILE in told
 
-    look(folder, tmp_path, looking)
+    look(folder, browser, looking)
 
 
-def test_two_methods_are_compared_as_in_python(folder: Path, tmp_path: Path) -> None:
+def test_two_methods_are_compared_as_in_python(folder: Path, browser: str) -> None:
     cases = [(60, 9, 3, 28), (0, 5, 0, 0), (10, 0, 0, 10), (900, 40, 41, 19), (1, 0, 1, 0)]
 
     async def looking(page: Page) -> None:
@@ -149,10 +149,10 @@ def test_two_methods_are_compared_as_in_python(folder: Path, tmp_path: Path) -> 
         line = await page.evaluate('document.querySelector("[data-difference]").textContent')
         assert re.match(r"\+0\.\d{3} on the 1,050 items that both answered, 95 % interval", line)
 
-    look(folder, tmp_path, looking)
+    look(folder, browser, looking)
 
 
-def test_a_telephone_scrolls_in_one_direction(folder: Path, tmp_path: Path) -> None:
+def test_a_telephone_scrolls_in_one_direction(folder: Path, browser: str) -> None:
     async def looking(page: Page) -> None:
         await page.call(
             "Emulation.setDeviceMetricsOverride",
@@ -168,4 +168,4 @@ def test_a_telephone_scrolls_in_one_direction(folder: Path, tmp_path: Path) -> N
             <= 360
         )
 
-    look(folder, tmp_path, looking)
+    look(folder, browser, looking)
