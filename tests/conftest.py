@@ -8,7 +8,9 @@ from hypothesis import settings
 from tests import server
 
 # How long an example takes is the machine's affair, and it may be busy.
-settings.register_profile("unhurried", deadline=None)
+# Each run draws other examples; pytest --hypothesis-profile thorough draws many at once.
+settings.register_profile("unhurried", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("unhurried")
 
 

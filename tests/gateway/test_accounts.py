@@ -97,14 +97,18 @@ def test_another_process_is_heard_within_a_second(accounts: Accounts, tmp_path: 
 
 
 def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
-    accounts: Accounts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    accounts: Accounts,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     account, token = accounts.add("team-a")
+    monkeypatch.setattr("bottega.gateway.accounting.accounts.LOOK_SECONDS", 0.1)
     with sqlite3.connect(tmp_path / "gateway.db") as other:
         other.execute("ALTER TABLE accounts RENAME TO gone")
     other.close()
     with caplog.at_level(logging.ERROR):
-        time.sleep(2.0)
+        time.sleep(1.3)  # the look that was under way, and some more
     assert accounts.authenticate(token) == account
     assert len([r for r in caplog.records if "as they were last read" in r.message]) == 1
     assert token[24:] not in caplog.text

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
 from bottega.generation import Transformers, reading
 from bottega.generation.continuing import Continuing
+from bottega.generation.hub import load_parts
 from bottega.generation.reading import Reader
 from bottega.image import Image
 from bottega.prompting import Interleaved
@@ -40,6 +42,9 @@ SHORT = Sampling(max_tokens=4)
 SCENES = [picture(shade, size) for shade in (0, 60_000) for size in ((28, 28), (28, 56), (56, 56))]
 
 
+PARTS = cache(load_parts)
+
+
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LEAST", 1)
@@ -57,7 +62,9 @@ def whole(folder: Path) -> Transformers:
 
 
 @pytest.fixture
-async def shared(folder: Path) -> AsyncIterator[Transformers]:
+async def shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transformers]:
+    """Its weights are loaded once a family; what it has read is kept beside them."""
+    monkeypatch.setattr("bottega.generation.loaded.load_parts", PARTS)
     model = Transformers(folder)
     await model.load()
     yield model

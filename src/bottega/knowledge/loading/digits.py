@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from PIL import Image as Pillow
@@ -19,12 +20,19 @@ def load_digits(*, words: bool = True, question: str = QUESTION) -> Iterator[Exa
 
     Labels are "zero" to "nine", or "0" to "9" without `words`.
     """
+    for number, (image, digit) in enumerate(_pictures()):
+        label = WORDS[digit] if words else str(digit)
+        source = f"scikit-learn digits, {number}"
+        yield labelled(image, (label,), question=question, source=source)
+
+
+@cache
+def _pictures() -> list[tuple[Image, int]]:
     from sklearn import datasets  # a second to import
 
     digits = datasets.load_digits()
     pixels = (digits.images * (255 / BRIGHTEST)).round().astype(np.uint8)
-    for number, (picture, digit) in enumerate(zip(pixels, digits.target, strict=True)):
-        source = f"scikit-learn digits, {number}"
-        image = Image.from_pillow(Pillow.fromarray(picture), source=source)
-        label = WORDS[digit] if words else str(digit)
-        yield labelled(image, (label,), question=question, source=source)
+    return [
+        (Image.from_pillow(Pillow.fromarray(one), source=f"scikit-learn digits, {number}"), digit)
+        for number, (one, digit) in enumerate(zip(pixels, digits.target.tolist(), strict=True))
+    ]
