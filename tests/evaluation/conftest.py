@@ -7,8 +7,8 @@ import pytest
 from tests.browser import chromium
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Chromium that is started once."""
+    """The address of a Chromium that is started once for all pages."""
     with chromium(tmp_path_factory.mktemp("browser") / "profile") as address:
         yield address
