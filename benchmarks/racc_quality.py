@@ -1,4 +1,4 @@
-"""RACC between the bundled apprentice and itself, with every switch: `python -m
+"""RACC before the bundled apprentice, with every switch: `python -m
 benchmarks.racc_quality --work DIR [--only NAME,...]`.
 
 Each variant is trained anew by the bundled compressor's lessons (fewer steps), and asked what
@@ -29,8 +29,9 @@ from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
+from bottega.recipes.training import teaching
 from bottega.types import Sampling
-from training.compressor import COURSE, FactLessons, fact_lessons, shape, taught
+from training.compressor import COURSE, LAYER, FactLessons, fact_lessons, shape
 
 STEPS = 400
 METHODS = ("racc", "racc-oracle", "racc-flat", "racc-swapped")
@@ -45,6 +46,8 @@ class Variant:
     course: Mapping[str, Any] = field(default_factory=dict)
     calibrated: bool = True
     hard: float = 0.5
+    hyper: str | None = None
+    layer: int = LAYER
 
 
 BY_ANSWERS: dict[str, Any] = {"answer": 1.0, "cache": 0.0, "taught": True}
@@ -67,22 +70,23 @@ VARIANTS: dict[str, Variant] = {
     "no hard lessons": Variant(hard=0.0),
     "6 prompts": Variant({"document_prompts": 6, "query_prompts": 6}),
     "10 prompts": Variant({"document_prompts": 10, "query_prompts": 10}),
+    "master compresses": Variant(hyper="master"),
 }
 
 
 def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[str, object]:
-    model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    teaching = taught(model)
+    model, hyper = _loaded("apprentice"), _loaded(variant.hyper) if variant.hyper else None
+    between = teaching(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
-    how = replace(shape(model), **variant.shape)
-    racc = Racc(how, _hard(model, teaching, how))
+    how = replace(shape(model), width=between.hyper.width, **variant.shape)
+    racc = Racc(how, _hard(hyper or model, between, how))
     if variant.calibrated:
-        teaching.calibrate(racc, lessons.drawn(512, -1))
+        between.calibrate(racc, lessons.drawn(512, -1))
     course = replace(COURSE, steps=steps, **variant.course)
     losses: list[float] = []
     started = time.perf_counter()
-    train(racc, teaching, lessons, course, report=lambda one: losses.append(one.loss))
-    save(racc, out, hyper=teaching.hyper, base=model.model)
+    train(racc, between, lessons, course, report=lambda one: losses.append(one.loss))
+    save(racc, out, hyper=between.hyper, base=model.model)
     return {
         "steps": steps,
         "seconds": time.perf_counter() - started,
@@ -91,26 +95,33 @@ def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[
     }
 
 
+def _loaded(name: str) -> LoadedModel:
+    return LoadedModel.load(str(bundled_folder(name)), "cpu", "float32")
+
+
 def _hard(
-    model: LoadedModel, teaching: Teaching, how: Shape
+    hyper: LoadedModel, between: Teaching, how: Shape
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """PIPE, where prompts are appended."""
     if how.prompting == "reading" or how.start == "random":
         return None
-    ids = torch.tensor(model.processor.tokenizer(HARD_PROMPT)["input_ids"])
+    ids = torch.tensor(hyper.processor.tokenizer(HARD_PROMPT)["input_ids"])
     counts = how.document_prompts, how.query_prompts
-    documents, queries = (pipe(teaching.hyper, ids, count) for count in counts)
+    documents, queries = (pipe(between.hyper, ids, count) for count in counts)
     return documents, queries
 
 
 async def asked(
-    folder: Path, methods: Sequence[str], shots: Sequence[int], limit: int
+    folder: Path, methods: Sequence[str], shots: Sequence[int], limit: int, hyper: str | None
 ) -> list[dict[str, object]]:
     data = load_benchmark("facts", seed=0, limit=limit)
     settings = Classification(bundled(), (), sampling=Sampling(max_tokens=64))
     rows: list[dict[str, object]] = []
+    other = bundled(hyper) if hyper else None
     with KnowledgeBase.open(":memory:", embed=None) as empty:
-        for method in plan(methods, shots, data, empty, settings, seed=0, compressor=folder):
+        for method in plan(
+            methods, shots, data, empty, settings, seed=0, compressor=folder, hyper=other
+        ):
             result, _ = await evaluate(data, method, Conditions())
             rows.append(
                 {
@@ -143,7 +154,7 @@ def main() -> None:
         lessons.hard = variant.hard
         folder = args.work / file.stem
         told = made(variant, lessons, folder, args.steps)
-        rows = asyncio.run(asked(folder, METHODS, (5,), args.limit))
+        rows = asyncio.run(asked(folder, METHODS, (5,), args.limit, variant.hyper))
         file.write_text(json.dumps({"variant": name, **told, "rows": rows}, indent=1))
         shown = ", ".join(f"{row['method']} {row['value']:.3f}" for row in rows)
         print(f"{name}: {shown} ({told['seconds']:.0f} s)", flush=True)

@@ -215,8 +215,8 @@ def compressor(apprentice: LoadedModel, tmp_path: Path) -> Path:
     return made(apprentice, tmp_path / "compressor", seed=0)
 
 
-def made(model: LoadedModel, folder: Path, seed: int) -> Path:
-    between = teaching(model, layer=1)
+def made(model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None = None) -> Path:
+    between = teaching(model, hyper, layer=1)
     shape = Shape(between.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading")
     save(untrained(shape, between, seed=seed), folder, hyper=between.hyper, base=model.model)
     return folder
@@ -277,3 +277,28 @@ def test_the_model_has_to_be_the_one_it_was_trained_with(
     assert "over HTTP" in run(*command, "--model", "openai:m").err
     none = run(*command)
     assert (none.code, "--all compresses those" in none.err) == (0, True)
+
+
+def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with(
+    run: Run, apprentice: LoadedModel, compressor: Path, tmp_path: Path
+) -> None:
+    master = LoadedModel.load(str(bundled_folder("master")), "cpu", "float32")
+    pair = made(apprentice, tmp_path / "pair", seed=0, hyper=master)
+    command = ("eval", "facts:asked=1,episodes=1", "--shots", 2, "--compressor")
+    racc = ("--methods", "racc")
+
+    done = run(*command, pair, *racc, "--hyper", "bundled:master", "--json", "out.json")
+    assert done.code == 0, done.err
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert (told["model"], told["hyper"]) == ("bundled:apprentice", "bundled:master")
+    assert [(one["method"], one["calls"]) for one in told["results"]] == [("racc", 1)]
+
+    for wrong, code, said in (
+        ((pair, *racc), 1, "another hyper model"),
+        ((compressor, *racc, "--hyper", "bundled:master"), 1, "another hyper model"),
+        ((pair, *racc, "--hyper", "openai:m"), 2, "openai:m is asked over HTTP"),
+        ((pair, "--methods", "concat", "--hyper", "bundled:master"), 2, "no method that is asked"),
+        ((pair, "--hyper", "bundled:master"), 2, "no method that is asked"),
+    ):
+        refused = run(*command, *wrong)
+        assert (refused.code, said in refused.err) == (code, True), refused.err

@@ -51,6 +51,14 @@ def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> Non
         plan(["racc"], (5,), facts, empty, settings(Scripted("said")), seed=0)
 
 
+def test_a_model_that_would_compress_nothing_is_refused(facts: Benchmark) -> None:
+    with (
+        KnowledgeBase.open(":memory:", embed=None) as empty,
+        pytest.raises(SettingError, match="no method that is asked compresses"),
+    ):
+        plan(["concat"], (5,), facts, empty, settings(bundled()), seed=0, hyper=bundled("master"))
+
+
 def test_no_knowledge_base_is_needed_where_the_right_passage_is_known(facts: Benchmark) -> None:
     assert not needs_search(NAMES, facts)
 

@@ -81,6 +81,7 @@ class Asked:
             "rollouts": work.rollouts,
             "rationales": work.rationales,
             "compressor": None if work.compressor is None else str(work.compressor),
+            "hyper": work.hyper and work.hyper.name,
             "max_tokens": settings.sampling.max_tokens,
             "round_size": self.round_size,
         }

@@ -38,12 +38,12 @@ def train(
         raise typer.Exit(130)
     settings = plan.settings
     say(f"the compressor: {settings.out}")
-    if settings.hyper is None:
-        note(
-            "bottega eval ... --methods concat,racc,racc-oracle,racc-flat,racc-swapped --shots"
-            f" {settings.shots} --model {settings.model} --compressor {settings.out}"
-            " says whether it reads"
-        )
+    hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
+    note(
+        "bottega eval ... --methods concat,racc,racc-oracle,racc-flat,racc-swapped --shots"
+        f" {settings.shots} --model {settings.model} --compressor {settings.out}{hyper}"
+        " says whether it reads"
+    )
 
 
 @compress.command()

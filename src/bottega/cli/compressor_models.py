@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bottega.cli.output import waiting
 from bottega.errors import SettingError
+from bottega.evaluation.compressing import check_hyper
 from bottega.generation import Transformers
 from bottega.naming import open_model
 
@@ -24,6 +26,13 @@ def local(spec: str) -> Transformers:
             hint="use a model in this process: bundled, a folder, or a Hugging Face id",
         )
     return generator
+
+
+def open_hyper(spec: str | None, methods: Sequence[str]) -> Transformers | None:
+    """What compresses for `bottega eval`, if it is not what answers. Raises `SettingError` where
+    no method compresses."""
+    check_hyper(methods, spec)
+    return None if spec is None else local(spec)
 
 
 def loaded(generator: Transformers) -> LoadedModel:

@@ -26,6 +26,7 @@ from bottega.cli.evaluation_options import (
     CompressorFolder,
     Explained,
     ExplainedBy,
+    HyperModel,
     ImageEmbed,
     ItemLimit,
     LabelNoise,
@@ -85,6 +86,7 @@ def evaluate(
     rationales: Explained = None,
     rationales_from: ExplainedBy = None,
     compressor: CompressorFolder = None,
+    hyper: HyperModel = None,
     max_tokens: Tokens = None,
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
@@ -115,13 +117,25 @@ def evaluate(
     check(METHODS if names is None else names, counts)
     check_retrieve(retrieve, embed)
     check_output(json)
+    condensing = open_hyper(hyper, names or ())
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
     material = Material(spec, passages, limit, kb_per_class, label_noise, allow_overlap)
     data, skipped = material.read(seed, rationales_from)
     chosen = names or default_methods(data)
-    work = Work(chosen, counts, retrieve, embed, traces, samples, rollouts, rationales, compressor)
+    work = Work(
+        chosen,
+        counts,
+        retrieve,
+        embed,
+        traces,
+        samples,
+        rollouts,
+        rationales,
+        compressor,
+        condensing,
+    )
     settings = _replying(settings, max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS))
     asked = Asked(material, skipped, settings, prompt, order, work, round_size)
     _compare(data, asked, concurrency, budget, out, json)

@@ -94,6 +94,14 @@ CompressorFolder = Annotated[
         "apprentice has its own.",
     ),
 ]
+HyperModel = Annotated[
+    str | None,
+    typer.Option(
+        "--hyper",
+        help="The model that the compressor was trained to compress with, if it is not --model: "
+        "bundled:master, a folder, or a Hugging Face id.",
+    ),
+]
 RunFolder = Annotated[
     Path | None,
     typer.Option(

@@ -26,8 +26,10 @@ from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.searches import ROLLOUTS
 from bottega.evaluation.searching import Searching, searching, stored
 from bottega.evaluation.tally import Result
+from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED
+from bottega.protocols import Generator
 from bottega.recipes import Classification
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -55,6 +57,7 @@ class Work:
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
     compressor: Path | None = None
+    hyper: Transformers | None = None
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -97,8 +100,10 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 rollouts=work.rollouts,
                 rationales=work.rationales,
                 compressor=work.compressor,
+                hyper=work.hyper,
             )
-        asyncio.run(_run_all(data, planned, settings, work.conditions, runs))
+        models = [settings.generator, *([work.hyper] if work.hyper else [])]
+        asyncio.run(_run_all(data, planned, models, work.conditions, runs))
 
 
 def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
@@ -174,7 +179,7 @@ def check_retrieval(data: Benchmark, retrieve: str) -> None:
 async def _run_all(
     data: Benchmark,
     planned: Sequence[Method],
-    settings: Classification,
+    models: Sequence[Generator],
     conditions: Conditions,
     runs: list[Run],
 ) -> None:
@@ -187,7 +192,8 @@ async def _run_all(
             if isinstance(conditions.ledger, Journal):
                 await asyncio.to_thread(_keep_thumbnails, conditions.ledger.path, data, method)
     finally:
-        await settings.generator.aclose()
+        for model in models:
+            await model.aclose()
 
 
 def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from bottega.bundled import bundled_compressor
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.generation import Transformers
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
@@ -23,20 +24,36 @@ BUNDLED = "bundled:"
 
 
 def compressed(
-    name: str, pipeline: Pipeline, data: Benchmark, generator: Generator, folder: Path | None
+    name: str,
+    pipeline: Pipeline,
+    data: Benchmark,
+    generator: Generator,
+    folder: Path | None,
+    hyper: Transformers | None = None,
 ) -> Pipeline:
     """The pipeline with one of `COMPRESSED` in place of showing passages. `folder` is the
-    compressor's, the bundled one if not given. Raises `SettingError`."""
+    compressor's, the bundled one if not given; `hyper` is what compresses, if it is not what
+    answers. Raises `SettingError`."""
     retrieve = pipeline.retrieve
     assert retrieve is not None
     search = compressing(
         folder or bundled_for(generator),
         generator,
+        hyper=hyper,
         prompt=pipeline.prompt,
         parse=pipeline.parse,
         sampling=pipeline.sampling,
     )
     return replace(pipeline, retrieve=_controlled(name, retrieve, data), search=search)
+
+
+def check_hyper(names: Sequence[str], hyper: object | None) -> None:
+    """Raises `SettingError` for a model that none of the methods would compress with."""
+    if hyper is not None and not set(COMPRESSED).intersection(names):
+        raise SettingError(
+            "no method that is asked compresses, so there is nothing for a hyper model to do",
+            hint=f"leave it out, or ask {', '.join(COMPRESSED)}",
+        )
 
 
 def bundled_for(generator: Generator) -> Path:

@@ -18,7 +18,14 @@ from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.compressing import COMPRESSED, CONCAT, ORACLE, LateScored, compressed
+from bottega.evaluation.compressing import (
+    COMPRESSED,
+    CONCAT,
+    ORACLE,
+    LateScored,
+    check_hyper,
+    compressed,
+)
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
 from bottega.evaluation.labels import is_passage, labels_of, says_which
@@ -26,6 +33,7 @@ from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
 from bottega.evaluation.searching import Searching
+from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing.voting import most_confident, most_frequent
 from bottega.pipeline import Pipeline
@@ -61,16 +69,18 @@ def plan(
     rollouts: int = ROLLOUTS,
     rationales: bool | None = None,
     compressor: Path | None = None,
+    hyper: Transformers | None = None,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
     `samples` is how many of one reply the choosing ones choose from: if nothing is said, as many as
-    a search among the methods may ask for, or else 5. `rationales` is what `prompt_for` takes.
-    Raises `SettingError`.
+    a search among the methods may ask for, or else 5. `rationales` is what `prompt_for` takes,
+    `compressor` and `hyper` are those of `recipes.racc`. Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
+    check_hyper(names, hyper)
     if samples is None:
         searches = not set(SEARCHED).isdisjoint(names)
         samples = most_calls(settings.generator, rollouts) if searches else SAMPLES
@@ -97,7 +107,7 @@ def plan(
                     name, pipeline, controlled, shots=k, rollouts=rollouts, seed=seed
                 )
             if name in COMPRESSED:
-                pipeline = compressed(name, pipeline, data, settings.generator, compressor)
+                pipeline = compressed(name, pipeline, data, settings.generator, compressor, hyper)
             planned.append(Method(name, k, _asking(pipeline)))
     return planned
 
