@@ -55,7 +55,7 @@ class Building:
         made: list[tuple[Sequence[Query], Tensor]] = []
 
         def compress(queries: Sequence[Query]) -> Tensor:
-            rows = self._condenser.compressed(queries)
+            rows = self._condenser.compressed(queries).cpu()
             made.append((queries, rows))
             return rows
 

@@ -38,6 +38,7 @@ class Condenser:
         known_images: int = KNOWN_IMAGES,
     ) -> None:
         self._racc, self._hyper, self._texts, self._store = racc.eval(), hyper, texts, store
+        racc.to(hyper.device)
         self._images: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
         self._known_images = known_images
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class Condenser:
         if self._store is None:
             return self.compressed(passages)
         ids = [str(one.example.id or one.example.query.id) for one in shown]
-        return self._store.get(list(zip(ids, passages, strict=True)))
+        return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
 
 
 def _exported(prefix: KeyValues) -> Prefix:

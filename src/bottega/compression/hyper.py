@@ -40,13 +40,19 @@ class Hyper:
         self.layer = layer
 
     @property
+    def device(self) -> torch.device:
+        """Where a compressor has to be: it is made on the CPU."""
+        found: torch.device = self.model.device
+        return found
+
+    @property
     def width(self) -> int:
         return int(decoder_config(self.model).hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings (n, width), in full precision: small steps of training would be lost
         in the model's."""
-        embedded: Tensor = self.model.get_input_embeddings()(ids)
+        embedded: Tensor = self.model.get_input_embeddings()(ids.to(self.device))
         return embedded.detach().float()
 
     def read(self, inputs: Inputs, prompts: Tensor | None = None) -> States:

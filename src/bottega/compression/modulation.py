@@ -56,17 +56,19 @@ class Modulation(nn.Module):
         return KeyValues(tuple((layer[0], layer[1]) for layer in both))
 
     def join(self, real: KeyValues) -> Tensor:
-        """The inverse of `split`."""
-        both = torch.stack([torch.stack(layer) for layer in real.layers])
+        """The inverse of `split`, in the precision and at the place of what is trained: a base
+        model has its own."""
+        own = real.to(self.centre.device, self.centre.dtype)
+        both = torch.stack([torch.stack(layer) for layer in own.layers])
         return both.permute(0, 2, 4, 1, 3, 5).flatten(3)
 
     @torch.no_grad()
     def calibrate(self, real: KeyValues, least: float = 1e-3) -> None:
         """By prefixes that the base model made itself, of the same length."""
-        joined = self.join(real).float()
+        joined = self.join(real)
         self.centre.copy_(joined.mean(1))
         deviation = joined.std(1)
-        self.spread.copy_(deviation.where(deviation > least, torch.zeros(())))
+        self.spread.copy_(deviation.masked_fill(deviation <= least, 0.0))
 
     def distance(self, prompts: Tensor, real: KeyValues) -> Tensor:
         """Mean squared difference from a real prefix, in the spread of real ones."""
@@ -88,7 +90,7 @@ class Modulation(nn.Module):
         centre = rows.mean(0)
         rows = rows - centre
         wanted = self.standardised(real).flatten(1, 2).double()
-        gram = rows.T @ rows + ridge * torch.eye(rows.shape[1], dtype=rows.dtype)
+        gram = rows.T @ rows + ridge * torch.eye(rows.shape[1]).to(rows)
         for linear, target in zip(self.linear, wanted, strict=True):
             assert isinstance(linear, nn.Linear)  # of a ModuleList only Modules are known
             offset = target.mean(0)

@@ -110,8 +110,9 @@ class Racc(nn.Module):
         `present` where there is a document -> (batch, L_vq, width)."""
         if present is None:
             present = torch.ones_like(scores, dtype=torch.bool)
+        told = (one.to(documents.device) for one in (scores, present))
         aggregated: Tensor = self.aggregator(
-            documents, asked.image, asked.question, asked.both, scores, present
+            documents, asked.image, asked.question, asked.both, *told
         )
         return aggregated
 

@@ -107,7 +107,7 @@ class PassageStore:
         return place
 
     def _append(self, entries: Sequence[tuple[str, str]], rows: Tensor) -> None:
-        values = rows.float().numpy()
+        values = rows.float().cpu().numpy()
         if self._scaled:
             scales = np.maximum(np.abs(values).max(-1) / 127, 1e-6).astype(np.float16)
             codes = np.rint(values / scales[..., None].astype(np.float32))

@@ -78,7 +78,7 @@ class Texts:
         takes little longer for both than for one."""
         both = self.questions([query])
         ids = rows(self.words([query])) + rows(both)
-        joined = {**both, **padded(ids)}
+        joined = {**both, **padded(ids, both["input_ids"].device)}
         if (kinds := both.get("mm_token_type_ids")) is not None:
             joined["mm_token_type_ids"] = torch.cat([torch.zeros_like(kinds), kinds])
         return joined
@@ -145,12 +145,12 @@ def respelled(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {**inputs, **{name: one.to(ids.device) for name, one in told.items()}}
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, Tensor]:
+def padded(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> dict[str, Tensor]:
     """`input_ids` and `attention_mask`, the rows at the end."""
     length = max(map(len, rows))
-    ids = torch.full((len(rows), length), pad)
+    ids = torch.zeros(len(rows), length, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for place, row in enumerate(rows):
         ids[place, length - len(row) :] = torch.tensor(row)
         mask[place, length - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

@@ -44,7 +44,7 @@ class Checkpoints:
         if self._path is None or not self._path.exists():
             return State()
         try:
-            kept = torch.load(self._path, weights_only=True)
+            kept = torch.load(self._path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever a damaged file provokes
             raise LoadError(
                 f"{self._path} cannot be read: {error}", hint="delete it to train from the start"

@@ -42,6 +42,7 @@ class Teaching:
         """Sets the scales of hidden states and of scores, and where there are such starts from
         prefixes as the base model itself makes them of relevant passages. Needs a few hundred
         lessons."""
+        racc.to(self.hyper.device)
         passages = [passage for lesson in lessons for passage in lesson.passages]
         asked = self.texts.asked([lesson.query for lesson in lessons])
         racc.documents.calibrate(self.hyper, [self.texts.passages(passages), *asked])
@@ -69,7 +70,7 @@ class Teaching:
         documents = racc.documents(self.hyper, self.texts.passages(passages))
         documents = documents.unflatten(0, (len(lessons), -1))
         if prdb:
-            relevant = relevance_of(lessons)[:, :, None, None]
+            relevant = relevance_of(lessons)[:, :, None, None].to(documents.device)
             documents = torch.where(relevant, documents, documents.detach())
         asked = racc.asked(self.hyper, self.texts.asked([one.query for one in lessons]))
         return racc.aggregated(documents, asked, scores)
@@ -114,7 +115,8 @@ class Teaching:
         prompts = self.prompts(racc, lessons, scores, prdb=course.prdb)
         losses = []
         if course.answer > 0:
-            losses.append(course.answer * self._of_answers(racc, prompts, lessons, course.taught))
+            of_answers = self._of_answers(racc, prompts, lessons, course.taught)
+            losses.append(course.answer * of_answers.to(prompts.device))
         if course.cache > 0 and (taught := self._shown(racc, lessons)):
             real = self.real(racc, [_relevant(lessons[place]) for place in taught])
             losses.append(course.cache * racc.modulation.distance(prompts[taught], real))

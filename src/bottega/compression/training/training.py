@@ -47,6 +47,7 @@ def train(
     With `held_out` lessons and `course.validate_every` the best weights by their loss are what
     remains.
     """
+    racc.to(teaching.hyper.device)
     optimizer = torch.optim.AdamW(
         racc.parameters(), lr=course.rate, weight_decay=course.weight_decay
     )
@@ -86,7 +87,7 @@ def _step(
     for part in range(course.accumulate):
         number = step * course.accumulate + part
         batch = lessons(number)
-        with _precision(course):
+        with _precision(course, teaching):
             loss = teaching.loss(racc, batch, course, _hidden(batch, course, number))
         torch.autograd.backward(loss / course.accumulate)
         total += loss.item() / course.accumulate
@@ -103,13 +104,13 @@ def _hidden(batch: Sequence[Lesson], course: Course, number: int) -> Tensor:
 
 
 def _validated(racc: Racc, teaching: Teaching, held_out: Sequence[Lesson], course: Course) -> float:
-    with torch.no_grad(), _precision(course):
+    with torch.no_grad(), _precision(course, teaching):
         return teaching.loss(racc, held_out, course, scores_of(held_out)).item()
 
 
-def _precision(course: Course) -> AbstractContextManager[None]:
+def _precision(course: Course, teaching: Teaching) -> AbstractContextManager[None]:
     if not course.half_precision:
         return nullcontext()
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = teaching.hyper.device.type
     autocast: AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16)
     return autocast
