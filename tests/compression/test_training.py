@@ -11,6 +11,7 @@ from bottega.compression.training import Course, Lesson, Progress, Teaching, tra
 from bottega.compression.training.checkpoints import NAME
 from bottega.errors import LoadError, SettingError
 from bottega.types import Query
+from tests.builders import picture
 from tests.compression import spoken
 from tests.compression.spoken import hyper, model, texts
 from tests.prefixing.tiny_models import END
@@ -257,3 +258,23 @@ def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
     Teaching(hyper(), texts(), base, texts(), END)
     assert not base.training
     assert not any(weight.requires_grad for weight in base.parameters())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -> None:
+    """The tiny processor shows one picture alike in any batch, and no two."""
+    bare, other = lessons(0, 2)
+    place = other.relevant.index(True)
+    passages = list(other.passages)
+    passages[place] = replace(passages[place], images=(picture(9),))
+    seen = replace(other, passages=tuple(passages))
+    racc, how = ready(), course(answer=1.0, taught=own)
+
+    def cost(*told: Lesson) -> float:
+        return teaching().loss(racc, told, how, torch.tensor([one.scores for one in told])).item()
+
+    assert cost(seen) != pytest.approx(cost(other), rel=1e-3)
+    alone = (cost(bare) + cost(seen)) / 2
+    assert cost(bare, seen) == pytest.approx(alone, rel=1e-4)
+    assert cost(seen, bare) == pytest.approx(alone, rel=1e-4)
+    teaching().calibrate(spoken.racc(), [bare, seen] + [bare, other] * 10)

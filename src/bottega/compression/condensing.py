@@ -51,14 +51,8 @@ class Condenser:
             return _exported(self._racc(documents, asked, scores))
 
     def compressed(self, passages: Sequence[Query]) -> Tensor:
-        """(passages, prompts, width). Those with and without pictures are read apart."""
-        rows: dict[int, Tensor] = {}
-        for pictured in (False, True):
-            places = [i for i, one in enumerate(passages) if bool(one.images) is pictured]
-            if places:
-                inputs = self._texts.passages([passages[i] for i in places])
-                rows.update(zip(places, self._racc.documents(self._hyper, inputs), strict=True))
-        return torch.stack([rows[place] for place in range(len(passages))])
+        """(passages, prompts, width). Some may have pictures."""
+        return self._racc.compressed(self._hyper, self._texts, passages)
 
     def _asked(self, query: Query) -> Asked:
         if not query.images:

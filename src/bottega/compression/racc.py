@@ -13,8 +13,11 @@ from bottega.compression.aggregator import Aggregator
 from bottega.compression.attention import Start
 from bottega.compression.compressor import Compressor
 from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.kinds import read_apart
 from bottega.compression.modulation import Modulation
+from bottega.compression.texts import Texts
 from bottega.prefixing.kv import Geometry, KeyValues
+from bottega.types import Query
 
 Prompting = Literal["appended", "reading", "both"]
 
@@ -95,6 +98,10 @@ class Racc(nn.Module):
         slots = torch.randn(max(len(reader.slot) for reader in readers), self.shape.width)
         for reader in readers:
             reader.slot.copy_(slots[-len(reader.slot) :])
+
+    def compressed(self, hyper: Hyper, texts: Texts, passages: Sequence[Query]) -> Tensor:
+        """(passages, L_d, width). Some may have pictures."""
+        return read_apart(passages, lambda part: self.documents(hyper, texts.passages(part)))
 
     def asked(self, hyper: Hyper, inputs: Sequence[Inputs]) -> Asked:
         """Of image, question and both, as `Texts.asked` gives them."""

@@ -241,8 +241,3 @@ def _check(items: Sequence[Example], passages: Sequence[Example], fewest: int, s
         raise SettingError(
             f"{shots} passages are to be shown, and there are {fewest}", hint="set shots lower"
         )
-    if len({bool(one.query.images) for one in passages}) > 1:
-        raise SettingError(
-            "some passages have images and others have none",
-            hint="teach from those with images, or from those without",
-        )

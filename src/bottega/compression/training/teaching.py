@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.kinds import kinds, parts, read_apart
 from bottega.compression.racc import Racc
 from bottega.compression.texts import Texts, respelled, rows
 from bottega.compression.training.course import Course
@@ -45,8 +46,9 @@ class Teaching:
         racc.to(self.hyper.device)
         passages = [passage for lesson in lessons for passage in lesson.passages]
         asked = self.texts.asked([lesson.query for lesson in lessons])
-        racc.documents.calibrate(self.hyper, [self.texts.passages(passages), *asked])
-        racc.queries.calibrate(self.hyper, [self.texts.passages(passages), *asked])
+        seen = [*(self.texts.passages(part) for part in parts(passages)), *asked]
+        racc.documents.calibrate(self.hyper, seen)
+        racc.queries.calibrate(self.hyper, seen)
         racc.aggregator.calibrate(scores_of(lessons))
         if not self._rotates:
             return
@@ -67,8 +69,8 @@ class Teaching:
     ) -> Tensor:
         """The aggregated prompts (batch, L_vq, width)."""
         passages = [passage for lesson in lessons for passage in lesson.passages]
-        documents = racc.documents(self.hyper, self.texts.passages(passages))
-        documents = documents.unflatten(0, (len(lessons), -1))
+        documents = racc.compressed(self.hyper, self.texts, passages)
+        documents = documents.view(len(lessons), -1, *documents.shape[1:])
         if prdb:
             relevant = relevance_of(lessons)[:, :, None, None].to(documents.device)
             documents = torch.where(relevant, documents, documents.detach())
@@ -88,7 +90,13 @@ class Teaching:
                 " stand at the places of a prefix",
                 hint="set the course's cache to 0: training by answers needs none",
             )
-        inputs, length = self.base_texts.passages(passages), racc.modulation.length
+        length = racc.modulation.length
+        rows = read_apart(passages, lambda part: self._kept(part, length))
+        return KeyValues(tuple((layer[0], layer[1]) for layer in rows.movedim(0, 2)))
+
+    def _kept(self, passages: Sequence[Query], length: int) -> Tensor:
+        """(passages, layers, 2, heads, length, dimensions)"""
+        inputs = self.base_texts.passages(passages)
         if int(inputs["attention_mask"].sum(-1).min()) < length:
             raise SettingError(
                 f"a passage is shorter than the {length} places of the prefix",
@@ -99,12 +107,11 @@ class Teaching:
         told["position_ids"] = told["position_ids"] - told["position_ids"][..., -1:] + length - 1
         with torch.no_grad():
             out = batch.output(**told, use_cache=True, logits_to_keep=NO_LOGITS)
-        return KeyValues(
-            tuple(
-                (layer.keys[:, :, -length:], layer.values[:, :, -length:])
-                for layer in out.past_key_values.layers
-            )
-        )
+        ends = [
+            torch.stack([layer.keys[:, :, -length:], layer.values[:, :, -length:]], dim=1)
+            for layer in out.past_key_values.layers
+        ]
+        return torch.stack(ends, dim=1)
 
     @property
     def _rotates(self) -> bool:
@@ -133,7 +140,9 @@ class Teaching:
 
     def _long(self, racc: Racc, passages: Sequence[Query]) -> list[bool]:
         """Which have a token for each place of the prefix."""
-        tokens = self.base_texts.passages(passages)["attention_mask"].sum(-1)
+        tokens = read_apart(
+            passages, lambda part: self.base_texts.passages(part)["attention_mask"].sum(-1)
+        )
         return [count >= racc.modulation.length for count in tokens.tolist()]
 
     def _of_answers(
@@ -168,6 +177,15 @@ class Teaching:
 
     def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
         """What the base model says after reading all passages: the concatenation teacher."""
+        read = [(*one.passages, one.query) for one in lessons]
+        said: dict[int, list[int]] = {}
+        for places in kinds([any(turn.images for turn in turns) for turns in read]):
+            rows = self._reply([lessons[place] for place in places])
+            said.update(zip(places, rows, strict=True))
+        return [said[place] for place in range(len(lessons))]
+
+    def _reply(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+        """With pictures in each, or in none."""
         read = self.base_texts.reading(
             [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
         )
