@@ -126,6 +126,35 @@ def test_a_half_written_line_is_named_by_its_number(run: Run, pets: Path) -> Non
     assert "line 2" in added.json["skipped"][0]["reason"]
 
 
+def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
+    Path("gs.csv").write_text("kid,text\n0,Cats purr.\nx,Dogs bark.\n112724,Birds sing.\n")
+    Path("seen.jsonl").write_text('{"text": "A leaf.", "image": "query.jpg"}')
+    add = ("add", "k.db", "gs.csv", "--passages", "--embed", "words")
+    done = run(*add, "--split", "train")
+    assert "1 added, 0 were there already, 1 skipped" in done.out
+    assert "gs.csv, line 3: no number or no text" in done.err
+    told = run(*add, "--json").json
+    assert isinstance(told, dict)
+    assert (told["new"], told["duplicates"], len(told["skipped"])) == (1, 1, 1)
+    assert "1 added" in run("add", "k.db", "seen.jsonl", "--passages").out
+    listed = run("ls", "k.db", "--json").json
+    assert isinstance(listed, list)
+    assert {row["question"]: row["answer"] for row in listed} == {
+        "A leaf.": "",
+        "Birds sing.": "",
+        "Cats purr.": "",
+    }
+
+    assert run(*add, "--strict").code == 1
+    for wrong, code, said in (
+        ((*add, "--split", "test"), 2, "passages have no split test"),
+        (("add", "k.db", "gs.csv"), 2, "--passages reads what has no answers"),
+        (("add", "k.db", "seen.jsonl"), 1, "there is no answer"),
+    ):
+        refused = run(*wrong)
+        assert (refused.code, said in refused.err) == (code, True), refused.err
+
+
 def test_errors_say_what_to_do_and_show_no_traceback(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     for arguments in (

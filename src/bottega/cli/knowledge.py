@@ -15,6 +15,7 @@ from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
 from bottega.cli.output import print_json, progress, say, warn
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
+from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
     load_digits,
     load_hugging_face,
@@ -25,6 +26,7 @@ from bottega.knowledge import (
 from bottega.types import Example
 
 OnBad = Callable[[BottegaError], None]
+TRAIN = "train"
 
 
 def add(
@@ -40,6 +42,14 @@ def add(
     split: Annotated[
         str | None, typer.Option(help="Which part of the source: train, test, demo, ...")
     ] = None,
+    passages: Annotated[
+        bool,
+        typer.Option(
+            "--passages",
+            help="SOURCE holds passages to read, without answers: OK-VQA's Google Search corpus, "
+            "WIT, or lines of JSON with text and, if there is one, image.",
+        ),
+    ] = False,
     namespace: Namespace = "",
     embed: Embed = None,
     strict: Annotated[
@@ -47,7 +57,8 @@ def add(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Add labelled images. What cannot be read is named and left out; the rest is stored."""
+    """Add labelled images or passages. What cannot be read is named and left out, the rest is
+    stored."""
     bad: list[BottegaError] = []
 
     def on_bad(error: BottegaError) -> None:
@@ -56,7 +67,7 @@ def add(
         bad.append(error)
         warn(error)
 
-    examples = load(source, split, on_bad)
+    examples = read(source, split, on_bad) if passages else load(source, split, on_bad)
     # Looked at before anything is created: a mistyped folder leaves no empty file behind.
     first = list(islice(examples, 1))
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
@@ -100,9 +111,19 @@ def load(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
         return load_manyicl(path, split or "demo", on_bad=on_bad)
     if not path.is_dir() and path.exists():
         raise SettingError(
-            f"{source} is not a folder, .jsonl or .parquet file", hint="bottega add --help"
+            f"{source} is not a folder, .jsonl or .parquet file",
+            hint="--passages reads what has no answers; bottega add --help says all",
         )
     return load_image_folder(path, split=split, on_bad=on_bad)
+
+
+def read(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
+    if split not in (None, TRAIN):
+        raise SettingError(
+            f"passages have no split {split}",
+            hint=f"--split {TRAIN} keeps of the Google Search corpus what belongs to training",
+        )
+    return load_passages(source, train=split == TRAIN, on_bad=on_bad)
 
 
 def rm(

@@ -17,7 +17,7 @@ from bottega.evaluation.benchmarks.passages import (
     with_passages,
 )
 from bottega.types import Example, Query
-from tests.builders import example
+from tests.builders import example, picture
 from tests.evaluation.benchmarks.published import table
 
 WIT = [
@@ -114,6 +114,29 @@ def test_the_hub_s_table(tmp_path: Path) -> None:
     assert len(list(load_passages(tmp_path, on_bad=bad.append))) == 2
     assert ["no passage_content" in str(error) for error in bad] == [True]
     assert list(told(tmp_path, train=True)) == ["GS_0"]
+
+
+def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_path: Path) -> None:
+    picture(3).decode().save(tmp_path / "board.png")
+    path = tmp_path / "told.jsonl"
+    lines = (
+        '{"text": " Hang ten ", "id": "WIT_7", "image": "board.png", "tags": {"page": 2}}',
+        '{"text": "Tea"}',
+        '{"text": "Sushi", "answer": "rice"}',
+        '{"question": "Which board?"}',
+        '{"text": "Lost", "image": "../lost.png"}',
+    )
+    path.write_text("\n".join(lines))
+    bad: list[BottegaError] = []
+    seen, tea = load_passages(path, on_bad=bad.append)
+    assert (seen.query.text, seen.query.id, seen.tags) == ("Hang ten", "WIT_7", {"page": "2"})
+    assert [one.decode().size for one in seen.query.images] == [(8, 8)]
+    assert tea == Example(Query("Tea"), "", source=str(path))
+    told = [str(error).removeprefix(f"{path}, line ") for error in bad]
+    assert told[:2] == ["3: a passage has no answer", "4: there is no text"]
+    assert told[2].startswith("5: ") and len(told) == 3
+    with pytest.raises(LoadError, match="line 3"):
+        list(load_passages(path))
 
 
 def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:

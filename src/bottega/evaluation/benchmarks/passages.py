@@ -1,4 +1,4 @@
-"""Passages to read beside questions: the Google Search corpus of OK-VQA, and WIT."""
+"""Passages to read beside questions: the Google Search corpus of OK-VQA, WIT, and lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from bottega.evaluation.benchmarks.fields import needed
 from bottega.evaluation.benchmarks.source import OnBad
 from bottega.image import path_text
 from bottega.knowledge.bad import or_raise
+from bottega.knowledge.loading import load_passage_lines
 from bottega.types import Example, Query
 
 # Ids below are those of the training corpus; the whole one has 168,306.
 GS_TRAIN = 112_724
 GS_IDS = ("kid", "id", "passage_id")
 FILES = (".csv", ".tsv", ".gz")
+LINES = ".jsonl"
 SHOWN = 80
 WIT_TEXTS = {
     "page_title": "title",
@@ -36,7 +38,8 @@ WIT_TEXTS = {
 }
 FORMS = (
     "expected are okvqa_full_corpus.csv (kid, text), its tab-separated form (id, text), a WIT file"
-    " (.tsv or .tsv.gz), or columns passage_id and passage_content"
+    " (.tsv or .tsv.gz), columns passage_id and passage_content, or lines of JSON (.jsonl) with"
+    " text and, if there is one, image"
 )
 
 # Id and text of a row, None if it is not wanted. Raises `LoadError`.
@@ -58,12 +61,14 @@ def load_passages(
     path: str | Path, *, train: bool = False, on_bad: OnBad | None = None
 ) -> Iterator[Example]:
     """Passages are examples without an answer; their query ids are `GS_17` and `WIT_17`. They lie
-    in a file, a folder of tables or a Hugging Face data set.
+    in a file, a folder of tables or a Hugging Face data set. Lines of JSON alone bring pictures.
 
     `train` keeps of the Google Search corpus what belongs to the training questions. Of WIT the
     English rows are read, numbered in their order, with the text that RA-VQA makes of them. Rows
     that cannot be read go to `on_bad`.
     """
+    if Path(path).suffix == LINES:
+        return load_passage_lines(path, on_bad=on_bad)
     if Path(path).suffix in FILES:
         return _from_file(Path(path), train, on_bad)
     return _from_table(str(path), train, on_bad)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
@@ -17,6 +18,9 @@ FIELDS = (
     '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
     " labels, choices, rationale, tags"
 )
+
+PASSAGE = '{"text": "..."}; also possible are id, image, images, tags'
+ANSWERS = ("answer", "label", "labels")
 
 Row = Mapping[str, object]
 
@@ -34,16 +38,33 @@ def load_jsonl(
     is given. Blank lines are skipped.
     """
     path = Path(path)
-    try:
-        lines = path.open("rb")
-    except OSError as error:
-        raise LoadError(
-            f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
-        ) from error
-    with lines:
+    with _opened(path) as lines:
         yield from read_jsonl(
             lines, path_text(path), folder=path.parent, question=question, on_bad=on_bad
         )
+
+
+def load_passage_lines(path: str | Path, *, on_bad: OnBadRow | None = None) -> Iterator[Example]:
+    """Lines with `text`, and optionally `id`, `image` (or a list `images`) and `tags`: passages,
+    which are examples without an answer. Images and bad lines as in `load_jsonl`."""
+    path = Path(path)
+    shown = path_text(path)
+
+    def passage(row: Row, source: str) -> Example:
+        if answered := [name for name in ANSWERS if row.get(name) is not None]:
+            raise LoadError(
+                f"a passage has no {answered[0]}",
+                hint="what has one is an example: add it without --passages",
+            )
+        text = (_text(row, "text") or "").strip()
+        if not text:
+            raise LoadError("there is no text", hint=PASSAGE)
+        query = Query(text, _images(row, path.parent, source), id=_text(row, "id"))
+        # One source for all: a text for each would weigh more than some passages.
+        return Example(query, "", tags=_tags(row), source=shown)
+
+    with _opened(path) as lines:
+        yield from _read(lines, shown, passage, on_bad)
 
 
 def read_jsonl(
@@ -58,16 +79,37 @@ def read_jsonl(
     """The same of lines from elsewhere, called `name`. Without a folder no text is a path: lines
     that a stranger sent open no file. `whole_replies` of a model say more than one of the
     choices."""
+
+    def example(row: Row, source: str) -> Example:
+        if not whole_replies:
+            _check_choices(row)
+        return _example(row, folder, question, source)
+
+    return _read(lines, name, example, on_bad)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise LoadError(
+            f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+
+
+def _read(
+    lines: Iterable[bytes],
+    name: str,
+    make: Callable[[Row, str], Example],
+    on_bad: OnBadRow | None,
+) -> Iterator[Example]:
     report = or_raise(on_bad)
     for number, line in enumerate(lines, 1):
         source = f"{name}, line {number}"
         if not line.strip():
             continue
         try:
-            row = _parsed(line)
-            if not whole_replies:
-                _check_choices(row)
-            example = _example(row, folder, question, source)
+            example = make(_parsed(line), source)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
@@ -87,14 +129,10 @@ def _parsed(line: bytes) -> Row:
 
 
 def _example(row: Row, folder: Path | None, question: str, source: str) -> Example:
-    images = _texts(row, "images") or ()
-    single = _text(row, "image")
-    if single is not None:
-        images = (single, *images)
     labels, answer = _labels(row)
     query = Query(
         _text(row, "question") or question,
-        tuple(_image(text, folder, source) for text in images),
+        _images(row, folder, source),
         _texts(row, "choices") or (),
     )
     return Example(
@@ -145,6 +183,14 @@ def _check_choices(row: Row) -> None:
                 f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="spell the answer as in choices",
             )
+
+
+def _images(row: Row, folder: Path | None, source: str) -> tuple[Image, ...]:
+    images = _texts(row, "images") or ()
+    single = _text(row, "image")
+    if single is not None:
+        images = (single, *images)
+    return tuple(_image(text, folder, source) for text in images)
 
 
 def _image(text: str, folder: Path | None, source: str) -> Image:
