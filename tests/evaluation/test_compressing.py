@@ -6,7 +6,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.compressing import CERTAIN, ForAnother, LateScored, Scored
-from bottega.evaluation.methods import check_fit, needs_search, plan
+from bottega.evaluation.methods import alone, check_fit, needs_search, plan
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted, bundled
 from bottega.knowledge import KnowledgeBase
@@ -68,6 +68,18 @@ def test_a_benchmark_without_passages_has_nothing_to_compress() -> None:
 
     with pytest.raises(SettingError, match="no passages, which concat, racc would read"):
         check_fit(["concat", "racc"], digits)
+
+
+def test_known_questions_are_not_read_as_passages() -> None:
+    passage, known = Example(Query("p"), ""), Example(Query("Who?"), "Ann")
+    mixed = Benchmark("both", (known, passage), (Example(Query("?", id="q"), "Bob"),))
+
+    assert alone(mixed, ["zero-shot", "concat", "racc"]).knowledge == (passage,)
+    for names in (["zero-shot"], ["top-k"], ["top-k", "racc"]):
+        assert alone(mixed, names) == mixed
+    with pytest.raises(SettingError, match="racc would read the known questions of both"):
+        check_fit(["top-k", "racc"], mixed)
+    check_fit(["concat", "racc"], alone(mixed, ["concat", "racc"]))
 
 
 class Fixed:

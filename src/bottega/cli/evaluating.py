@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bottega.cli.answering import parse_order
 from bottega.cli.asked import Asked, Material
+from bottega.cli.compressor_models import open_hyper
 from bottega.cli.evaluated import (
     report,
     say_failures,
@@ -60,7 +61,7 @@ from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
-from bottega.evaluation.methods import METHODS, check, default_methods
+from bottega.evaluation.methods import METHODS, alone, check, default_methods
 from bottega.evaluation.prompts import explained
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.searches import ROLLOUTS
@@ -124,6 +125,7 @@ def evaluate(
     material = Material(spec, passages, limit, kb_per_class, label_noise, allow_overlap)
     data, skipped = material.read(seed, rationales_from)
     chosen = names or default_methods(data)
+    data = alone(data, chosen)
     work = Work(
         chosen,
         counts,

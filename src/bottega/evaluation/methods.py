@@ -120,6 +120,15 @@ def default_methods(data: Benchmark) -> tuple[str, ...]:
     return ANSWERING if _has_own_choices(data) else PAPER
 
 
+def alone(data: Benchmark, names: Sequence[str]) -> Benchmark:
+    """With its passages alone where that is all that the methods read, as they were taught: a known
+    question that is found would be read without its answer."""
+    reading = set(READ).intersection(names) and set(names) <= {"zero-shot", *READ}
+    if not reading or not _has_passages(data):
+        return data
+    return replace(data, knowledge=tuple(filter(is_passage, data.knowledge)))
+
+
 def needs_search(names: Sequence[str], data: Benchmark) -> bool:
     """Whether the knowledge base has to be filled, for searching or, without episodes, at all."""
     if set(names) <= {"zero-shot"}:
@@ -154,6 +163,11 @@ def check_fit(names: Sequence[str], data: Benchmark) -> None:
         raise SettingError(
             f"{data.name} has no passages, which {', '.join(read)} would read",
             hint="add some with --passages, or ask facts",
+        )
+    if read and not all(map(is_passage, data.knowledge)):
+        raise SettingError(
+            f"{', '.join(read)} would read the known questions of {data.name} beside its passages",
+            hint="ask what shows examples in a command of its own; in Python `alone(data, names)`",
         )
     labelled = LABELLED.intersection(names)
     if passages and labelled:
