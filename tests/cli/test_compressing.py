@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bottega.bundled import bundled_folder
+from bottega.cli.compressor_settings import load_plan
 from bottega.compression import Manifest, PassageStore, Shape, load, save
 from bottega.compression.training import Teaching
 from bottega.generation.loaded import LoadedModel
@@ -198,6 +200,18 @@ def test_what_is_wrong_in_the_file_is_named(
     done = run("compress", "train", path)
     assert done.code == 2
     assert said in done.err and hint in done.err
+
+
+def test_the_files_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compression.md").read_text("utf-8")
+    shown = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 2
+    for place, one in enumerate(shown):
+        (tmp_path / f"{place}.toml").write_text(one)
+    facts, okvqa = (load_plan(tmp_path / f"{place}.toml") for place in range(2))
+    assert facts.settings.benchmark.startswith("facts")
+    assert (okvqa.shape.document_prompts, okvqa.shape.query_prompts) == (16, 12)
+    assert (okvqa.settings.shots, okvqa.course.warm_up, okvqa.course.prdb) == (5, 1000, True)
 
 
 def test_what_has_no_default_is_asked_for(run: Run, tmp_path: Path) -> None:
