@@ -4,9 +4,10 @@
 and `best-of-n` do the same and choose among several samples. `rcts` searches for the examples that
 help; `rcts-random` and `rcts-best-of-n` have its reward and its budget, and no tree. `in-context`
 shows everything there is in an order by the seed, `oracle` the right passage among others. `concat`
-shows passages with retrieval scores, `racc` has them compressed. The swap
-controls retrieve as `visual-rag` and then ask with another item's picture or question: accuracy
-falls as far as the model makes use of it.
+shows passages with retrieval scores, `racc` has them compressed; `candidates` answers from each
+passage alone and takes what is likeliest together with its passage. The swap controls retrieve as
+`visual-rag` and then ask with another item's picture or question: accuracy falls as far as the
+model makes use of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bottega.errors import SettingError
+from bottega.evaluation.baselines import BASELINES, baseline
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.compressing import (
     COMPRESSED,
@@ -48,7 +50,7 @@ READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
 ANSWERING = ("zero-shot", "random", "top-k")
 CHOOSING = {"majority": most_frequent, "best-of-n": most_confident}
-READ = (CONCAT, *COMPRESSED)
+READ = (CONCAT, *BASELINES, *COMPRESSED)
 METHODS = (*PAPER, "top-k", *CHOOSING, *SEARCHED, "in-context", "oracle", *READ, *CONTROLS)
 SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *SEARCHED, *CONTROLS}
 LABELLED = {"balanced", "vote"}
@@ -106,6 +108,8 @@ def plan(
                 pipeline = searched(
                     name, pipeline, controlled, shots=k, rollouts=rollouts, seed=seed
                 )
+            if name in BASELINES:
+                pipeline = baseline(name, pipeline, settings.generator)
             if name in COMPRESSED:
                 pipeline = compressed(name, pipeline, data, settings.generator, compressor, hyper)
             planned.append(Method(name, k, _asking(pipeline)))

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from copy import copy
 
 import orjson
 from yarl import URL
@@ -95,6 +96,12 @@ class OpenAICompatible:
         start = time.perf_counter()
         completions, usage = await self._samples(prompt, sampling)
         return Reply(self.name, completions, usage, time.perf_counter() - start)
+
+    def asking(self, extra_body: Mapping[str, object]) -> OpenAICompatible:
+        """The same endpoint over the same connections, with more in every request."""
+        other = copy(self)
+        other._extra = {**self._extra, **extra_body}
+        return other
 
     async def list_models(self) -> list[str]:
         """The ids that the endpoint serves, sorted."""

@@ -5,6 +5,7 @@ from bottega.reranking.cover import LabelCover
 from bottega.reranking.ensemble import Ensemble
 from bottega.reranking.flat_search import FlatSearch
 from bottega.reranking.gated import Gated
+from bottega.reranking.joint import JointChoice
 from bottega.reranking.relevance import MaximalMarginalRelevance
 from bottega.reranking.rewards import (
     Agree,
@@ -26,6 +27,7 @@ __all__ = [
     "Ensemble",
     "FlatSearch",
     "Gated",
+    "JointChoice",
     "LabelCover",
     "MaximalMarginalRelevance",
     "Mutual",

@@ -196,12 +196,16 @@ class Tree:
             node.pending -= 1
 
 
-def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
+def check_scores(scores: Sequence[float]) -> None:
     if not all(map(math.isfinite, scores)):
         raise SettingError(
             "a candidate's score is not a finite number",
-            hint="a search draws by the scores: the retriever has to give each candidate one",
+            hint="a search goes by the scores: the retriever has to give each candidate one",
         )
+
+
+def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
+    check_scores(scores)
     # Halves, because the difference of two large numbers may be too large.
     least = min(scores, default=0.0) / 2
     span = max(scores, default=0.0) / 2 - least + more_span / 2

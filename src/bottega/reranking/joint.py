@@ -1,0 +1,137 @@
+"""An answer from each candidate alone; the likeliest of candidate and answer together is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from bottega.errors import SettingError
+from bottega.protocols import Generator, Parser, Prompter
+from bottega.reranking.asking import Asker, together
+from bottega.reranking.top import check_depth
+from bottega.reranking.tree import check_scores
+from bottega.types import (
+    Answer,
+    Candidate,
+    Completion,
+    Found,
+    Node,
+    Prompt,
+    Query,
+    Reply,
+    Sampling,
+    SearchTree,
+)
+
+RETRIEVED, SAID = "log retrieval", "log answer"
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was answered after one candidate. `joint` is a log probability."""
+
+    candidate: Candidate
+    retrieved: float
+    prompt: Prompt
+    reply: Reply
+    completion: Completion
+    answer: Answer
+
+    @property
+    def said(self) -> float:
+        told = self.completion.logprob
+        return math.nan if told is None else told
+
+    @property
+    def joint(self) -> float:
+        return self.retrieved + self.said
+
+
+class JointChoice:
+    """The K candidates of RAVQA-v2 (Lin et al. 2023, after RAG): each is shown alone, and of the
+    answers the one is taken whose log_softmax(retrieval score) + log probability is greatest; the
+    first, and so the nearest, of equals. A `Searcher`: K requests, all at once.
+
+    The softmax is over the candidates that are shown, as in the paper, whose retriever was trained
+    for it. Scores of others have other scales, and are divided by `temperature` before: cosines
+    differ too little to weigh anything at 1, sums over tokens (late interaction) by several nats.
+
+    The trace's tree holds every candidate with its answer and both log probabilities. Raises
+    `SettingError` for scores that are not finite, and where the model gives no log probabilities;
+    an answer that alone has none, such as a refusal, is not taken.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        prompt: Prompter,
+        parse: Parser,
+        sampling: Sampling | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise SettingError(
+                f"the temperature of scores is {temperature}", hint="1 takes them as they are"
+            )
+        self._generator = generator
+        self._prompt, self._parse = prompt, parse
+        self._sampling = replace(sampling or Sampling(), n=1)
+        self._temperature = temperature
+
+    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+        check_depth(k)
+        shown = tuple(candidates[:k])
+        if not shown:
+            return await self._alone(query)
+        scores = [one.score for one in shown]
+        check_scores(scores)
+        weights = log_softmax([score / self._temperature for score in scores])
+        ask = Asker(self._generator)
+        pairs = zip(shown, weights, strict=True)
+        reads = await together(self._read(query, *pair, ask) for pair in pairs)
+        best = self._best(reads)
+        tree = SearchTree(
+            Node(children=tuple(map(_node, reads)), visits=len(reads)),
+            (best,),
+            "exhausted",
+            ask.requests,
+            ask.calls,
+            ask.usage,
+        )
+        chosen = reads[best]
+        return Found((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
+
+    async def _alone(self, query: Query) -> Found:
+        prompt = self._prompt(query, ())
+        reply = await self._generator.generate(prompt, self._sampling)
+        return Found((), prompt, reply, self._parse(query, reply.completions[0]))
+
+    async def _read(self, query: Query, candidate: Candidate, retrieved: float, ask: Asker) -> Read:
+        prompt = self._prompt(query, (candidate,))
+        reply = await ask.ask(prompt, self._sampling)
+        said = reply.completions[0]
+        return Read(candidate, retrieved, prompt, reply, said, self._parse(query, said))
+
+    def _best(self, reads: Sequence[Read]) -> int:
+        known = [place for place, one in enumerate(reads) if not math.isnan(one.joint)]
+        if not known:
+            raise SettingError(
+                f"{self._generator.name} gives no log probabilities, by which answers from"
+                " several candidates are compared",
+                hint="ask an endpoint for them, OpenAICompatible(..., extra_body={'logprobs':"
+                " True}), or use a model that has them",
+            )
+        return max(known, key=lambda place: reads[place].joint)
+
+
+def log_softmax(scores: Sequence[float]) -> list[float]:
+    most = max(scores)
+    total = most + math.log(sum(math.exp(score - most) for score in scores))
+    return [score - total for score in scores]
+
+
+def _node(read: Read) -> Node:
+    parts = {RETRIEVED: read.retrieved, SAID: read.said}
+    return Node(read.candidate, read.joint, 1, (), read.answer, parts)

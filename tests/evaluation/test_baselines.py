@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+from aiohttp import web
+
+from bottega.errors import SettingError
+from bottega.evaluation.baselines import BASELINES
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.methods import check_fit, needs_search, plan
+from bottega.evaluation.outcomes import Method
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import OpenAICompatible, bundled
+from bottega.knowledge import KnowledgeBase
+from bottega.protocols import Generator
+from bottega.recipes import Classification
+from bottega.types import Sampling
+from tests.server import Server, reply
+
+
+@pytest.fixture(scope="module")
+def facts() -> Benchmark:
+    return load_benchmark("facts", seed=0, limit=8)
+
+
+def planned(name: str, data: Benchmark, generator: Generator) -> Method:
+    settings = Classification(generator, (), sampling=Sampling(max_tokens=16))
+    with KnowledgeBase.open(":memory:", embed=None) as empty:
+        return plan([name], (5,), data, empty, settings, seed=0)[0]
+
+
+async def test_the_bundled_model_answers_from_each_passage_alone(facts: Benchmark) -> None:
+    result, scored = await evaluate(facts, planned("candidates", facts, bundled()), Conditions())
+
+    assert (result.value or 0) >= 0.5
+    assert [one.calls for one in scored] == [5] * 8
+    assert min(one.prompt_tokens for one in scored) > 5 * 16  # each with its question
+
+
+async def test_an_endpoint_is_asked_for_log_probabilities(
+    facts: Benchmark, endpoint: Server
+) -> None:
+    async def last_word(request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        first = body["messages"][0]["content"][0]["text"]  # the passage
+        said = {"role": "assistant", "content": first.split()[-1]}
+        told = {"content": [{"token": "a", "logprob": -1.0}]} if body.get("logprobs") else None
+        choice = {"index": 0, "message": said, "finish_reason": "stop", "logprobs": told}
+        return await reply({"choices": [choice], "usage": {"prompt_tokens": 9}})(request)
+
+    endpoint.answers = [last_word]
+    model = OpenAICompatible("m", base_url=endpoint.url)
+    outcome = await planned("candidates", facts, model).answer(facts.items[0].query)
+    await model.aclose()
+
+    assert all(body["logprobs"] is True for body in endpoint.bodies)
+    assert outcome.trace is not None and outcome.trace.tree is not None
+    nodes = outcome.trace.tree.root.children
+    scores = [node.candidate.score for node in nodes if node.candidate]
+    best = outcome.trace.candidates[0]
+    assert len(nodes) == 5 and best.score == max(scores)  # all answers are equally likely
+
+
+def test_baselines_need_passages_and_no_knowledge_base_of_facts(facts: Benchmark) -> None:
+    digits = load_benchmark("digits", seed=0, limit=5)
+
+    assert not needs_search(BASELINES, facts)
+    with pytest.raises(SettingError, match="no passages, which candidates"):
+        check_fit(BASELINES, digits)

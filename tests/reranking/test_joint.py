@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import Scripted
+from bottega.parsing import LabelParser
+from bottega.pipeline import Pipeline
+from bottega.prompting import Interleaved
+from bottega.protocols import Generator, Tier
+from bottega.recording.stored_tree import stored_tree
+from bottega.reranking import JointChoice
+from bottega.reranking.joint import log_softmax
+from bottega.routing import always
+from bottega.types import (
+    Candidate,
+    Completion,
+    Example,
+    Node,
+    Prompt,
+    Query,
+    Reply,
+    Sampling,
+    SearchTree,
+    Usage,
+)
+
+QUERY = Query("What is its home?")
+
+
+class Sure:
+    """Says the last word of the passage that it is shown, as surely as `logprobs` has it."""
+
+    name = "sure"
+
+    def __init__(self, logprobs: Mapping[str, float | None]) -> None:
+        self.logprobs, self.seen = logprobs, list[tuple[Prompt, Sampling]]()
+        self.most_at_once = self._at_once = 0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        self.seen.append((prompt, sampling))
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(0)
+        self._at_once -= 1
+        *shown, _ = [str(message.parts[0]) for message in prompt.messages]
+        said = shown[-1].split()[-1] if shown else "unknown"
+        told = Completion(said, logprob=self.logprobs.get(said))
+        return Reply(self.name, (told,) * sampling.n, Usage(10, 2))
+
+    async def aclose(self) -> None: ...
+
+
+def passages(*scored: tuple[str, float]) -> list[Candidate]:
+    return [Candidate(Example(Query(text), "", id=text), score) for text, score in scored]
+
+
+def choosing(generator: Generator, temperature: float = 1.0) -> JointChoice:
+    return JointChoice(
+        generator, prompt=Interleaved(), parse=LabelParser(), temperature=temperature
+    )
+
+
+FOUND = passages(("it is red", 2.0), ("it is blue", 1.0), ("it is green", 0.0))
+# Of 1, 1/e and 1/e^2.
+SHARES = [-math.log(1 + math.exp(-1) + math.exp(-2)) - i for i in range(3)]
+
+
+def children(tree: SearchTree | None) -> tuple[Node, ...]:
+    assert tree is not None
+    return tree.root.children
+
+
+async def test_an_answer_is_as_likely_as_its_passage_times_itself() -> None:
+    model = Sure({"red": -3.0, "blue": -1.5, "green": -0.25})
+
+    found = await choosing(model).search(QUERY, FOUND, 3)
+
+    joint = [share + said for share, said in zip(SHARES, (-3.0, -1.5, -0.25), strict=True)]
+    assert [node.value for node in children(found.tree)] == pytest.approx(joint)
+    assert found.answer.text == "green"  # -2.25 less the sum, and -3 and -2.5
+    assert [one.example.id for one in found.shown] == ["it is green"]
+    assert found.reply.completions[0].text == "green"
+    assert len(found.prompt.messages) == 2
+
+
+async def test_the_tree_holds_every_candidate_with_its_answer() -> None:
+    found = await choosing(Sure({"red": -3.0, "blue": -1.5, "green": -0.25})).search(
+        QUERY, FOUND, 3
+    )
+
+    nodes, tree = children(found.tree), found.tree
+    assert tree is not None
+    assert [node.candidate for node in nodes] == FOUND
+    assert [node.answer.text for node in nodes if node.answer] == ["red", "blue", "green"]
+    assert nodes[1].rewards == pytest.approx({"log retrieval": SHARES[1], "log answer": -1.5})
+    assert (tree.path, tree.ended) == ((2,), "exhausted")
+    assert (tree.requests, tree.calls, tree.usage) == (3, 3, Usage(30, 6))
+
+
+async def test_a_trace_counts_all_candidates() -> None:
+    model = Sure({"red": -3.0, "blue": -1.5, "green": -0.25})
+
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        return FOUND[:k]
+
+    pipeline = Pipeline(
+        always(Tier("sure", model, 2)),
+        Interleaved(),
+        LabelParser(),
+        retrieve,
+        search=choosing(model),
+        price=lambda name, usage: usage.prompt_tokens / 10,
+    )
+
+    trace = await pipeline.trace(QUERY)
+
+    assert (trace.calls, trace.usage, trace.cost_usd) == (2, Usage(20, 4), 2.0)
+    assert trace.tree is not None and len(stored_tree(trace.tree).demonstrations) == 2
+
+
+async def test_all_candidates_are_asked_at_once_for_one_answer_each() -> None:
+    model = Sure({"red": -1.0, "blue": -1.0, "green": -1.0})
+    several = JointChoice(
+        model, prompt=Interleaved(), parse=LabelParser(), sampling=Sampling(n=4, max_tokens=7)
+    )
+
+    await several.search(QUERY, FOUND, 3)
+
+    assert model.most_at_once == 3
+    assert [sampling for _, sampling in model.seen] == [Sampling(max_tokens=7)] * 3
+
+
+@pytest.mark.parametrize(("temperature", "said"), [(1.0, "red"), (10.0, "green")])
+async def test_scores_of_another_scale_are_brought_to_one(temperature: float, said: str) -> None:
+    """Sums of late interaction lie some nats apart though the passages are nearly as good."""
+    found = passages(("it is red", 24.0), ("it is green", 20.0))
+
+    chosen = await choosing(Sure({"red": -2.0, "green": -0.5}), temperature).search(QUERY, found, 2)
+
+    assert chosen.answer.text == said
+
+
+def test_huge_and_tiny_scores_have_a_softmax() -> None:
+    assert log_softmax([1e6, 1e6 - 1]) == pytest.approx([-0.3132617, -1.3132617])
+    assert log_softmax([-1e6]) == [0.0]
+    assert sum(map(math.exp, log_softmax([0.1, 0.2, -700.0, 55.0]))) == pytest.approx(1)
+
+
+async def test_the_nearest_of_equals_is_taken() -> None:
+    found = passages(("it is red", 1.0), ("it is green", 1.0), ("it is blue", 1.0))
+
+    chosen = await choosing(Sure({"red": -2.0, "green": -1.0, "blue": -1.0})).search(
+        QUERY, found, 3
+    )
+
+    assert chosen.answer.text == "green"
+
+
+async def test_one_candidate_is_its_answer_whatever_it_is_worth() -> None:
+    found = await choosing(Sure({"red": -50.0})).search(QUERY, FOUND, 1)
+
+    assert found.answer.text == "red"
+    assert [node.value for node in children(found.tree)] == [-50.0]
+
+
+async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
+    found = await choosing(Sure({})).search(QUERY, [], 5)
+
+    assert (found.answer.text, found.shown, found.tree) == ("unknown", (), None)
+
+
+async def test_a_model_without_log_probabilities_is_refused_with_a_hint() -> None:
+    with pytest.raises(SettingError, match="gives no log probabilities") as refused:
+        await choosing(Scripted(lambda prompt: "red")).search(QUERY, FOUND, 3)
+    assert "logprobs" in refused.value.hint
+
+
+async def test_an_answer_without_one_is_told_and_not_taken() -> None:
+    found = await choosing(Sure({"red": None, "blue": -9.0})).search(QUERY, FOUND, 2)
+
+    assert found.answer.text == "blue"
+    first = children(found.tree)[0]
+    assert math.isnan(first.value) and first.answer is not None and first.answer.text == "red"
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+async def test_scores_without_a_scale_are_refused(score: float) -> None:
+    with pytest.raises(SettingError, match="not a finite number"):
+        await choosing(Sure({})).search(QUERY, passages(("it is red", score)), 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_that_divides_nothing_is_refused(temperature: float) -> None:
+    with pytest.raises(SettingError, match="temperature"):
+        choosing(Scripted([]), temperature)
