@@ -84,9 +84,12 @@ class Prompt:
 @dataclass(frozen=True, eq=False)
 class Prefix:
     """What stands before a prompt in a model's cache: for each layer keys and values, each
-    (key-value heads, length, head dimension) in float32, keys as they are after the rotation."""
+    (key-value heads, length, head dimension) in float32, keys as they are after the rotation.
+
+    The prompt's first `opening` tokens are among them, and are not read again."""
 
     layers: tuple[tuple[NDArray[np.float32], NDArray[np.float32]], ...]
+    opening: int = 0
 
     @property
     def length(self) -> int:

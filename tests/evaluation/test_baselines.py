@@ -38,6 +38,27 @@ async def test_the_bundled_model_answers_from_each_passage_alone(facts: Benchmar
     assert min(one.prompt_tokens for one in scored) > 5 * 16  # each with its question
 
 
+async def test_reused_passages_stand_as_concat_shows_them(facts: Benchmark) -> None:
+    """The bundled model's passages hardly look at each other."""
+    runs = [planned(name, facts, bundled()) for name in ("concat", "kv-reuse")]
+    shown, reused = [await method.answer(facts.items[0].query) for method in runs]
+    result, scored = await evaluate(facts, runs[1], Conditions())
+
+    assert shown.trace is not None and reused.trace is not None
+    assert shown.trace.candidates == reused.trace.candidates
+    assert len(reused.trace.prompt.messages) == 1  # no passage is read again
+    assert (result.value or 0) >= 0.7
+    assert max(one.prompt_tokens for one in scored) < shown.trace.usage.prompt_tokens / 3
+
+
+async def test_keys_and_values_over_http_are_refused_before_anything_is_asked(
+    facts: Benchmark, endpoint: Server
+) -> None:
+    with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
+        planned("kv-reuse", facts, OpenAICompatible("m", base_url=endpoint.url))
+    assert "Transformers" in refused.value.hint and not endpoint.bodies
+
+
 async def test_an_endpoint_is_asked_for_log_probabilities(
     facts: Benchmark, endpoint: Server
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,23 +20,25 @@ from bottega.types import Example, Message, Prefix, Prompt, Query, Sampling
 TASK = Facts(asked=20, episodes=1).draw(3)
 PASSAGES = {str(one.id): one for one in TASK.knowledge}
 GREEDY = Sampling(max_tokens=12)
+OPENING = ("<bos>", "<answer>", "unknown", "<end>")  # of the bundled model's prompts
 
 
-def asked(query: Query) -> Prompt:
-    return Prompt((Message("user", (*query.images, query.text)),))
+def asked(query: Query, *passages: str) -> Prompt:
+    told = [Message("user", (passage,)) for passage in passages]
+    return Prompt((*told, Message("user", (*query.images, query.text))))
 
 
 def right(item: Example) -> str:
     return PASSAGES[item.tags["passage"]].query.text
 
 
-async def read(model: Transformers, text: str) -> Prefix:
-    return await model.run(lambda loaded: _prefix(loaded, text))
+async def read(model: Transformers, text: str, opening: str = "") -> Prefix:
+    return await model.run(lambda loaded: _prefix(loaded, text, opening))
 
 
-def _prefix(loaded: LoadedModel, text: str) -> Prefix:
-    """A passage alone, without what opens a prompt."""
-    ids = loaded.processor.tokenizer(f"<passage>{text}<end>", return_tensors="pt")
+def _prefix(loaded: LoadedModel, text: str, opening: str) -> Prefix:
+    """A passage alone, behind nothing unless it is said what opens a prompt."""
+    ids = loaded.processor.tokenizer(f"{opening}<passage>{text}<end>", return_tensors="pt")
     with torch.inference_mode():
         cache = loaded.model(**ids, use_cache=True).past_key_values
     return Prefix(tuple((one.keys[0].numpy(), one.values[0].numpy()) for one in cache.layers))
@@ -79,6 +82,37 @@ async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(model: Transf
 
     said = [reply.completions[0].text for reply in replies]
     assert said == [one.answer, "unknown", other.answer]
+
+
+async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(model: Transformers) -> None:
+    """Prompts of different lengths in one batch, whose padding comes before their openings. They
+    show one passage, and the prefix holds another in its place."""
+    items = TASK.items[:4]
+    prompts = [asked(item.query, right(item)) for item in items]
+
+    def openings(loaded: LoadedModel) -> list[int]:
+        bare = [asked(item.query) for item in items]
+        whole, question = (
+            [loaded.encode([one])["input_ids"].shape[1] for one in some] for some in (prompts, bare)
+        )
+        return [len(OPENING) + more - less for more, less in zip(whole, question, strict=True)]
+
+    held, other = await model.run(openings), "The food of nobody is trebral"
+    prefix = await read(model, other, "".join(OPENING))
+    said = await asyncio.gather(
+        *(
+            model.behind(replace(prefix, opening=opening)).generate(prompt, GREEDY)
+            for prompt, opening in zip(prompts, held, strict=True)
+        )
+    )
+
+    assert len(set(held)) > 1
+    for reply, item in zip(said, items, strict=True):
+        expected = await model.generate(asked(item.query, other), GREEDY)
+        assert reply.completions[0].text == expected.completions[0].text != item.answer
+        assert reply.completions[0].logprob == pytest.approx(
+            expected.completions[0].logprob, abs=1e-3
+        )
 
 
 async def test_samples_share_their_prefix(model: Transformers) -> None:

@@ -111,8 +111,8 @@ def evaluate(
     rcts-best-of-n have its reward and its budget without a tree. concat shows passages, racc has
     them compressed; racc-oracle and racc-flat have other retrieval scores, racc-swapped reads
     another item's passages; candidates answers from each passage alone and takes what is likeliest
-    together with its passage. swap-image and swap-question are visual-rag asked with another item's
-    picture or question.
+    together with its passage, kv-reuse puts keys and values of each before the question.
+    swap-image and swap-question are visual-rag asked with another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     counts = _numbers(shots)

@@ -5,6 +5,7 @@ from bottega.compression.answering import Compressed
 from bottega.compression.condensing import Condenser
 from bottega.compression.hyper import Hyper, pipe
 from bottega.compression.racc import Racc, Shape
+from bottega.compression.reusing import Reuse
 from bottega.compression.saving import Saved, load, save
 from bottega.compression.store import Manifest, PassageStore
 from bottega.compression.texts import Texts
@@ -16,6 +17,7 @@ __all__ = [
     "Manifest",
     "PassageStore",
     "Racc",
+    "Reuse",
     "Saved",
     "Shape",
     "Texts",

@@ -38,18 +38,8 @@ class Texts:
         """All with pictures, or all without."""
         turns = [Message("user", (*passage.images, passage.text)) for passage in passages]
         inputs = self._encode([Prompt((turn, QUESTION)) for turn in turns])
-        spans = [self._span(row) for row in rows(inputs)]
+        spans = [row[inserted(row, self._without, self._ends)] for row in rows(inputs)]
         return respelled(inputs, spans)
-
-    def _span(self, ids: list[int]) -> list[int]:
-        more = len(ids) - len(self._without)
-        latest = _common(ids, self._without)
-        earliest = len(self._without) - _common(ids[::-1], self._without[::-1])
-        start = earliest
-        for place in range(earliest, latest):
-            if ids[place] in self._ends:
-                start = place + 1
-        return ids[start : start + more]
 
     def asked(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
         """Image alone, question alone, and both (eq. 2). Without images three times the question.
@@ -123,6 +113,17 @@ def _between(opened: list[int], ids: list[int]) -> list[int]:
     """What `ids` have more, be it before a token that ends every text, as T5's tokenizer has it."""
     start = _common(opened, ids)
     return ids[start : len(ids) - (len(opened) - start)]
+
+
+def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -> slice:
+    """Where `ids` have more than `without`. Of several such places the one behind a token that ends
+    a turn, or else the first."""
+    latest = _common(ids, without)
+    start = len(without) - _common(ids[::-1], without[::-1])
+    for place in range(start, latest):
+        if ids[place] in ends:
+            start = place + 1
+    return slice(start, start + len(ids) - len(without))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -5,9 +5,10 @@ and `best-of-n` do the same and choose among several samples. `rcts` searches fo
 help; `rcts-random` and `rcts-best-of-n` have its reward and its budget, and no tree. `in-context`
 shows everything there is in an order by the seed, `oracle` the right passage among others. `concat`
 shows passages with retrieval scores, `racc` has them compressed; `candidates` answers from each
-passage alone and takes what is likeliest together with its passage. The swap controls retrieve as
-`visual-rag` and then ask with another item's picture or question: accuracy falls as far as the
-model makes use of it.
+passage alone and takes what is likeliest together with its passage, `kv-reuse` reads each passage
+alone and puts their keys and values before the question. The swap controls retrieve as `visual-rag`
+and then ask with another item's picture or question: accuracy falls as far as the model makes use
+of it.
 """
 
 from __future__ import annotations

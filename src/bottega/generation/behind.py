@@ -15,11 +15,22 @@ from bottega.types import Prefix
 
 def behind(model: Any, inputs: Mapping[str, Any], rows: Sequence[Rendered]) -> dict[str, Any]:
     """The inputs of `rows` for `generate`. Raises `SettingError` for a prefix of another shape."""
-    batch, prefix = Batch(model, inputs), _stacked([row.prefix for row in rows if row.prefix])
+    prefixes = [row.prefix for row in rows if row.prefix]
+    batch = Batch(model, _unopened(inputs, [one.opening for one in prefixes]))
+    prefix = _stacked(prefixes)
     if hasattr(model.model, "rope_deltas"):
         model.model.rope_deltas = None  # the last call's, which Qwen would go on with
     cache = batch.cache(batch.fitted(prefix))
     return {**batch.with_dummies(prefix.length), "past_key_values": cache}
+
+
+def _unopened(inputs: Mapping[str, Any], openings: Sequence[int]) -> dict[str, Any]:
+    """With tokens that the prefix holds as more of the padding on the left."""
+    mask = inputs["attention_mask"].clone()
+    starts = mask.argmax(dim=1).tolist()
+    for row, start, opening in zip(mask, starts, openings, strict=True):
+        row[start : start + opening] = 0
+    return {**inputs, "attention_mask": mask}
 
 
 def _stacked(prefixes: Sequence[Prefix]) -> KeyValues:

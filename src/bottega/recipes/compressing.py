@@ -87,16 +87,22 @@ def compressing(
     sampling: Sampling,
 ) -> Searcher:
     """What `racc` puts in the place of showing passages."""
-    if not isinstance(base, Transformers):
-        raise SettingError(
-            f"{base.name} cannot answer behind compressed passages: a prefix of keys and values"
-            " does not travel over HTTP",
-            hint="use a model in this process, such as Transformers(...) or bundled()",
-        )
+    model = in_this_process(base)
     from bottega.compression import Compressed
 
-    condensing = Condensing(Path(compressor), base, hyper or base, store)
-    return Compressed(condensing, base, prompt=prompt, parse=parse, sampling=sampling)
+    condensing = Condensing(Path(compressor), model, hyper or model, store)
+    return Compressed(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
+
+
+def in_this_process(base: Generator) -> Transformers:
+    """Raises `SettingError` for a model that cannot answer behind keys and values."""
+    if not isinstance(base, Transformers):
+        raise SettingError(
+            f"{base.name} cannot answer behind passages: a prefix of keys and values does not"
+            " travel over HTTP",
+            hint="use a model in this process, such as Transformers(...) or bundled()",
+        )
+    return base
 
 
 class Condensing:
