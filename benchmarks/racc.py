@@ -35,15 +35,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.racc_methods import Case, OneToken, ReadAhead, candidates
+from benchmarks.racc_methods import Case, candidates
 from bottega import Image
 from bottega.bundled import bundled_folder
 from bottega.compression import (
     Condenser,
     Hyper,
     Manifest,
+    OneToken,
     PassageStore,
     Racc,
+    Reuse,
     Shape,
     Texts,
     pipe,
@@ -52,6 +54,7 @@ from bottega.compression.store import Precision
 from bottega.compression.texts import rows
 from bottega.generation.loaded import LoadedModel
 from bottega.prefixing import Geometry
+from bottega.prompting import Interleaved
 from bottega.types import Candidate, Example, Query
 
 SEED, PASSAGES, LENGTH, TOKENS = 0, 5, 200, 10
@@ -117,10 +120,9 @@ def built(folder: Path) -> Bench:
     stores = {"prompts, fp16": saved("fp16"), "prompts, int8": saved("int8")}
     store = stores["prompts, fp16"]
     vectors = PassageStore(folder / "vectors", Manifest("random", 1, hyper.width))
-    vectors.add(case.named, lambda queries: once.compressed(queries)[:, :1])
-    (folder / "ahead").mkdir()
-    ahead = ReadAhead(case, folder / "ahead")
-    one_token = OneToken(vectors, hyper.width)
+    one_token = OneToken(hyper.width)
+    vectors.add(case.named, lambda queries: one_token.vectors(hyper, texts.passages(queries)))
+    reuse = Reuse(loaded.model, loaded.encode, loaded.ends, Interleaved())
     known = Condenser(racc, hyper, texts, store)
 
     def anew(kept: PassageStore | None) -> Way:
@@ -129,8 +131,8 @@ def built(folder: Path) -> Bench:
     ways: dict[str, Way] = {
         CONCAT: case.concatenated,
         CANDIDATES: lambda: candidates(case).tokens,
-        "full reuse of keys and values": lambda: ahead(case),
-        "one token a passage": lambda: one_token(case),
+        "full reuse of keys and values": lambda: case.reused(reuse),
+        "one token a passage": lambda: case.one_token(one_token, vectors),
         ONLINE: anew(None),
         STORED: anew(store),
         KNOWN: lambda: case.condensed(known),
@@ -139,7 +141,7 @@ def built(folder: Path) -> Bench:
     sizes = {"text": sum(len(one.text.encode()) for one in case.passages) / len(case.passages)}
     sizes |= {name: float(one.bytes_a_passage) for name, one in stores.items()}
     sizes |= {"one vector, fp16": float(vectors.bytes_a_passage)}
-    sizes |= {"keys and values, fp16": ahead.bytes_a_passage}
+    sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.shape.geometry))}
     decoder = loaded.model.model.language_model.parameters()
     return Bench(ways, sum(one.numel() for one in decoder), sizes)
 
@@ -186,6 +188,10 @@ def compressor(hyper: Hyper, loaded: LoadedModel) -> Racc:
     counts = shape.document_prompts, shape.query_prompts
     documents, queries = (pipe(hyper, hard, count) for count in counts)
     return Racc(shape, (documents, queries)).eval().requires_grad_(False)
+
+
+def bytes_a_token(geometry: Geometry) -> int:
+    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * 2
 
 
 @dataclass

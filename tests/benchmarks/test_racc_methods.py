@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks.racc_methods import Case, OneToken, ReadAhead, candidates
-from bottega.compression import Condenser, Manifest, PassageStore
-from bottega.compression.texts import rows
-from bottega.prefixing.injecting import forward
+from benchmarks.racc_methods import Case, candidates
+from bottega.compression import Condenser, Manifest, OneToken, PassageStore, Reuse
+from bottega.prompting import Interleaved
 from bottega.types import Candidate, Example, Query
 from tests.compression import spoken
-from tests.compression.spoken import hyper, model, passages, texts
+from tests.compression.spoken import encode, hyper, model, passages, texts
+from tests.prefixing.tiny_models import END
 
 QUERY = Query("where is the home of number 2")
 
@@ -26,56 +25,6 @@ def case(count: int = 3, scores: tuple[float, ...] = (0.2, 0.1, 0.0), tokens: in
         Candidate(Example(one, "", id=f"p{i}"), scores[i]) for i, one in enumerate(passages(count))
     ]
     return Case(model().model, texts(), QUERY, shown, tokens)
-
-
-def behind(ahead: ReadAhead, asked: Case) -> Tensor:
-    return forward(asked.model, ahead.prefix(), ahead.rest(asked)).logits
-
-
-def test_one_passage_read_ahead_is_concatenation(tmp_path: Path) -> None:
-    asked = case(1)
-    whole = asked.model(**texts().reading([QUERY], [asked.passages])).logits
-    ahead = ReadAhead(asked, tmp_path, np.float32)
-
-    logits = behind(ahead, asked)
-
-    torch.testing.assert_close(logits, whole[:, -logits.shape[1] :], atol=1e-4, rtol=1e-4)
-    assert ahead(asked).tolist() == asked.concatenated().tolist()
-
-
-def test_several_are_concatenation_in_which_no_passage_sees_another(tmp_path: Path) -> None:
-    asked = case(3)
-    logits = behind(ReadAhead(asked, tmp_path, np.float32), asked)
-
-    ids = texts().reading([QUERY], [asked.passages])["input_ids"]
-    blind, whole = (asked.model(input_ids=ids, attention_mask=one) for one in masks(asked, ids))
-    count = logits.shape[1]
-    torch.testing.assert_close(logits, blind.logits[:, -count:], atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(logits, whole.logits[:, -count:], atol=1e-2)
-
-
-def masks(asked: Case, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """To be added to attention, without and with sight of the passages before."""
-    length = ids.shape[1]
-    sees = torch.ones(length, length, dtype=torch.bool).tril()
-    every = sees.clone()
-    start = 1  # <s>
-    for span in rows(texts().passages(asked.passages)):
-        sees[start : start + len(span), 1:start] = False
-        start += len(span)
-    blind, whole = (
-        torch.zeros(1, 1, length, length).masked_fill(~one, -torch.inf) for one in (sees, every)
-    )
-    return blind, whole
-
-
-def test_what_was_read_ahead_takes_two_bytes_a_number(tmp_path: Path) -> None:
-    asked = case(2)
-    length = len(rows(texts().passages(asked.passages))[0])
-    header = 128  # of a .npy file
-
-    size = 3 * 2 * 4 * length * 8 * 2  # layers, keys and values, heads, places, dimensions
-    assert ReadAhead(asked, tmp_path).bytes_a_passage == size + header
 
 
 @pytest.mark.parametrize("first", range(3))
@@ -104,19 +53,24 @@ def test_the_joint_probability_is_that_of_the_answer_read_again() -> None:
         torch.testing.assert_close(joint[place], retrieved[place] + told.sum(), atol=1e-3, rtol=0)
 
 
+def test_a_passage_that_is_reused_says_what_concatenation_says() -> None:
+    asked = case(1)
+    reuse = Reuse(asked.model, encode, frozenset({END}), Interleaved())
+
+    assert asked.reused(reuse).tolist() == asked.concatenated().tolist()
+    assert asked.reused(reuse).tolist() != asked.alone().tolist()
+
+
 def test_one_token_a_passage_stands_before_the_question(tmp_path: Path) -> None:
-    asked = case(3)
-    store = PassageStore(tmp_path, Manifest("a", 1, 32))
-    vectors = torch.randn(3, 1, 32, generator=torch.Generator().manual_seed(3))
-    store.add(asked.named, lambda queries: vectors)
+    asked, store = case(3), PassageStore(tmp_path, Manifest("a", 1, 32))
     torch.manual_seed(0)
-    method = OneToken(store, 32)
+    method = OneToken(32)
+    store.add(asked.named, lambda queries: method.vectors(hyper(), texts().passages(queries)))
 
-    said = method(asked)
+    said = asked.one_token(method, store)
 
-    embedded = method.embedded(asked)
-    assert embedded.shape == (1, 3, 32)
     ids = texts().questions([QUERY])["input_ids"]
+    embedded = method.embedded(store.get(asked.named).transpose(0, 1))
     words = asked.model.get_input_embeddings()
     for _ in range(asked.tokens):
         joined = torch.cat([embedded, words(ids)], 1)

@@ -4,6 +4,7 @@ Needs the extra `local`: torch and transformers."""
 from bottega.compression.answering import Compressed
 from bottega.compression.condensing import Condenser
 from bottega.compression.hyper import Hyper, pipe
+from bottega.compression.one_token import OneToken
 from bottega.compression.racc import Racc, Shape
 from bottega.compression.reusing import Reuse
 from bottega.compression.saving import Saved, load, save
@@ -15,6 +16,7 @@ __all__ = [
     "Condenser",
     "Hyper",
     "Manifest",
+    "OneToken",
     "PassageStore",
     "Racc",
     "Reuse",

@@ -48,7 +48,7 @@ class Condenser:
             documents = self._documents(shown)[None]
             asked = self._asked(query)
             scores = torch.tensor([[one.score for one in shown]])
-            return _exported(self._racc(documents, asked, scores))
+            return exported(self._racc(documents, asked, scores))
 
     def compressed(self, passages: Sequence[Query]) -> Tensor:
         """(passages, prompts, width). Some may have pictures."""
@@ -82,7 +82,7 @@ class Condenser:
         return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
 
 
-def _exported(prefix: KeyValues) -> Prefix:
+def exported(prefix: KeyValues) -> Prefix:
     """Of one query."""
     return Prefix(
         tuple(

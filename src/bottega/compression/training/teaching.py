@@ -122,7 +122,8 @@ class Teaching:
         prompts = self.prompts(racc, lessons, scores, prdb=course.prdb)
         losses = []
         if course.answer > 0:
-            of_answers = self._of_answers(racc, prompts, lessons, course.taught)
+            prefix = racc.modulation(prompts)
+            of_answers = self.of_answers(prefix, lessons, taught=course.taught)
             losses.append(course.answer * of_answers.to(prompts.device))
         if course.cache > 0 and (taught := self._shown(racc, lessons)):
             real = self.real(racc, [_relevant(lessons[place]) for place in taught])
@@ -145,15 +146,15 @@ class Teaching:
         )
         return [count >= racc.modulation.length for count in tokens.tolist()]
 
-    def _of_answers(
-        self, racc: Racc, prompts: Tensor, lessons: Sequence[Lesson], taught: bool
+    def of_answers(
+        self, prefix: KeyValues, lessons: Sequence[Lesson], *, taught: bool = False
     ) -> Tensor:
         """Eq. 5: cross-entropy of the answers after prefix and question."""
         queries = [lesson.query for lesson in lessons]
         answers = self._said(lessons) if taught else self._annotated(lessons)
         asked = self.base_texts.questions(queries)
         inputs, labels = self._answered(asked, answers)
-        loss = forward(self.base, racc.modulation(prompts), inputs, labels).loss
+        loss = forward(self.base, prefix, inputs, labels).loss
         assert loss is not None
         return loss
 

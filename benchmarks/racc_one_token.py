@@ -1,0 +1,184 @@
+"""One token a passage (xRAG's shape) with the bundled apprentice: `python -m
+benchmarks.racc_one_token [--steps N] [--json F]`.
+
+A bridge of two layers is trained by the answers of the bundled compressor's lessons, then asked
+what `bottega eval facts --shots 5` asks, with the passages found for another item as a control.
+See docs/experiments/racc.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bottega.bundled import bundled_folder
+from bottega.compression import Compressed, Hyper, OneToken, Texts
+from bottega.compression.condensing import exported
+from bottega.compression.training import Course, Lesson, Teaching
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.compressing import ForAnother, LateScored
+from bottega.evaluation.episodes import ByEpisode, Oracle, pools
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.tally import Result
+from bottega.generation import Transformers, bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.knowledge import KnowledgeBase
+from bottega.prompting import Interleaved
+from bottega.protocols import Retriever
+from bottega.tasks.facts import Facts
+from bottega.types import Candidate, Prefix, Query, Sampling
+from training.compressor import (
+    ASKED,
+    EPISODES,
+    LAYER,
+    PASSAGES,
+    SEED,
+    FactLessons,
+    fact_lessons,
+    taught,
+)
+
+COURSE = Course(steps=400, rate=1e-3, warm_up=50, weight_decay=0.0)
+BATCH = 64
+Vectors = Mapping[str, Tensor]
+
+
+def vectors_of(
+    method: OneToken, hyper: Hyper, texts: Texts, passages: Sequence[Query]
+) -> dict[str, Tensor]:
+    """(1, width) by id."""
+    found: dict[str, Tensor] = {}
+    for start in range(0, len(passages), BATCH):
+        some = passages[start : start + BATCH]
+        made = method.vectors(hyper, texts.passages(some))
+        found |= {str(one.id): row for one, row in zip(some, made, strict=True)}
+    return found
+
+
+def trained(
+    method: OneToken,
+    teaching: Teaching,
+    lessons: FactLessons,
+    vectors: Vectors,
+    course: Course,
+    report: Callable[[int, float], None],
+) -> None:
+    optimizer = torch.optim.AdamW(method.parameters(), weight_decay=course.weight_decay)
+    for step in range(course.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = course.rate_at(step)
+        batch = lessons(step)
+        prefix = method(teaching.base, stacked(vectors, batch))
+        loss = teaching.of_answers(prefix, batch)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(method.parameters(), course.clip)
+        optimizer.step()
+        report(step, loss.item())
+
+
+def stacked(vectors: Vectors, lessons: Sequence[Lesson]) -> Tensor:
+    rows = ([vectors[str(one.id)] for one in lesson.passages] for lesson in lessons)
+    return torch.stack([torch.cat(some) for some in rows])
+
+
+def asked(data: Benchmark, method: OneToken, model: Transformers) -> list[Method]:
+    """As `concat` finds passages, and as `racc-swapped` does."""
+    right = {str(item.query.id): item.tags["passage"] for item in data.items}
+    with KnowledgeBase.open(":memory:", embed=None) as empty:
+        known = pools(data, empty)
+    inside: dict[str, Retriever] = {
+        name: Oracle(pool, right, seed=0) for name, pool in known.items()
+    }
+    found = LateScored(ByEpisode(data.episode_of, inside))
+    search = Compressed(
+        Bridging(method, model),
+        model,
+        prompt=Interleaved(show_choices=False, repeat_question=False),
+        parse=data.parse,
+        sampling=Sampling(max_tokens=64),
+    )
+
+    def answering(retrieve: Retriever) -> Callable[[Query], Awaitable[Outcome]]:
+        async def answer(query: Query) -> Outcome:
+            shown = await retrieve(query, PASSAGES)
+            return Outcome((await search.search(query, shown, PASSAGES)).answer)
+
+        return answer
+
+    return [
+        Method("one-token", PASSAGES, answering(found)),
+        Method("one-token-swapped", PASSAGES, answering(ForAnother(found, data))),
+    ]
+
+
+class Bridging:
+    def __init__(self, method: OneToken, model: Transformers) -> None:
+        self._method, self._model = method, model
+
+    async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
+        passages = [one.example.query for one in shown]
+        return await self._model.run(lambda loaded: self._prefix(loaded, passages))
+
+    def _prefix(self, loaded: LoadedModel, passages: Sequence[Query]) -> Prefix:
+        texts = Texts(loaded.encode, loaded.ends)
+        hyper = Hyper(loaded.model, layer=LAYER)
+        with torch.inference_mode():
+            rows = self._method.vectors(hyper, texts.passages(passages))
+            return exported(self._method(loaded.model, rows.transpose(0, 1)))
+
+
+async def measured(data: Benchmark, method: OneToken) -> list[Result]:
+    return [(await evaluate(data, one, Conditions()))[0] for one in asked(data, method, bundled())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=COURSE.steps)
+    parser.add_argument("--limit", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
+    teaching, lessons = taught(loaded), fact_lessons()
+    method = OneToken(teaching.hyper.width)
+    known = [one.query for one in Facts(asked=ASKED, episodes=EPISODES).draw(SEED).knowledge]
+    vectors = vectors_of(method, teaching.hyper, teaching.texts, known)
+    method.calibrate(torch.stack(list(vectors.values())))
+    losses: list[float] = []
+
+    def report(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step % 50 == 0:
+            print(f"step {step}: loss {loss:.3f}, {time.perf_counter() - began:.0f} s", flush=True)
+
+    began = time.perf_counter()
+    course = replace(COURSE, steps=options.steps)
+    trained(method, teaching, lessons, vectors, course, report)
+    seconds = time.perf_counter() - began
+    data = load_benchmark("facts", seed=0, limit=options.limit)
+    results = asyncio.run(measured(data, method.eval()))
+    for one in results:
+        print(f"{one.method}: {one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n = {one.n}")
+    last = sum(losses[-20:]) / len(losses[-20:])
+    print(f"{options.steps} steps in {seconds:.0f} s, loss {losses[0]:.3f} -> {last:.3f}")
+    if options.json:
+        names = ("method", "n", "value", "low", "high")
+        rows = [{name: getattr(one, name) for name in names} for one in results]
+        told = {"steps": options.steps, "seconds": seconds, "first": losses[0], "last": last}
+        options.json.write_text(json.dumps({**told, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
