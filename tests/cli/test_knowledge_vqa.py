@@ -85,6 +85,16 @@ def test_ok_vqa_with_a_google_search_corpus(run: Run, tmp_path: Path) -> None:
         assert (one["metric"], one["n"], one["calls"]) == ("vqa_accuracy_original", 2, 2)
         assert one["also"][0]["metric"] == "vqa_accuracy_always-normalised"
 
+    passages = "okvqa_full_corpus.csv"
+    run("add", "gs.db", passages, "--passages", "--embed", "words")
+    racc = ("okvqa:vqa", passages, "--methods", "racc", "--store", "gs.racc")
+    with pytest.raises(AssertionError, match="no compressed passages"):
+        judged(run, *racc)
+    built = run("compress", "build", "gs.db", "--compressor", "compressor", "--store", "gs.racc")
+    assert built.code == 0, built.err
+    stored = judged(run, *racc)["results"]
+    assert [(one["method"], one["n"], one["failed"]) for one in stored] == [("racc", 2, 0)]
+
 
 def test_a_okvqa_with_passages_of_which_some_have_pictures(run: Run, tmp_path: Path) -> None:
     asked = [aokvqa.question(7), aokvqa.question(8, direct_answers=["cab"] * 10)]

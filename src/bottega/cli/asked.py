@@ -82,6 +82,7 @@ class Asked:
             "rationales": work.rationales,
             "compressor": None if work.compressor is None else str(work.compressor),
             "hyper": work.hyper and work.hyper.name,
+            "store": None if work.store is None else str(work.store),
             "max_tokens": settings.sampling.max_tokens,
             "round_size": self.round_size,
         }

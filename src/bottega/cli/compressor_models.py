@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bottega.cli.output import waiting
 from bottega.errors import SettingError
-from bottega.evaluation.compressing import check_hyper
+from bottega.evaluation.compressing import check_compressing
 from bottega.generation import Transformers
 from bottega.naming import open_model
 
@@ -31,7 +31,7 @@ def local(spec: str) -> Transformers:
 def open_hyper(spec: str | None, methods: Sequence[str]) -> Transformers | None:
     """What compresses for `bottega eval`, if it is not what answers. Raises `SettingError` where
     no method compresses."""
-    check_hyper(methods, spec)
+    check_compressing(methods, spec)
     return None if spec is None else local(spec)
 
 

@@ -42,6 +42,7 @@ from bottega.cli.evaluation_options import (
     RunFolder,
     Samples,
     ShotCounts,
+    StoreFolder,
     Tokens,
     Unparsable,
 )
@@ -59,6 +60,7 @@ from bottega.cli.resolving import check_retrieve, open_prices, open_prompt
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.budget import Budget
+from bottega.evaluation.compressing import check_compressing
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.methods import METHODS, alone, check, default_methods
@@ -88,6 +90,7 @@ def evaluate(
     rationales_from: ExplainedBy = None,
     compressor: CompressorFolder = None,
     hyper: HyperModel = None,
+    store: StoreFolder = None,
     max_tokens: Tokens = None,
     concurrency: AtOnce = 32,
     round_size: RoundSize = None,
@@ -120,6 +123,7 @@ def evaluate(
     check_retrieve(retrieve, embed)
     check_output(json)
     condensing = open_hyper(hyper, names or ())
+    check_compressing(names or (), store=store)
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
@@ -138,6 +142,7 @@ def evaluate(
         rationales,
         compressor,
         condensing,
+        store,
     )
     settings = _replying(settings, max_tokens or (LABEL_TOKENS if data.labels else ANSWER_TOKENS))
     asked = Asked(material, skipped, settings, prompt, order, work, round_size)

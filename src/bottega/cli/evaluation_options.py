@@ -102,6 +102,14 @@ HyperModel = Annotated[
         "bundled:master, a folder, or a Hugging Face id.",
     ),
 ]
+StoreFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help="Passages that `bottega compress build` compressed with --compressor. Without it they "
+        "are compressed when they are asked for.",
+    ),
+]
 RunFolder = Annotated[
     Path | None,
     typer.Option(

@@ -58,6 +58,7 @@ class Work:
     rationales: bool | None = None
     compressor: Path | None = None
     hyper: Transformers | None = None
+    store: Path | None = None
     conditions: Conditions = field(default_factory=Conditions)
 
 
@@ -101,6 +102,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
                 rationales=work.rationales,
                 compressor=work.compressor,
                 hyper=work.hyper,
+                store=work.store,
             )
         models = [settings.generator, *([work.hyper] if work.hyper else [])]
         asyncio.run(_run_all(data, planned, models, work.conditions, runs))

@@ -174,6 +174,15 @@ class PassageStore:
         return self._manifest.prompts * self._manifest.width
 
 
+def check_built(folder: str | Path) -> None:
+    """Raises `StoreError` if nothing was built there."""
+    if not (Path(folder).expanduser() / MANIFEST).exists():
+        raise StoreError(
+            f"there are no compressed passages in {folder}",
+            hint="run `bottega compress build` first",
+        )
+
+
 def content(query: Query) -> str:
     """Of what is compressed: another text or picture under the same id is another passage."""
     images = [image.sha256 for image in query.images]

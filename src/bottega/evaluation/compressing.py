@@ -30,16 +30,18 @@ def compressed(
     generator: Generator,
     folder: Path | None,
     hyper: Transformers | None = None,
+    store: Path | None = None,
 ) -> Pipeline:
     """The pipeline with one of `COMPRESSED` in place of showing passages. `folder` is the
     compressor's, the bundled one if not given; `hyper` is what compresses, if it is not what
-    answers. Raises `SettingError`."""
+    answers; `store` holds passages that were compressed before. Raises `SettingError`."""
     retrieve = pipeline.retrieve
     assert retrieve is not None
     search = compressing(
         folder or bundled_for(generator),
         generator,
         hyper=hyper,
+        store=store,
         prompt=pipeline.prompt,
         parse=pipeline.parse,
         sampling=pipeline.sampling,
@@ -47,11 +49,14 @@ def compressed(
     return replace(pipeline, retrieve=_controlled(name, retrieve, data), search=search)
 
 
-def check_hyper(names: Sequence[str], hyper: object | None) -> None:
-    """Raises `SettingError` for a model that none of the methods would compress with."""
-    if hyper is not None and not set(COMPRESSED).intersection(names):
+def check_compressing(
+    names: Sequence[str], hyper: object | None = None, store: Path | None = None
+) -> None:
+    """Raises `SettingError` for a model or a store that none of the methods would use."""
+    given = [told for told, one in (("a hyper model", hyper), ("a store", store)) if one]
+    if given and not set(COMPRESSED).intersection(names):
         raise SettingError(
-            "no method that is asked compresses, so there is nothing for a hyper model to do",
+            f"no method that is asked compresses, so there is nothing for {given[0]} to do",
             hint=f"leave it out, or ask {', '.join(COMPRESSED)}",
         )
 

@@ -26,7 +26,7 @@ from bottega.evaluation.compressing import (
     CONCAT,
     ORACLE,
     LateScored,
-    check_hyper,
+    check_compressing,
     compressed,
 )
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
@@ -73,17 +73,18 @@ def plan(
     rationales: bool | None = None,
     compressor: Path | None = None,
     hyper: Transformers | None = None,
+    store: Path | None = None,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot` and `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
     `samples` is how many of one reply the choosing ones choose from: if nothing is said, as many as
     a search among the methods may ask for, or else 5. `rationales` is what `prompt_for` takes,
-    `compressor` and `hyper` are those of `recipes.racc`. Raises `SettingError`.
+    `compressor`, `hyper` and `store` are those of `recipes.racc`. Raises `SettingError`.
     """
     check(names, shots)
     check_fit(names, data)
-    check_hyper(names, hyper)
+    check_compressing(names, hyper, store)
     if samples is None:
         searches = not set(SEARCHED).isdisjoint(names)
         samples = most_calls(settings.generator, rollouts) if searches else SAMPLES
@@ -112,7 +113,9 @@ def plan(
             if name in BASELINES:
                 pipeline = baseline(name, pipeline, settings.generator)
             if name in COMPRESSED:
-                pipeline = compressed(name, pipeline, data, settings.generator, compressor, hyper)
+                pipeline = compressed(
+                    name, pipeline, data, settings.generator, compressor, hyper, store
+                )
             planned.append(Method(name, k, _asking(pipeline)))
     return planned
 

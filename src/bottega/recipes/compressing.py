@@ -88,8 +88,10 @@ def compressing(
 ) -> Searcher:
     """What `racc` puts in the place of showing passages."""
     model = in_this_process(base)
-    from bottega.compression import Compressed
+    from bottega.compression import Compressed, check_built
 
+    if store is not None:
+        check_built(store)
     condensing = Condensing(Path(compressor), model, hyper or model, store)
     return Compressed(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
 

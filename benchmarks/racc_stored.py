@@ -1,0 +1,121 @@
+"""What stored passages cost and keep, with the bundled compressor: `python -m
+benchmarks.racc_stored [--limit 500] [--json F]`.
+
+Accuracy on `facts` with passages compressed in the request, stored as fp16 and as int8; the
+seconds of an answer, asked one at a time, the ways taking turns; the bytes of a passage. The
+paper's Table 3 in small. See docs/experiments/racc.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from bottega.bundled import bundled_compressor
+from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+from bottega.compression.store import Precision
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.methods import plan
+from bottega.evaluation.outcomes import Method
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import Transformers, bundled
+from bottega.knowledge import KnowledgeBase
+from bottega.recipes import Classification
+from bottega.types import Sampling
+
+SHOTS, MOST = 5, 24
+PRECISIONS: tuple[Precision, ...] = ("fp16", "int8")
+CONCAT, ONLINE = "concat", "racc, compressed in the request"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--limit", type=int, default=500)
+    parser.add_argument("--timed", type=int, default=60, help="questions whose seconds are taken")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    told = asyncio.run(_measured(options.limit, options.timed))
+    print(json.dumps(told, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(told, indent=1))
+
+
+async def _measured(limit: int, timed: int) -> dict[str, object]:
+    data = load_benchmark("facts", seed=0, limit=limit)
+    model = bundled()
+    await model.load()
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {kind: built(Path(folder) / kind, data, model, kind) for kind in PRECISIONS}
+        ways = planned(data, model, {kind: Path(folder) / kind for kind in PRECISIONS})
+        accuracy = {name: await answered(data, way) for name, way in ways.items()}
+        seconds = await take_turns(data, ways, timed)
+    texts = [len(one.query.text.encode()) for one in data.knowledge]
+    bytes_a_passage = {"text": statistics.mean(texts)}
+    bytes_a_passage |= {kind: store.bytes_a_passage for kind, store in stores.items()}
+    return {"accuracy": accuracy, "seconds": seconds, "bytes a passage": bytes_a_passage}
+
+
+def built(folder: Path, data: Benchmark, model: Transformers, kind: Precision) -> PassageStore:
+    saved, loaded = load(bundled_compressor()), model.loaded
+    shape = saved.racc.shape
+    texts = Texts(loaded.encode, loaded.ends)
+    condenser = Condenser(saved.racc, saved.compressing(loaded.model), texts)
+    manifest = Manifest(saved.digest, shape.document_prompts, shape.width, kind)
+    store = PassageStore(folder, manifest)
+    passages = [(str(one.id or one.query.id), one.query) for one in data.knowledge]
+    store.add(passages, condenser.compressed)
+    return store
+
+
+def planned(
+    data: Benchmark, model: Transformers, stores: Mapping[Precision, Path]
+) -> dict[str, Method]:
+    settings = Classification(model, (), sampling=Sampling(max_tokens=MOST))
+
+    def way(name: str, store: Path | None = None) -> Method:
+        with KnowledgeBase.open(":memory:", embed=None) as empty:
+            return plan([name], (SHOTS,), data, empty, settings, seed=0, store=store)[0]
+
+    ways = {CONCAT: way("concat"), ONLINE: way("racc")}
+    return ways | {f"racc, stored as {kind}": way("racc", at) for kind, at in stores.items()}
+
+
+async def answered(data: Benchmark, way: Method) -> dict[str, object]:
+    result, _ = await evaluate(data, way, Conditions())
+    return {"n": result.n, "value": result.value, "low": result.low, "high": result.high}
+
+
+async def take_turns(
+    data: Benchmark, ways: Mapping[str, Method], timed: int
+) -> dict[str, dict[str, float]]:
+    """Medians, and of the ratios to concatenation within each question."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for turn, item in enumerate(data.items[:timed]):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            began = time.perf_counter()
+            await ways[name].answer(item.query)
+            taken[name].append(time.perf_counter() - began)
+    return {
+        name: {"seconds": statistics.median(of), **_ratio(of, taken)} for name, of in taken.items()
+    }
+
+
+def _ratio(of: Sequence[float], taken: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    ratios = [concat / one for concat, one in zip(taken[CONCAT], of, strict=True)]
+    return {"times faster": statistics.median(ratios)}
+
+
+if __name__ == "__main__":
+    main()
