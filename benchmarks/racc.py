@@ -138,7 +138,8 @@ def built(folder: Path) -> Bench:
         KNOWN: lambda: case.condensed(known),
         "no passages": case.alone,
     }
-    sizes = {"text": sum(len(one.text.encode()) for one in case.passages) / len(case.passages)}
+    texts_of = [one.query.text.encode() for one in case.passages]
+    sizes = {"text": sum(map(len, texts_of)) / len(texts_of)}
     sizes |= {name: float(one.bytes_a_passage) for name, one in stores.items()}
     sizes |= {"one vector, fp16": float(vectors.bytes_a_passage)}
     sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.shape.geometry))}
@@ -179,7 +180,7 @@ def passage(texts: Texts, draw: random.Random) -> Query:
 
 
 def tokens_of(texts: Texts, query: Query) -> int:
-    return len(rows(texts.passages([query]))[0])
+    return len(rows(texts.passages([Example(query, "")]))[0])
 
 
 def compressor(hyper: Hyper, loaded: LoadedModel) -> Racc:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bottega.compression import Condenser, OneToken, PassageStore, Reuse, Texts
 from bottega.prefixing import KeyValues
 from bottega.prefixing.injecting import generate
-from bottega.types import Candidate, Prefix, Query
+from bottega.types import Candidate, Example, Prefix, Query
 
 hf: Any = transformers
 
@@ -29,12 +29,12 @@ class Case:
     tokens: int = 10
 
     @property
-    def passages(self) -> list[Query]:
-        return [one.example.query for one in self.shown]
+    def passages(self) -> list[Example]:
+        return [one.example for one in self.shown]
 
     @property
-    def named(self) -> list[tuple[str, Query]]:
-        return [(str(one.example.id), one.example.query) for one in self.shown]
+    def named(self) -> list[tuple[str, Example]]:
+        return [(str(one.example.id), one.example) for one in self.shown]
 
     def said(self, inputs: Any, **more: bool) -> Any:
         """Of `generate`, with nothing that ends an answer early."""

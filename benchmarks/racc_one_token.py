@@ -36,7 +36,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.prompting import Interleaved
 from bottega.protocols import Retriever
 from bottega.tasks.facts import Facts
-from bottega.types import Candidate, Prefix, Query, Sampling
+from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (
     ASKED,
     EPISODES,
@@ -54,14 +54,14 @@ Vectors = Mapping[str, Tensor]
 
 
 def vectors_of(
-    method: OneToken, hyper: Hyper, texts: Texts, passages: Sequence[Query]
+    method: OneToken, hyper: Hyper, texts: Texts, passages: Sequence[Example]
 ) -> dict[str, Tensor]:
     """(1, width) by id."""
     found: dict[str, Tensor] = {}
     for start in range(0, len(passages), BATCH):
         some = passages[start : start + BATCH]
         made = method.vectors(hyper, texts.passages(some))
-        found |= {str(one.id): row for one, row in zip(some, made, strict=True)}
+        found |= {str(one.query.id): row for one, row in zip(some, made, strict=True)}
     return found
 
 
@@ -88,7 +88,7 @@ def trained(
 
 
 def stacked(vectors: Vectors, lessons: Sequence[Lesson]) -> Tensor:
-    rows = ([vectors[str(one.id)] for one in lesson.passages] for lesson in lessons)
+    rows = ([vectors[str(one.query.id)] for one in lesson.passages] for lesson in lessons)
     return torch.stack([torch.cat(some) for some in rows])
 
 
@@ -127,10 +127,10 @@ class Bridging:
         self._method, self._model = method, model
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
-        passages = [one.example.query for one in shown]
+        passages = [one.example for one in shown]
         return await self._model.run(lambda loaded: self._prefix(loaded, passages))
 
-    def _prefix(self, loaded: LoadedModel, passages: Sequence[Query]) -> Prefix:
+    def _prefix(self, loaded: LoadedModel, passages: Sequence[Example]) -> Prefix:
         texts = Texts(loaded.encode, loaded.ends)
         hyper = Hyper(loaded.model, layer=LAYER)
         with torch.inference_mode():
@@ -153,7 +153,7 @@ def main() -> None:
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     teaching, lessons = taught(loaded), fact_lessons()
     method = OneToken(teaching.hyper.width)
-    known = [one.query for one in Facts(asked=ASKED, episodes=EPISODES).draw(SEED).knowledge]
+    known = Facts(asked=ASKED, episodes=EPISODES).draw(SEED).knowledge
     vectors = vectors_of(method, teaching.hyper, teaching.texts, known)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []

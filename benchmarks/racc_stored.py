@@ -72,7 +72,7 @@ def built(folder: Path, data: Benchmark, model: Transformers, kind: Precision) -
     condenser = Condenser(saved.racc, saved.compressing(loaded.model), texts)
     manifest = Manifest(saved.digest, shape.document_prompts, shape.width, kind)
     store = PassageStore(folder, manifest)
-    passages = [(str(one.id or one.query.id), one.query) for one in data.knowledge]
+    passages = [(str(one.id or one.query.id), one) for one in data.knowledge]
     store.add(passages, condenser.compressed)
     return store
 

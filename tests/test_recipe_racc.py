@@ -13,6 +13,7 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerE
 from bottega.recipes import racc
 from bottega.tasks.facts import Facts
 from bottega.types import Candidate, Example, Query
+from tests.compression.spoken import told
 
 TASK = Facts(asked=10, episodes=1).draw(5)
 
@@ -29,7 +30,7 @@ async def test_the_bundled_model_reads_a_passage_from_its_mark_to_its_end() -> N
     """`<end>` stands on both sides of it: the one behind is its own."""
 
     def spelled(loaded: LoadedModel) -> list[str]:
-        inputs = Texts(loaded.encode, loaded.ends).passages([Query("The home of babra is lavim")])
+        inputs = Texts(loaded.encode, loaded.ends).passages([told("The home of babra is lavim")])
         return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
 
     assert await bundled().run(spelled) == ["<passage>The home of babra is lavim<end>"]
@@ -72,8 +73,7 @@ async def test_passages_that_were_compressed_before_answer_alike(
     def build(loaded: LoadedModel) -> int:
         hyper = saved.check(loaded.model, loaded.model)
         condenser = Condenser(saved.racc, hyper, Texts(loaded.encode, loaded.ends))
-        told = [(str(one.id), one.query) for one in TASK.knowledge]
-        return store.add(told, condenser.compressed)
+        return store.add([(str(one.id), one) for one in TASK.knowledge], condenser.compressed)
 
     assert await model.run(build) == len(TASK.knowledge)
     how = racc(passages, bundled_compressor(), model, store=tmp_path, retrieve=Right())

@@ -52,6 +52,11 @@ class Example:
     source: str | None = None
     id: str | None = None
 
+    @property
+    def reply(self) -> str:
+        """What a demonstration has the assistant say."""
+        return f"{self.rationale}\nAnswer: {self.answer}" if self.rationale else self.answer
+
 
 @dataclass(frozen=True)
 class Candidate:

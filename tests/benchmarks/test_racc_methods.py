@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from benchmarks.racc_methods import Case, candidates
 from bottega.compression import Condenser, Manifest, OneToken, PassageStore, Reuse
 from bottega.prompting import Interleaved
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Query
 from tests.compression import spoken
 from tests.compression.spoken import encode, hyper, model, passages, texts
 from tests.prefixing.tiny_models import END
@@ -22,7 +23,7 @@ QUERY = Query("where is the home of number 2")
 
 def case(count: int = 3, scores: tuple[float, ...] = (0.2, 0.1, 0.0), tokens: int = 5) -> Case:
     shown = [
-        Candidate(Example(one, "", id=f"p{i}"), scores[i]) for i, one in enumerate(passages(count))
+        Candidate(replace(one, id=f"p{i}"), scores[i]) for i, one in enumerate(passages(count))
     ]
     return Case(model().model, texts(), QUERY, shown, tokens)
 

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bottega.bundled import bundled_folder
 from bottega.cli.compressor_settings import load_plan
 from bottega.compression import Manifest, PassageStore, Shape, load, save
 from bottega.compression.training import Teaching
+from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.prefixing import Geometry
@@ -252,7 +254,7 @@ def test_only_what_is_new_is_compressed(
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.delete([kb.ids()[3]])
         kb.add([asked("The home of n3 is far away.", "")])
-        passages = [(str(one.id), one.query) for one in kb if not one.answer]
+        passages = [(str(one.id), one) for one in kb if not one.answer]
     again = run(*command, "--json")
     assert {name: again.json[name] for name in ("passages", "compressed")} == {  # type: ignore[index]
         "passages": 70,
@@ -262,6 +264,11 @@ def test_only_what_is_new_is_compressed(
     saved = load(compressor)
     store = PassageStore(tmp_path / "store", Manifest(saved.digest, 4, width))
     assert store.get(passages).shape == (70, 4, width)
+    with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
+        (shown,) = [one for one in kb if one.answer]
+    assert store.get([(str(shown.id), shown)]).shape == (1, 4, width)
+    with pytest.raises(StoreError, match="changed"):
+        store.get([(str(shown.id), replace(shown, answer="h4"))])
 
     other = made(apprentice, tmp_path / "other", seed=1)
     for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):

@@ -13,7 +13,7 @@ from bottega.compression.racc import Racc, Shape
 from bottega.compression.texts import Encode, Texts
 from bottega.image import Image
 from bottega.prefixing.kv import Geometry
-from bottega.types import Message, Prompt, Query
+from bottega.types import Example, Message, Prompt, Query
 from tests.prefixing.tiny_models import END, PICTURE, START, VOCABULARY, Tiny, tiny
 
 USER, ASSISTANT = 10, 11
@@ -76,5 +76,10 @@ def racc(**changes: Any) -> Racc:
     return Racc(built).eval()
 
 
-def passages(count: int, about: str = "") -> list[Query]:
-    return [Query(f"the home of {about} number {i} is place {i * 7 % 13}") for i in range(count)]
+def told(text: str, *images: Image) -> Example:
+    """A passage."""
+    return Example(Query(text, images), "")
+
+
+def passages(count: int, about: str = "") -> list[Example]:
+    return [told(f"the home of {about} number {i} is place {i * 7 % 13}") for i in range(count)]

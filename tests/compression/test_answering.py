@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import StoreError
 from bottega.parsing import LabelParser
 from bottega.prompting import Interleaved
-from bottega.types import Candidate, Completion, Example, Prefix, Prompt, Query, Reply, Sampling
+from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
 from tests.compression import spoken
-from tests.compression.spoken import hyper, passages, texts
+from tests.compression.spoken import hyper, passages, texts, told
 
 QUERY = Query("where is number 2")
 
@@ -43,7 +44,7 @@ class Base:
 def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate]:
     scores = scores or tuple(float(count - i) for i in range(count))
     return [
-        Candidate(Example(one, "", id=f"p{i}"), score)
+        Candidate(replace(one, id=f"p{i}"), score)
         for i, (one, score) in enumerate(zip(passages(count), scores, strict=True))
     ]
 
@@ -101,8 +102,7 @@ async def test_many_at_once_do_not_mix() -> None:
 
 async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    told = [(str(one.example.id), one.example.query) for one in found(3)]
-    store.add(told, condenser().compressed)
+    store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compressed)
     fresh, stored = Base(), Base()
 
     await answering(fresh).search(QUERY, found(3), 3)
@@ -115,7 +115,7 @@ async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
 
 async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add([("p0", Query("old"))], lambda queries: torch.zeros(len(queries), 4, 32))
+    store.add([("p0", told("old"))], lambda old: torch.zeros(len(old), 4, 32))
 
     with pytest.raises(StoreError, match="p0 has changed"):
         await answering(Base(), store).search(QUERY, found(1), 1)

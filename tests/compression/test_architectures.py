@@ -20,7 +20,7 @@ from bottega.image import Image
 from bottega.prefixing import Geometry
 from bottega.types import Query
 from tests.builders import picture
-from tests.compression.spoken import speaking, word
+from tests.compression.spoken import speaking, told, word
 from tests.prefixing.tiny_models import ALL, END, PAD, hf, tiny
 
 UNLIKE = [
@@ -51,11 +51,11 @@ def racc(taught: Teaching) -> Racc:
 def lessons(step: int = 0, *, shown: bool = True) -> Sequence[Lesson]:
     """Two, with pictures in the questions or, in every second step, in passages."""
     images: tuple[Image, ...] = (picture(1),) if shown else ()
-    asked, told = ((), images) if step % 2 else (images, ())
+    asked, shown_there = ((), images) if step % 2 else (images, ())
     return [
         Lesson(
             Query(f"where is number {n}", asked),
-            tuple(Query(f"number {one} is {place}", told) for one in (n, 7)),
+            tuple(told(f"number {one} is {place}", *shown_there) for one in (n, 7)),
             (1.0, 0.3),
             (True, False),
             place,

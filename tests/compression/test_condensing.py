@@ -28,7 +28,7 @@ def condenser(racc: Racc, known_images: int = 10) -> Condenser:
 
 
 def condensed(made: Condenser, query: Query) -> Prefix:
-    return made.prefix(query, [Candidate(Example(one, ""), 1.0) for one in passages(2)])
+    return made.prefix(query, [Candidate(one, 1.0) for one in passages(2)])
 
 
 @contextmanager
@@ -91,3 +91,12 @@ def test_nor_are_questions_without_pictures_in_training() -> None:
 
     assert len(done) == 1
     assert asked.image is asked.question is asked.both
+
+
+def test_another_answer_of_a_demonstration_makes_another_prefix() -> None:
+    made = condenser(spoken.racc())
+
+    def shown(answer: str) -> Prefix:
+        return made.prefix(about(9), [Candidate(Example(about(1), answer), 1.0)])
+
+    assert not np.array_equal(shown("red").layers[0][1], shown("blue").layers[0][1])

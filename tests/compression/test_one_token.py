@@ -8,7 +8,7 @@ from torch import Tensor
 from bottega.compression.one_token import OneToken
 from bottega.compression.store import Manifest, PassageStore
 from bottega.prefixing import forward
-from bottega.types import Query
+from bottega.types import Example, Query
 from tests.compression.spoken import hyper, model, passages, texts
 
 QUERY = Query("where is the home of number 2")
@@ -24,7 +24,7 @@ def vectors(method: OneToken, count: int = 3) -> Tensor:
 
 
 def test_a_vector_is_the_mean_of_its_own_tokens_whatever_it_is_read_with() -> None:
-    short, long = passages(1)[0], Query("a much longer text " * 4)
+    short, long = passages(1)[0], Example(Query("a much longer text " * 4), "")
     made, states = method(), hyper().read(texts().passages([short]))
 
     alone = made.vectors(hyper(), texts().passages([short]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bottega.compression.texts import Texts
 from bottega.compression.training import Course, Lesson, Progress, Teaching, train
 from bottega.compression.training.lessons import scores_of
 from bottega.image import Image
-from bottega.types import Candidate, Example, Prompt, Query
+from bottega.types import Candidate, Prompt, Query
 from tests.builders import picture
 from tests.compression import spoken
 from tests.compression.spoken import encode, passages
@@ -111,7 +111,7 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
 def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
     hyper: Place, base: Place, tmp_path: Path
 ) -> None:
-    shown = [Candidate(Example(one, "", id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
+    shown = [Candidate(replace(one, id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
     asked = Query("where is it", (picture(9),))
     racc = ready(teaching(HERE, HERE))
     here = Put.at(HERE)
@@ -120,7 +120,7 @@ def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
     there = Put.at(hyper)
     made = Condenser(racc, Hyper(there.model), there.texts)
     store = PassageStore(tmp_path, Manifest("a", racc.shape.document_prompts, racc.shape.width))
-    store.add([(str(one.example.id), one.example.query) for one in shown], made.compressed)
+    store.add([(str(one.example.id), one.example) for one in shown], made.compressed)
     stored = Condenser(racc, Hyper(there.model), there.texts, store)
     for found in (made.prefix(asked, shown), stored.prefix(asked, shown)):
         for ours, theirs in zip(found.layers, expected.layers, strict=True):

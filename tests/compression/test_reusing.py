@@ -32,7 +32,7 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 def found(*numbers: int) -> list[Candidate]:
     told = passages(10)
     # Of unlike lengths, so that a wrong place would show.
-    longer = [replace(told[n], text=told[n].text + " indeed" * n) for n in numbers]
+    longer = [Query(told[n].query.text + " indeed" * n) for n in numbers]
     return [Candidate(Example(one, "", id=one.text), 0.0) for one in longer]
 
 

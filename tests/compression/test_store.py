@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -7,24 +8,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.compression.store import CODES, ENTRIES, Manifest, PassageStore, Precision
+from bottega.compression.store import CODES, ENTRIES, Manifest, PassageStore, Precision, content
 from bottega.errors import StoreError
-from bottega.types import Query
+from bottega.types import Example, Query
+from tests.compression.spoken import told as passage
 
 PROMPTS, WIDTH = 3, 8
 
 
-def named(*texts: str) -> list[tuple[str, Query]]:
-    return [(f"id-{text}", Query(text)) for text in texts]
+def named(*texts: str) -> list[tuple[str, Example]]:
+    return [(f"id-{text}", passage(text)) for text in texts]
 
 
-def rows(queries: Sequence[Query]) -> torch.Tensor:
+def rows(passages: Sequence[Example]) -> torch.Tensor:
     """Different for every text, and the same again."""
     made = [
         torch.randn(
-            PROMPTS, WIDTH, generator=torch.Generator().manual_seed(crc32(one.text.encode()))
+            PROMPTS, WIDTH, generator=torch.Generator().manual_seed(crc32(one.query.text.encode()))
         )
-        for one in queries
+        for one in passages
     ]
     return torch.stack(made)
 
@@ -42,7 +44,7 @@ def test_what_was_added_comes_back_in_any_order(
     assert store.add(told, rows) == 3
 
     asked = [told[2], told[0], told[2]]
-    wanted = rows([query for _, query in asked])
+    wanted = rows([one for _, one in asked])
     for again in (store, opened(tmp_path, precision)):
         torch.testing.assert_close(again.get(asked), wanted, atol=error, rtol=error)
 
@@ -69,13 +71,32 @@ def test_what_is_there_is_not_compressed_again(tmp_path: Path) -> None:
 def test_a_changed_passage_is_refused_until_it_is_compressed_anew(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(named("one"), rows)
-    changed = [("id-one", Query("another text"))]
+    changed = [("id-one", passage("another text"))]
 
     with pytest.raises(StoreError, match="changed") as refused:
         store.get(changed)
     assert "build" in refused.value.hint
     assert store.add(changed, rows) == 1
     torch.testing.assert_close(store.get(changed), rows([changed[0][1]]), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"answer": "no"}, {"answer": ""}, {"rationale": "because"}], ids=str
+)
+def test_a_demonstration_whose_answer_changed_is_refused(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    store, shown = opened(tmp_path), Example(Query("is it red"), "yes")
+    store.add([("id", shown)], rows)
+
+    with pytest.raises(StoreError, match="id has changed"):
+        store.get([("id", replace(shown, **changed))])  # type: ignore[arg-type]
+    assert store.get([("id", replace(shown, source="elsewhere"))]).shape == (1, PROMPTS, WIDTH)
+
+
+def test_stores_of_passages_keep_their_marks() -> None:
+    """Those that were built before demonstrations could be."""
+    assert content(passage("one")) == "fa6d87ceef509283"
 
 
 def test_a_missing_passage_is_named(tmp_path: Path) -> None:
@@ -104,12 +125,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_failure_in_the_middle_keeps_what_was_done(tmp_path: Path) -> None:
     calls = 0
 
-    def failing(queries: Sequence[Query]) -> torch.Tensor:
+    def failing(passages: Sequence[Example]) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("the power is gone")
-        return rows(queries)
+        return rows(passages)
 
     told = named(*(f"text {i}" for i in range(150)))
     with pytest.raises(RuntimeError):

@@ -1,3 +1,4 @@
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,19 +9,19 @@ from PIL import Image as Pillow
 from bottega.compression.hyper import Hyper
 from bottega.compression.texts import Texts, padded, rows
 from bottega.image import Image
-from bottega.types import Prompt, Query
-from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, word
-from tests.prefixing.tiny_models import END, PICTURE, START, tiny
+from bottega.types import Example, Prompt, Query
+from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
+from tests.prefixing.tiny_models import ALL, END, PICTURE, START, tiny
 
 
 def test_a_passage_is_read_as_prompts_show_it_and_nothing_else() -> None:
-    inputs = texts().passages([Query("red house"), Query("red")])
+    inputs = texts().passages([told("red house"), told("red")])
 
     assert rows(inputs) == [[USER, word("red"), word("house"), END], [USER, word("red"), END]]
 
 
 def test_a_passage_that_is_the_question_itself_is_read_too() -> None:
-    assert rows(texts().passages([Query("?")])) == [[USER, word("?"), END]]
+    assert rows(texts().passages([told("?")])) == [[USER, word("?"), END]]
 
 
 def test_a_question_without_image_is_compressed_three_times() -> None:
@@ -40,9 +41,9 @@ def test_answers_are_what_stands_behind_the_question() -> None:
 
 
 def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
-    told = Texts(speaking(tiny("instructblip_t5")), frozenset({END}))
+    read = Texts(speaking(tiny("instructblip_t5")), frozenset({END}))
 
-    assert told.answers([Query("what")], ["a red house"]) == [
+    assert read.answers([Query("what")], ["a red house"]) == [
         [word("a"), word("red"), word("house")]
     ]
 
@@ -53,6 +54,51 @@ def test_concatenation_shows_all_passages_before_the_question() -> None:
 
     parts = [rows(texts().passages([one]))[0] for one in shown]
     assert ids == [START, *parts[0], *parts[1], USER, word("who"), END, ASSISTANT]
+
+
+SHOWN = Image.from_pillow(Pillow.new("L", (4, 4)))
+DEMONSTRATIONS = (
+    Example(Query("what is it", (SHOWN,)), "red house"),
+    Example(Query("?", (SHOWN,)), "red", rationale="roof and door"),
+    Example(Query("who", (SHOWN,)), "who"),
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_demonstration_is_what_a_prompt_has_more_with_it(name: str) -> None:
+    """To the last token of its answer; and what stands around it is whole."""
+    read = Texts(speaking(tiny(name)), frozenset({END}))
+    asked = Query("who is it", (SHOWN,))
+    around = rows(read.questions([asked]))[0]
+    told = rows(read.passages(DEMONSTRATIONS))
+
+    assert told[0] == [
+        *(USER, *rows_of_picture(name), word("what"), word("is"), word("it"), END),
+        *(ASSISTANT, word("red"), word("house")),
+    ]
+    for count in (1, 2, 3):
+        shown = rows(read.reading([asked], [DEMONSTRATIONS[:count]]))[0]
+        assert shown == [START, *itertools.chain(*told[:count]), *around[1:]]
+
+
+def rows_of_picture(name: str) -> list[int]:
+    """Its tokens, as a prompt of a picture alone has them."""
+    read = Texts(speaking(tiny(name)), frozenset({END}))
+    ids = rows(read.images([Query("", (SHOWN,))]))[0]
+    return ids[ids.index(USER) + 1 : ids.index(END, 2)]
+
+
+def test_a_rationale_is_read_before_the_answer() -> None:
+    (ids,) = rows(texts().passages(DEMONSTRATIONS[1:2]))
+
+    said = [word(one) for one in ("roof", "and", "door", "Answer:", "red")]
+    assert ids[ids.index(ASSISTANT) + 1 :] == said
+
+
+def test_an_example_without_an_answer_is_a_passage_whatever_else_it_has() -> None:
+    passage = Example(Query("red house"), "", rationale="roof and door")
+
+    assert rows(texts().passages([passage])) == [[USER, word("red"), word("house"), END]]
 
 
 def test_rows_come_back_without_their_padding() -> None:
@@ -68,7 +114,7 @@ def test_an_end_before_the_passage_is_not_its_own() -> None:
     def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
         return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
 
-    inputs = Texts(opened, frozenset({END})).passages([Query("red house")])
+    inputs = Texts(opened, frozenset({END})).passages([told("red house")])
 
     assert rows(inputs) == [[USER, word("red"), word("house"), END]]
 

@@ -10,10 +10,10 @@ from bottega.compression.racc import Racc
 from bottega.compression.training import Course, Lesson, Progress, Teaching, train
 from bottega.compression.training.checkpoints import NAME
 from bottega.errors import LoadError, SettingError
-from bottega.types import Query
+from bottega.types import Example, Query
 from tests.builders import picture
 from tests.compression import spoken
-from tests.compression.spoken import hyper, model, texts
+from tests.compression.spoken import hyper, model, texts, told
 from tests.prefixing.tiny_models import END
 
 PLACES = ("red", "green", "blue", "white")
@@ -34,7 +34,7 @@ def _lesson(lots: random.Random) -> Lesson:
     right = lots.randrange(3)
     return Lesson(
         Query(f"where is number {about[right]}"),
-        tuple(Query(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
+        tuple(told(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
         tuple(float(i == right) + lots.gauss(0, 0.3) for i in range(3)),
         tuple(i == right for i in range(3)),
         places[right],
@@ -140,8 +140,8 @@ def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
 def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -> None:
     """At the places of a prefix: read alone from place 0, the last tokens of a one-turn text."""
     racc = spoken.racc(query_prompts=4)
-    short = Query("red")  # a turn of three tokens, one less than the prefix
-    long = Query("number one is red")
+    short = told("red")  # a turn of three tokens, one less than the prefix
+    long = told("number one is red")
     keys = teaching().real(racc, [long]).layers[0][0]
     inputs = texts().passages([long])
     with torch.no_grad():
@@ -242,15 +242,15 @@ def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_dis
     def short(lesson: Lesson) -> Lesson:
         place = lesson.relevant.index(True)
         passages = list(lesson.passages)
-        passages[place] = Query("yes")
+        passages[place] = told("yes")
         return replace(lesson, passages=tuple(passages))
 
-    told = list(lessons(0, 4))
+    some = list(lessons(0, 4))
     racc, how, scores = ready(query_prompts=4), course(answer=0.0), torch.zeros(4, 3)
-    alone = teaching().loss(racc, told[:2], how, scores[:2])
-    mixed = teaching().loss(racc, [*told[:2], *map(short, told[2:])], how, scores)
+    alone = teaching().loss(racc, some[:2], how, scores[:2])
+    mixed = teaching().loss(racc, [*some[:2], *map(short, some[2:])], how, scores)
     torch.testing.assert_close(mixed, alone, atol=1e-4, rtol=1e-3)
-    teaching().calibrate(spoken.racc(query_prompts=4), [*lessons(0, 40), *map(short, told)])
+    teaching().calibrate(spoken.racc(query_prompts=4), [*lessons(0, 40), *map(short, some)])
 
 
 def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
@@ -266,7 +266,8 @@ def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -
     bare, other = lessons(0, 2)
     place = other.relevant.index(True)
     passages = list(other.passages)
-    passages[place] = replace(passages[place], images=(picture(9),))
+    told = passages[place].query
+    passages[place] = Example(replace(told, images=(picture(9),)), "")
     seen = replace(other, passages=tuple(passages))
     racc, how = ready(), course(answer=1.0, taught=own)
 

@@ -87,7 +87,7 @@ async def test_scores_are_those_of_evaluation() -> None:
 
     class Shown:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-            return [Candidate(Example(one, ""), 0.0) for one in lesson.passages]
+            return [Candidate(one, 0.0) for one in lesson.passages]
 
     found = await LateScored(Shown(), Letters())(lesson.query, 3)  # type: ignore[arg-type]
     assert [one.score for one in found] == list(lesson.scores)
@@ -188,7 +188,7 @@ def test_a_lesson_may_show_passages_with_images_beside_others_without() -> None:
     data = telling()
     seen = Example(Query("seen", (picture(1),), id="seen"), "", tags={"episode": "0"})
     lessons = told(replace(data, knowledge=(*data.knowledge, seen)))
-    shown = [{bool(told.images) for told in one.passages} for one in lessons.drawn(40, 0)]
+    shown = [{bool(told.query.images) for told in one.passages} for one in lessons.drawn(40, 0)]
     assert {True, False} in shown
 
 

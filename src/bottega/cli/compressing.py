@@ -58,7 +58,8 @@ def build(
         bool, typer.Option("--int8", help="A byte a number in place of two; says what is lost.")
     ] = False,
     all_examples: Annotated[
-        bool, typer.Option("--all", help="Every example, not only those without an answer.")
+        bool,
+        typer.Option("--all", help="Demonstrations too: examples with an answer, and that answer."),
     ] = False,
     namespace: Namespace = "",
     json: Json = False,
@@ -80,11 +81,11 @@ def build(
         with progress("compressing", len(knowledge)) as step:
             for example in knowledge:
                 if all_examples or is_passage(example):
-                    work.take(str(example.id), example.query)
+                    work.take(str(example.id), example)
                 step(1)
             work.finish()
     if not work.seen:
-        note("no example is without an answer; --all compresses those with one too")
+        note("no example is without an answer; --all compresses those with one, as demonstrations")
     if json:
         print_json(work.told)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bottega.compression import Condenser, Manifest, PassageStore, Shape, Texts, load
 from bottega.generation.loaded import LoadedModel
-from bottega.types import Query
+from bottega.types import Example
 
 AT_ONCE = 64
 
@@ -21,7 +21,7 @@ class Building:
 
     def __init__(self, condenser: Condenser, store: PassageStore, shape: Shape, int8: bool) -> None:
         self._condenser, self._store, self._shape, self._int8 = condenser, store, shape, int8
-        self._waiting: list[tuple[str, Query]] = []
+        self._waiting: list[tuple[str, Example]] = []
         self._ids: set[str] = set()
         self._compressed, self._text_bytes = 0, 0
         self._errors: list[float] = []
@@ -43,26 +43,26 @@ class Building:
     def seen(self) -> int:
         return len(self._ids)
 
-    def take(self, id: str, passage: Query) -> None:
+    def take(self, id: str, passage: Example) -> None:
         self._ids.add(id)
-        self._text_bytes += len(passage.text.encode())
+        self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
         self._waiting.append((id, passage))
         if len(self._waiting) == AT_ONCE:
             self.finish()
 
     def finish(self) -> None:
         passages, self._waiting = self._waiting, []
-        made: list[tuple[Sequence[Query], Tensor]] = []
+        made: list[tuple[Sequence[Example], Tensor]] = []
 
-        def compress(queries: Sequence[Query]) -> Tensor:
-            rows = self._condenser.compressed(queries).cpu()
-            made.append((queries, rows))
+        def compress(batch: Sequence[Example]) -> Tensor:
+            rows = self._condenser.compressed(batch).cpu()
+            made.append((batch, rows))
             return rows
 
         self._compressed += self._store.add(passages, compress)
         if self._int8:
-            for queries, rows in made:
-                self._measure(passages, queries, rows)
+            for batch, rows in made:
+                self._measure(passages, batch, rows)
 
     @property
     def told(self) -> dict[str, float | None]:
@@ -81,9 +81,9 @@ class Building:
         }
 
     def _measure(
-        self, passages: Sequence[tuple[str, Query]], queries: Sequence[Query], rows: Tensor
+        self, passages: Sequence[tuple[str, Example]], batch: Sequence[Example], rows: Tensor
     ) -> None:
-        chosen = {id(query) for query in queries}
+        chosen = {id(one) for one in batch}
         stored = self._store.get([one for one in passages if id(one[1]) in chosen])
         half = rows.half().float().flatten(1)
         self._errors += (

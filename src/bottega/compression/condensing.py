@@ -14,13 +14,14 @@ from bottega.compression.racc import Asked, Racc
 from bottega.compression.store import PassageStore
 from bottega.compression.texts import Texts
 from bottega.prefixing import KeyValues
-from bottega.types import Candidate, Prefix, Query
+from bottega.types import Candidate, Example, Prefix, Query
 
 KNOWN_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
 
 
 class Condenser:
-    """A trained compressor with its frozen hyper model; blocking.
+    """A trained compressor with its frozen hyper model; blocking. Examples with an answer are
+    compressed with it.
 
     What it made of an image is kept for the next question about it, for the last `known_images`.
 
@@ -50,7 +51,7 @@ class Condenser:
             scores = torch.tensor([[one.score for one in shown]])
             return exported(self._racc(documents, asked, scores))
 
-    def compressed(self, passages: Sequence[Query]) -> Tensor:
+    def compressed(self, passages: Sequence[Example]) -> Tensor:
         """(passages, prompts, width). Some may have pictures."""
         return self._racc.compressed(self._hyper, self._texts, passages)
 
@@ -75,10 +76,10 @@ class Condenser:
         return made
 
     def _documents(self, shown: Sequence[Candidate]) -> Tensor:
-        passages = [one.example.query for one in shown]
+        passages = [one.example for one in shown]
         if self._store is None:
             return self.compressed(passages)
-        ids = [str(one.example.id or one.example.query.id) for one in shown]
+        ids = [str(one.id or one.query.id) for one in passages]
         return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
 
 

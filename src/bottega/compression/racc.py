@@ -17,7 +17,7 @@ from bottega.compression.kinds import read_apart
 from bottega.compression.modulation import Modulation
 from bottega.compression.texts import Texts
 from bottega.prefixing.kv import Geometry, KeyValues
-from bottega.types import Query
+from bottega.types import Example
 
 Prompting = Literal["appended", "reading", "both"]
 
@@ -99,7 +99,7 @@ class Racc(nn.Module):
         for reader in readers:
             reader.slot.copy_(slots[-len(reader.slot) :])
 
-    def compressed(self, hyper: Hyper, texts: Texts, passages: Sequence[Query]) -> Tensor:
+    def compressed(self, hyper: Hyper, texts: Texts, passages: Sequence[Example]) -> Tensor:
         """(passages, L_d, width). Some may have pictures."""
         return read_apart(passages, lambda part: self.documents(hyper, texts.passages(part)))
 

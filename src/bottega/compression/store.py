@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bottega.errors import StoreError
-from bottega.types import Query
+from bottega.types import Example
 
 Precision = Literal["fp16", "int8"]
-Compress = Callable[[Sequence[Query]], Tensor]
+Compress = Callable[[Sequence[Example]], Tensor]
 
 MANIFEST, CODES, SCALES, ENTRIES = "manifest.json", "codes.bin", "scales.bin", "entries.jsonl"
 VERSION = 1
@@ -48,9 +48,9 @@ class PassageStore:
     """One row of (prompts, width) for each passage, memory-mapped.
 
     An entry is a line in `entries.jsonl`, written after its row is on disk: what a killed process
-    left behind is cut off, and the same `add` goes on. A passage whose text or pictures changed is
-    compressed anew; its old row stays until the store is built again. int8 has a scale for each
-    prompt. Raises `StoreError` for a store of another compressor or precision.
+    left behind is cut off, and the same `add` goes on. A passage whose text, pictures or answer
+    changed is compressed anew; its old row stays until the store is built again. int8 has a scale
+    for each prompt. Raises `StoreError` for a store of another compressor or precision.
     """
 
     def __init__(self, folder: str | Path, manifest: Manifest) -> None:
@@ -70,25 +70,25 @@ class PassageStore:
 
     def add(
         self,
-        passages: Sequence[tuple[str, Query]],
+        passages: Sequence[tuple[str, Example]],
         compress: Compress,
         report: Callable[[int], None] = lambda done: None,
     ) -> int:
         """Ids with their passages. Returns how many were compressed: what is there is skipped."""
-        told = [(id, query, content(query)) for id, query in passages]
+        told = [(id, one, content(one)) for id, one in passages]
         missing = [one for one in told if self._place.get(one[0], (0, ""))[1] != one[2]]
         for start in range(0, len(missing), BATCH):
             batch = missing[start : start + BATCH]
             with torch.no_grad():
-                rows = compress([query for _, query, _ in batch])
+                rows = compress([one for _, one, _ in batch])
             self._append([(id, mark) for id, _, mark in batch], rows)
             report(min(start + BATCH, len(missing)))
         return len(missing)
 
-    def get(self, passages: Sequence[tuple[str, Query]]) -> Tensor:
+    def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
         """(passages, prompts, width) in float32. Raises `StoreError` for one that is missing or has
         changed since it was compressed."""
-        places = [self._place_of(id, query) for id, query in passages]
+        places = [self._place_of(id, one) for id, one in passages]
         shape = (-1, self._manifest.prompts, self._manifest.width)
         rows = self._mapped(CODES, self._kind).reshape(shape)[places].astype(np.float32)
         if self._scaled:
@@ -96,9 +96,9 @@ class PassageStore:
             rows *= scales[..., None].astype(np.float32)
         return torch.from_numpy(rows)
 
-    def _place_of(self, id: str, query: Query) -> int:
+    def _place_of(self, id: str, passage: Example) -> int:
         place, mark = self._place.get(id, (-1, ""))
-        if mark != content(query):
+        if mark != content(passage):
             missing = "has changed since it was compressed" if mark else "is not compressed"
             raise StoreError(
                 f"passage {id} {missing}",
@@ -183,10 +183,12 @@ def check_built(folder: str | Path) -> None:
         )
 
 
-def content(query: Query) -> str:
-    """Of what is compressed: another text or picture under the same id is another passage."""
-    images = [image.sha256 for image in query.images]
-    return hashlib.sha256(json.dumps([query.text, images]).encode()).hexdigest()[:16]
+def content(passage: Example) -> str:
+    """Of what is compressed: another text, picture or answer under the same id is another
+    passage."""
+    images = [image.sha256 for image in passage.query.images]
+    said = [passage.reply] if passage.answer else []
+    return hashlib.sha256(json.dumps([passage.query.text, images, *said]).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> Manifest:

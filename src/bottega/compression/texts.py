@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bottega.compression.hyper import Inputs
 from bottega.image import Image
-from bottega.types import Message, Prompt, Query
+from bottega.types import Example, Message, Prompt, Query
 
 QUESTION = Message("user", ("?",))
 
@@ -26,18 +26,18 @@ class Encode(Protocol):
 
 class Texts:
     """`passages` are read as the model's own prompts show them, without what stands around them:
-    the tokens that a prompt has more when the passage stands before a question. `ends` are the
-    tokens that end a turn: where the same token stands before and behind a passage, they tell which
-    of the two is its own."""
+    the tokens that a prompt has more when the passage stands before a question. An example with an
+    answer is a demonstration: its question's turn, and the assistant's. `ends` are the tokens that
+    end a turn: where the same token stands before and behind a passage, they tell which of the two
+    is its own."""
 
     def __init__(self, encode: Encode, ends: frozenset[int]) -> None:
         self._encode, self._ends = encode, ends
         self._without = rows(encode([Prompt((QUESTION,))]))[0]
 
-    def passages(self, passages: Sequence[Query]) -> Inputs:
+    def passages(self, passages: Sequence[Example]) -> Inputs:
         """All with pictures, or all without."""
-        turns = [Message("user", (*passage.images, passage.text)) for passage in passages]
-        inputs = self._encode([Prompt((turn, QUESTION)) for turn in turns])
+        inputs = self._encode([Prompt((*_turns(passage), QUESTION)) for passage in passages])
         spans = [row[inserted(row, self._without, self._ends)] for row in rows(inputs)]
         return respelled(inputs, spans)
 
@@ -76,31 +76,33 @@ class Texts:
     def answers(self, queries: Sequence[Query], answers: Sequence[str]) -> list[list[int]]:
         """The tokens of each answer, without the one that ends a reply."""
         told = [
-            Prompt(
-                (
-                    Message("user", (*query.images, query.text)),
-                    Message("assistant", (answer,)),
-                )
-            )
+            Prompt((_turn(query), Message("assistant", (answer,))))
             for query, answer in zip(queries, answers, strict=True)
         ]
         before, after = rows(self.questions(queries)), rows(self._encode(told))
         return [_between(opened, ids) for opened, ids in zip(before, after, strict=True)]
 
-    def reading(self, queries: Sequence[Query], passages: Sequence[Sequence[Query]]) -> Inputs:
+    def reading(self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]) -> Inputs:
         """As the model is asked with all passages before the question: concatenation."""
-        shown = zip(queries, passages, strict=True)
-        return self._encode(
-            [
-                Prompt(
-                    tuple(Message("user", (*turn.images, turn.text)) for turn in (*before, query))
-                )
-                for query, before in shown
-            ]
-        )
+        prompts = []
+        for query, before in zip(queries, passages, strict=True):
+            turns = [turn for passage in before for turn in _turns(passage)]
+            prompts.append(Prompt((*turns, _turn(query))))
+        return self._encode(prompts)
 
     def _user(self, parts: Sequence[tuple[str | Image, ...]]) -> Inputs:
         return self._encode([Prompt((Message("user", part),)) for part in parts])
+
+
+def _turn(query: Query) -> Message:
+    return Message("user", (*query.images, query.text))
+
+
+def _turns(example: Example) -> tuple[Message, ...]:
+    """As `Interleaved` shows it."""
+    if not example.answer:
+        return (_turn(example.query),)
+    return _turn(example.query), Message("assistant", (example.reply,))
 
 
 def rows(inputs: Inputs) -> list[list[int]]:

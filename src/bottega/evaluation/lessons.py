@@ -89,7 +89,7 @@ class ToldLessons(Drawn):
         lots.shuffle(shown)
         return Lesson(
             item.query,
-            tuple(one.query for one in shown),
+            tuple(shown),
             tuple(self._score(item, one) for one in shown),
             tuple(one is right for one in shown),
             item.answer,
@@ -112,7 +112,7 @@ class ToldLessons(Drawn):
 
 class FoundLessons(Drawn):
     """Where items do not: what `retrieve` finds, with its scores. Relevant is what holds one of
-    the annotated answers (pseudo-relevance)."""
+    the annotated answers (pseudo-relevance), or a demonstration that gives one."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class FoundLessons(Drawn):
         batch: int = 2,
     ) -> None:
         super().__init__(items, seed=seed, batch=batch)
-        passages = passages_of(data)
-        _check(items, passages, len(passages), shots)
+        shown = passages_of(data) if any(map(is_passage, data.knowledge)) else data.knowledge
+        _check(items, shown, len(shown), shots)
         self._data, self._retrieve, self._shots = data, retrieve, shots
         # By identity: a question of one's own may have no id.
         self._found: dict[int, list[Candidate]] = {}
@@ -135,9 +135,9 @@ class FoundLessons(Drawn):
         found, answers = self._candidates(item), answers_of(self._data, item)
         return Lesson(
             item.query,
-            tuple(one.example.query for one in found),
+            tuple(one.example for one in found),
             tuple(one.score for one in found),
-            tuple(holds(one.example.query.text, answers) for one in found),
+            tuple(_gives(one.example, answers) for one in found),
             item.answer,
         )
 
@@ -211,6 +211,12 @@ def holds(passage: str, answers: Iterable[str]) -> bool:
         for wanted in map(_folded, answers)
         if wanted
     )
+
+
+def _gives(example: Example, answers: Sequence[str]) -> bool:
+    if is_passage(example):
+        return holds(example.query.text, answers)
+    return _folded(example.answer) in map(_folded, answers)
 
 
 def _folded(text: str) -> str:

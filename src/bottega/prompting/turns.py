@@ -80,7 +80,7 @@ class Interleaved:
             example = candidate.example
             messages.append(Message("user", self._demonstrated(example, asked)))
             if example.answer:
-                messages.append(Message("assistant", (_worked(example, example.answer),)))
+                messages.append(Message("assistant", (example.reply,)))
             # A passage may speak of something else: after it the question stands anew.
             asked = example.query.text if example.answer else None
         messages.append(Message("user", (*query.images, self._question(query))))
@@ -117,7 +117,8 @@ class Lettered:
             shown = example.query
             messages.append(Message("user", (*shown.images, lettered(shown))))
             if example.answer:
-                messages.append(Message("assistant", (_worked(example, letter_of(example)),)))
+                reply = replace(example, answer=letter_of(example)).reply
+                messages.append(Message("assistant", (reply,)))
         asked = ASK_LETTER if query.choices else ASK_SHORT
         messages.append(Message("user", (*query.images, f"{lettered(query)}\n{asked}")))
         return Prompt(tuple(messages))
@@ -132,7 +133,3 @@ class Reasoned:
         asked = f"{query.text}{listed if query.choices else ''}\n{ASK_REASONING}"
         shown = Interleaved(show_choices=False)
         return shown(replace(query, text=asked), demonstrations)
-
-
-def _worked(example: Example, answer: str) -> str:
-    return f"{example.rationale}\nAnswer: {answer}" if example.rationale else answer

@@ -10,7 +10,7 @@ from bottega.compression.texts import rows
 from bottega.compression.training import Teaching
 from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
-from bottega.types import Query
+from bottega.types import Example, Query
 
 # PIPE: the paper's sentence for documents, and one of ours for what is asked.
 HARD_PROMPTS = (
@@ -45,7 +45,7 @@ def untrained(shape: Shape, teaching: Teaching, *, seed: int = 0) -> Racc:
 
 
 def _hard(shape: Shape, teaching: Teaching) -> tuple[Tensor, Tensor]:
-    spelt = (rows(teaching.texts.passages([Query(text)]))[0] for text in HARD_PROMPTS)
+    spelt = (rows(teaching.texts.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS)
     documents, queries = (
         pipe(teaching.hyper, torch.tensor(ids), count)
         for ids, count in zip(spelt, (shape.document_prompts, shape.query_prompts), strict=True)

@@ -9,16 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bottega.types import Query
+from bottega.types import Example, Query
 
 
 @dataclass(frozen=True)
 class Lesson:
     """A query with what was retrieved for it. `relevant` are the passages that hold one of the
-    annotated answers (pseudo-relevance, Luo et al. 2021)."""
+    annotated answers (pseudo-relevance, Luo et al. 2021), or demonstrations that give it."""
 
     query: Query
-    passages: tuple[Query, ...]
+    passages: tuple[Example, ...]
     scores: tuple[float, ...]
     relevant: tuple[bool, ...]
     answer: str

@@ -19,7 +19,7 @@ from bottega.errors import SettingError
 from bottega.prefixing.base import NO_LOGITS, Batch
 from bottega.prefixing.injecting import forward, generate
 from bottega.prefixing.kv import Geometry, KeyValues, decoder_config
-from bottega.types import Query
+from bottega.types import Example
 
 IGNORED = -100  # what cross-entropy skips
 
@@ -77,7 +77,7 @@ class Teaching:
         asked = racc.asked(self.hyper, self.texts.asked([one.query for one in lessons]))
         return racc.aggregated(documents, asked, scores)
 
-    def real(self, racc: Racc, passages: Sequence[Query]) -> KeyValues:
+    def real(self, racc: Racc, passages: Sequence[Example]) -> KeyValues:
         """What the base model itself keeps of the end of each passage, at the places of a prefix.
 
         Positions before the first are negative, which rotary embeddings allow. Raises
@@ -94,7 +94,7 @@ class Teaching:
         rows = read_apart(passages, lambda part: self._kept(part, length))
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows.movedim(0, 2)))
 
-    def _kept(self, passages: Sequence[Query], length: int) -> Tensor:
+    def _kept(self, passages: Sequence[Example], length: int) -> Tensor:
         """(passages, layers, 2, heads, length, dimensions)"""
         inputs = self.base_texts.passages(passages)
         if int(inputs["attention_mask"].sum(-1).min()) < length:
@@ -139,7 +139,7 @@ class Teaching:
         long = self._long(racc, [_relevant(lessons[place]) for place in places])
         return [place for place, ok in zip(places, long, strict=True) if ok]
 
-    def _long(self, racc: Racc, passages: Sequence[Query]) -> list[bool]:
+    def _long(self, racc: Racc, passages: Sequence[Example]) -> list[bool]:
         """Which have a token for each place of the prefix."""
         tokens = read_apart(
             passages, lambda part: self.base_texts.passages(part)["attention_mask"].sum(-1)
@@ -178,7 +178,7 @@ class Teaching:
 
     def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
         """What the base model says after reading all passages: the concatenation teacher."""
-        read = [(*one.passages, one.query) for one in lessons]
+        read = [(*(seen.query for seen in one.passages), one.query) for one in lessons]
         said: dict[int, list[int]] = {}
         for places in kinds([any(turn.images for turn in turns) for turns in read]):
             rows = self._reply([lessons[place] for place in places])
@@ -196,7 +196,7 @@ class Teaching:
         return [_until_end(row, self.end) for row in said.tolist()]
 
 
-def _relevant(lesson: Lesson) -> Query:
+def _relevant(lesson: Lesson) -> Example:
     return lesson.passages[lesson.relevant.index(True)]
 
 
