@@ -52,7 +52,7 @@ class Found:
     """The first passages there are."""
 
     def __init__(self, data: Benchmark, most: int = 99) -> None:
-        self.shelf, self.asked, self.most = Shelf(passages_of(data)), list[str](), most
+        self.shelf, self.asked, self.most = Shelf(data.knowledge), list[str](), most
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         self.asked.append(str(query.id))
@@ -122,6 +122,24 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     assert len(retrieve.asked) == 2  # found once, whatever the number of lessons
     with pytest.raises(SettingError, match="2 passages are found for 'which bird\\?', not 3"):
         FoundLessons(data, data.items, Found(data, most=2), seed=0, shots=3)(0)
+
+
+def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
+    """Not where its question speaks of it."""
+    told = ("Red", "green", "red", "dark red")
+    shown = [
+        Example(Query("is it red?", (picture(i),), id=f"shown{i}"), answer)
+        for i, answer in enumerate(told)
+    ]
+    item = Example(Query("which tint?", (picture(9),)), "red")
+    data = Benchmark("tints", tuple(shown), (item,))
+
+    (lesson,) = FoundLessons(data, data.items, Found(data), seed=0, shots=4).of([item])
+
+    assert lesson.relevant == (True, False, True, False)
+    assert [one.answer for one in lesson.passages] == list(told)
+    with pytest.raises(SettingError, match="5 passages are to be shown, and there are 4"):
+        FoundLessons(data, data.items, Found(data), seed=0, shots=5)
 
 
 @pytest.mark.parametrize(
