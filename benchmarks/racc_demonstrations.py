@@ -1,0 +1,235 @@
+"""Demonstrations compressed into a prefix before the bundled apprentice: `python -m
+benchmarks.racc_demonstrations --work DIR [--only NAME,...]`.
+
+RACC compresses passages. Here it compresses scenes with a question and an invented word for the
+answer (`attributes`), eight to a question. Training draws other words and scenes than evaluation.
+One JSON file a variant; what is there is not made again. See docs/experiments/racc.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.racc_remembering import Remembering
+from benchmarks.racc_start import begin
+from bottega.bundled import bundled_folder
+from bottega.cli.stored_passages import Building
+from bottega.compression import Shape, save
+from bottega.compression.training import Course, Lesson, train
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.compressing import CERTAIN, FLAT, RACC, SWAPPED, ForAnother, Scored
+from bottega.evaluation.episodes import nearest
+from bottega.evaluation.lessons import FoundLessons
+from bottega.evaluation.methods import plan
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.generation import bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
+from bottega.pipeline import Pipeline
+from bottega.prefixing import Geometry
+from bottega.protocols import Retriever
+from bottega.recipes import Classification, compressing
+from bottega.recipes.training import teaching, untrained
+from bottega.types import Candidate, Query, Sampling
+
+TASK = "attributes:kb=500,asked=300"
+SHOTS, BATCH = 8, 16
+SEED, TAUGHT = 20_000, 6  # bases to learn from, each with words of its own; evaluation asks seed 0
+LAYER, PROMPTS = 1, 10
+CALIBRATED, BEGUN = 48, 900  # lessons for scales, and for where training starts
+SHOWN = ("zero-shot", "random", "visual-rag", "vote")
+COURSE = Course(
+    steps=120,
+    rate=3e-4,
+    warm_up=20,
+    weight_decay=0.0,
+    answer=0.0,
+    cache=1.0,
+    prdb=False,
+    flat=0.5,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`pointed` starts as `racc_start` says, otherwise as the bundled compressor did. Without a
+    course nothing is trained."""
+
+    pointed: bool = True
+    course: Course | None = None
+
+
+VARIANTS = {
+    "likeness": Variant(pointed=False),
+    "discriminant": Variant(),
+    "by distance": Variant(course=COURSE),
+    "by answers": Variant(course=replace(COURSE, answer=1.0, cache=0.0)),
+}
+
+
+class Shelves:
+    """Lessons from several bases, one base a step."""
+
+    def __init__(self, parts: Sequence[FoundLessons]) -> None:
+        self._parts = parts
+
+    def __call__(self, step: int, /) -> Sequence[Lesson]:
+        return self._parts[step % len(self._parts)](step)
+
+    def drawn(self, count: int) -> list[Lesson]:
+        each = count // len(self._parts)
+        return [lesson for part in self._parts for lesson in part.drawn(each, -1)]
+
+
+def base_of(data: Benchmark) -> KnowledgeBase:
+    embed = DualEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+    knowledge = KnowledgeBase.open(":memory:", embed=embed)
+    knowledge.add(data.knowledge)
+    return knowledge
+
+
+def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> Shelves:
+    parts = []
+    for seed in range(SEED, SEED + bases):
+        data = load_benchmark(task, seed=seed)
+        retrieve = nearest(data, base_of(data))
+        parts.append(FoundLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH))
+    return Shelves(parts)
+
+
+def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
+    model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
+    between = Remembering(**vars(teaching(model, layer=LAYER)))
+    shape = Shape(
+        between.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
+    )
+    racc, started = untrained(shape, between), time.process_time()
+    if variant.pointed:
+        between.calibrate(racc, lessons.drawn(CALIBRATED))
+        begin(racc, between, lessons.drawn(BEGUN))
+    else:
+        between.calibrate(racc, lessons.drawn(BEGUN // 3))
+    begun, losses = time.process_time(), list[float]()
+    if variant.course is not None:
+        train(racc, between, lessons, variant.course, report=lambda one: losses.append(one.loss))
+    save(racc, out, hyper=between.hyper, base=model.model)
+    return {
+        "seconds_to_start": begun - started,
+        "seconds": time.process_time() - begun,
+        "losses": losses,
+    }
+
+
+def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
+    """All demonstrations, compressed once."""
+    model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
+    work = Building.opened(folder, model, folder / "store", int8=False)
+    for example in knowledge:
+        work.take(str(example.id), example)
+    work.finish()
+    return folder / "store"
+
+
+def compressing_methods(
+    data: Benchmark, knowledge: KnowledgeBase, folder: Path, shots: int
+) -> list[Method]:
+    """With scores of retrieval, told which demonstrations are right, told nothing, and with those
+    of another question."""
+    generator, store = bundled(), stored(knowledge, folder)
+    retrieve = nearest(data, knowledge)
+    settings = Classification(generator, (), sampling=Sampling(max_tokens=64))
+    right = {item.query.id: item.answer for item in data.items}
+
+    def told(query: Query, one: Candidate) -> float:
+        return CERTAIN * (one.example.answer == right[query.id])
+
+    ways: dict[str, Retriever] = {
+        RACC: retrieve,
+        "racc-told": Scored(retrieve, told),
+        FLAT: Scored(retrieve, lambda query, one: 0.0),
+        SWAPPED: ForAnother(retrieve, data),
+    }
+    methods = []
+    for name, found in ways.items():
+        pipeline = replace(settings.pipeline(found, shots), parse=data.parse)
+        search = compressing(
+            folder,
+            generator,
+            store=store,
+            prompt=pipeline.prompt,
+            parse=data.parse,
+            sampling=pipeline.sampling,
+        )
+        methods.append(Method(name, shots, _answering(replace(pipeline, search=search))))
+    return methods
+
+
+def _answering(pipeline: Pipeline) -> Callable[[Query], Awaitable[Outcome]]:
+    async def answer(query: Query) -> Outcome:
+        trace = await pipeline.trace(query)
+        return Outcome(trace.answer, trace)
+
+    return answer
+
+
+def asked(data: Benchmark, methods: Sequence[Method]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for method in methods:
+        result, scored = asyncio.run(evaluate(data, method, Conditions()))
+        told = {name: getattr(result, name) for name in ("method", "shots", "n", "value")}
+        told |= {name: getattr(result, name) for name in ("low", "high", "seconds")}
+        told["prompt_tokens"] = sum(one.prompt_tokens for one in scored) / len(scored)
+        rows.append(told)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--only", default=",".join(VARIANTS))
+    parser.add_argument("--task", default=TASK)
+    parser.add_argument("--shots", type=int, default=SHOTS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.work.mkdir(parents=True, exist_ok=True)
+    data = load_benchmark(args.task, seed=0)
+    knowledge = base_of(data)
+    baselines = args.work / "shown.json"
+    if not baselines.exists():
+        settings = Classification(bundled(), data.labels)
+        methods = plan(SHOWN, (1, args.shots), data, knowledge, settings, seed=0)
+        _say(baselines, {"rows": asked(data, methods)})
+    lessons: Shelves | None = None
+    for name in args.only.split(","):
+        file = args.work / f"{name.replace(' ', '-')}.json"
+        if file.exists():
+            continue
+        folder = args.work / file.stem
+        log = folder / "training.json"
+        if not log.exists():
+            lessons = lessons or drawn_lessons(args.task, shots=args.shots)
+            log.write_text(json.dumps(made(VARIANTS[name], lessons, folder)))
+        methods = compressing_methods(data, knowledge, folder, args.shots)
+        told = json.loads(log.read_text())
+        _say(file, {"variant": name, **told, "rows": asked(data, methods)})
+
+
+def _say(file: Path, told: dict[str, Any]) -> None:
+    file.write_text(json.dumps(told, indent=1))
+    shown = ", ".join(f"{row['method']} {row['shots']}: {row['value']:.3f}" for row in told["rows"])
+    print(f"{file.stem} ({told.get('seconds', 0):.0f} s): {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Training on demonstrations and questions that were read once.
+
+A step through the hyper model costs ten times what the aggregator and the modulation do. Prompts
+that read their own places from the start need no training, so what they read can be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bottega.compression.racc import Asked, Racc
+from bottega.compression.store import content
+from bottega.compression.training import Lesson, Teaching
+from bottega.prefixing.kv import KeyValues
+from bottega.types import Example, Query
+
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Remembering(Teaching):
+    """Of one compressor, whose `documents` and `queries` get no gradient and must stay as they
+    are, but for their slots: `moved` is told by how much."""
+
+    _told: dict[str, Tensor] = field(default_factory=dict)
+    _asked: dict[str, Tensor] = field(default_factory=dict)
+    _kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def moved(self, told: Tensor, asking: Tensor) -> None:
+        for known, change in ((self._told, told), (self._asked, asking)):
+            known.update({mark: one + change for mark, one in known.items()})
+
+    def prompts(
+        self, racc: Racc, lessons: Sequence[Lesson], scores: Tensor, *, prdb: bool = False
+    ) -> Tensor:
+        return racc.aggregated(self.documents(racc, lessons), self.asked(racc, lessons), scores)
+
+    def documents(self, racc: Racc, lessons: Sequence[Lesson]) -> Tensor:
+        """(lessons, demonstrations, prompts, width)"""
+        self._read(racc, (one for lesson in lessons for one in lesson.passages))
+        return torch.stack(
+            [
+                torch.stack([self._told[content(one)] for one in lesson.passages])
+                for lesson in lessons
+            ]
+        )
+
+    def asked(self, racc: Racc, lessons: Sequence[Lesson]) -> Asked:
+        queries = [lesson.query for lesson in lessons]
+        new = {_mark(one): one for one in queries if _mark(one) not in self._asked}
+        for part in _parts(list(new)):
+            with torch.no_grad():
+                asked = racc.asked(self.hyper, self.texts.asked([new[mark] for mark in part]))
+            rows = torch.stack([asked.image, asked.question, asked.both], dim=1)
+            self._asked.update(zip(part, rows, strict=True))
+        known = torch.stack([self._asked[_mark(one)] for one in queries])
+        return Asked(*known.unbind(1))
+
+    def real(self, racc: Racc, passages: Sequence[Example]) -> KeyValues:
+        new = {content(one): one for one in passages if content(one) not in self._kept}
+        for part in _parts(list(new)):
+            made = super().real(racc, [new[mark] for mark in part])
+            rows = torch.stack([torch.stack(layer) for layer in made.layers], dim=0)
+            self._kept.update(zip(part, rows.unbind(2), strict=True))
+        rows = torch.stack([self._kept[content(one)] for one in passages], dim=2)
+        return KeyValues(tuple((layer[0], layer[1]) for layer in rows))
+
+    def _read(self, racc: Racc, passages: Iterable[Example]) -> None:
+        new = {content(one): one for one in passages if content(one) not in self._told}
+        for part in _parts(list(new)):
+            with torch.no_grad():
+                rows = racc.documents(self.hyper, self.texts.passages([new[m] for m in part]))
+            self._told.update(zip(part, rows, strict=True))
+
+    def _long(self, racc: Racc, passages: Sequence[Example]) -> list[bool]:
+        """All of them here, and asking would read them again."""
+        return [True] * len(passages)
+
+
+def _mark(query: Query) -> str:
+    return content(Example(query, ""))
+
+
+def _parts(marks: Sequence[str]) -> list[Sequence[str]]:
+    return [marks[start : start + AT_ONCE] for start in range(0, len(marks), AT_ONCE)]

@@ -1,0 +1,101 @@
+"""Where training on demonstrations starts: both halves of the compressor in closed form.
+
+Demonstrations hold pictures, labels and words at the same places from their end, and nearly all of
+them look like the query. Attention by plain likeness then chooses by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.racc_remembering import Remembering
+from bottega.compression.attention import CrossAttention
+from bottega.compression.racc import Racc
+from bottega.compression.training import Lesson, Teaching
+from bottega.compression.training.lessons import relevance_of
+
+SHRINKAGE = 0.1  # of both covariances; dimensions have about unit variance
+RANK = 30
+OWN_PLACE, RIGHT = 160.0, 30.0  # nats for a prompt's own place, and for the right demonstration
+FIRST = 100.0  # a score that leaves no doubt
+
+
+def begin(racc: Racc, between: Remembering, lessons: Sequence[Lesson]) -> None:
+    """After `Teaching.calibrate`, which sets the scales."""
+    documents, asked = between.documents(racc, lessons), between.asked(racc, lessons)
+    before = [one.detach().clone() for one in _slots(racc)]
+    point(racc, documents, asked.both, relevance_of(lessons))
+    between.moved(*(now.detach() - one for now, one in zip(_slots(racc), before, strict=True)))
+    refit(racc, between, lessons)
+
+
+@torch.no_grad()
+def point(racc: Racc, documents: Tensor, asked: Tensor, relevant: Tensor) -> None:
+    """The first attention of the aggregator by the discriminant of right and wrong demonstrations:
+    the covariance of a query with the difference of the two, in units of both their covariances,
+    in its `RANK` strongest directions. A prompt stays with its own place, which is told where
+    states say least.
+
+    `documents` (lessons, demonstrations, prompts, width), `asked` (lessons, prompts, width).
+    """
+    block, (told, asking) = racc.aggregator.blocks[0], _slots(racc)
+    assert isinstance(block, CrossAttention)
+    both = relevant.any(1) & ~relevant.all(1)
+    # All prompts of a query read the same token: one of them says it all.
+    documents, queries = documents - told, asked[:, -1] - asking[-1]
+    varying = _spread(documents.flatten(0, 2))
+    slots = torch.linalg.eigh(varying).eigenvectors[:, : len(told)]
+    for slot in (told, asking):
+        slot.copy_(slots.T * len(slots) ** 0.5)
+
+    right = relevant[both].float()
+    apart = _mean(documents[both], right) - _mean(documents[both], 1 - right)
+    average = queries.mean(0)
+    queries = queries[both] - average
+    common = torch.einsum("bw,bnv->wv", queries, apart) / (apart.shape[0] * apart.shape[1])
+    discriminant = torch.linalg.solve(_spread(queries), common) @ varying.inverse()
+    others = torch.eye(len(slots)) - slots @ slots.T
+    left, sizes, last = torch.linalg.svd(others @ discriminant @ others)
+    discriminant = left[:, :RANK] * sizes[:RANK] @ last[:RANK]
+    gain = torch.einsum("bw,wv,bnv->bn", queries, discriminant, apart).mean()
+    nats = OWN_PLACE / len(slots) * slots @ slots.T + RIGHT / gain * discriminant
+    weight = nats.T * len(slots) ** 0.5  # attention divides by the root of the width
+    block.query.weight.copy_(weight)
+    block.query.bias.copy_(-weight @ average)
+
+
+@torch.no_grad()
+def refit(racc: Racc, between: Teaching, lessons: Sequence[Lesson]) -> None:
+    """Keys and values from prompts anew, in one scale for all places: what a place holds differs
+    with the length of the label."""
+    taught = [one for one in lessons if any(one.relevant)]
+    first = [one.relevant.index(True) for one in taught]
+    real = between.real(
+        racc, [lesson.passages[place] for lesson, place in zip(taught, first, strict=True)]
+    )
+    modulation, joined = racc.modulation, racc.modulation.join(real)
+    apart = (joined - joined.mean(1, keepdim=True)).flatten(1, 2).std(1)[:, None]
+    modulation.centre.copy_(joined.mean(1))
+    modulation.spread.copy_(apart.where(apart > 1e-3, torch.zeros(())).expand_as(modulation.spread))
+    certain = FIRST * racc.aggregator.log_temperature.exp()
+    scores = nn.functional.one_hot(torch.tensor(first), len(taught[0].passages)) * certain
+    modulation.fit(between.prompts(racc, taught, scores), real)
+
+
+def _slots(racc: Racc) -> tuple[Tensor, Tensor]:
+    told, asking = racc.documents.reader, racc.queries.reader
+    assert told is not None and asking is not None
+    return told.slot, asking.slot
+
+
+def _mean(documents: Tensor, weights: Tensor) -> Tensor:
+    """Over the demonstrations of each lesson."""
+    weights = weights / weights.sum(1, keepdim=True)
+    return (documents * weights[..., None, None]).sum(1)
+
+
+def _spread(rows: Tensor) -> Tensor:
+    return torch.cov(rows.T) + SHRINKAGE * torch.eye(rows.shape[1])

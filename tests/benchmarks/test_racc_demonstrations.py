@@ -1,0 +1,53 @@
+"""The experiment with compressed demonstrations, on a task of a few scenes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import racc_demonstrations
+from benchmarks.racc_demonstrations import (
+    PROMPTS,
+    Variant,
+    asked,
+    base_of,
+    compressing_methods,
+    drawn_lessons,
+    made,
+)
+from bottega.compression import PassageStore
+from bottega.compression.saving import load
+from bottega.compression.store import Manifest
+from bottega.evaluation.benchmarks.loading import load_benchmark
+
+TASK = "attributes:kb=40,asked=6"
+
+
+def test_every_base_has_words_of_its_own_and_relevant_is_what_gives_the_answer() -> None:
+    lessons = drawn_lessons(TASK, bases=2, shots=3)
+    words = [{one.answer for lesson in lessons(step) for one in lesson.passages} for step in (0, 1)]
+
+    assert words[0].isdisjoint(words[1])
+    for lesson in lessons(0):
+        assert lesson.relevant == tuple(one.answer == lesson.answer for one in lesson.passages)
+    assert any(any(lesson.relevant) for lesson in lessons(0))
+
+
+def test_every_control_answers_behind_demonstrations_that_were_compressed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(racc_demonstrations, "BEGUN", 60)
+    data = load_benchmark(TASK, seed=0)
+    made(Variant(pointed=False), drawn_lessons(TASK, bases=1, shots=3), tmp_path / "small")
+
+    methods = compressing_methods(data, base_of(data), tmp_path / "small", 3)
+    rows = asked(data, methods)
+
+    names = ["racc", "racc-told", "racc-flat", "racc-swapped"]
+    assert [row["method"] for row in rows] == names
+    # No demonstration is in the prompt.
+    assert all(row["n"] == 6 and row["prompt_tokens"] < 30 for row in rows)  # type: ignore[operator]
+    saved = load(tmp_path / "small")
+    manifest = Manifest(saved.digest, PROMPTS, saved.racc.shape.width)
+    assert len(PassageStore(tmp_path / "small" / "store", manifest)) == len(data.knowledge)

@@ -1,0 +1,131 @@
+"""Demonstrations that do not look like the query are told apart before any training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.racc_remembering import Remembering
+from benchmarks.racc_start import begin, point
+from bottega.compression.attention import CrossAttention
+from bottega.compression.racc import Racc
+from bottega.compression.training import Course, Lesson, Teaching, train
+from bottega.compression.training.lessons import relevance_of
+from bottega.types import Example, Query
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model, texts
+from tests.prefixing.tiny_models import END
+
+WIDTH, PROMPTS, SHOTS, VALUES = 32, 3, 4, 6
+
+
+@dataclass(frozen=True)
+class Seen:
+    documents: torch.Tensor
+    asked: torch.Tensor
+    relevant: torch.Tensor
+
+
+def seen(racc: Racc, count: int, seed: int) -> Seen:
+    """A query has its value in some dimensions, a demonstration in others; the rest says nothing,
+    and the last few hardly vary."""
+    assert racc.documents.reader is not None and racc.queries.reader is not None
+    rng = torch.Generator().manual_seed(seed)
+    wanted = torch.randint(VALUES, (count,), generator=rng)
+    shown = torch.randint(VALUES, (count, SHOTS), generator=rng)
+    queries = torch.randn(count, 1, WIDTH, generator=rng)
+    documents = torch.randn(count, SHOTS, PROMPTS, WIDTH, generator=rng)
+    values = torch.eye(VALUES) * 3
+    queries[..., :VALUES], documents[..., 8 : 8 + VALUES] = (
+        values[wanted][:, None],
+        values[shown][:, :, None],
+    )
+    for rows in (queries, documents):
+        rows[..., -2 * PROMPTS :] *= 0.01
+    return Seen(
+        documents + racc.documents.reader.slot.detach(),
+        queries + racc.queries.reader.slot.detach(),
+        shown == wanted[:, None],
+    )
+
+
+def weights(racc: Racc, told: Seen) -> torch.Tensor:
+    """(lessons, query prompts, demonstrations, document prompts)"""
+    block = racc.aggregator.blocks[0]
+    assert isinstance(block, CrossAttention)
+    with torch.no_grad():
+        query, key = block.query(told.asked), block.key(told.documents.flatten(1, 2))
+        found: torch.Tensor = (query @ key.transpose(1, 2) / WIDTH**0.5).softmax(-1)
+    return found.reshape(*found.shape[:2], SHOTS, PROMPTS)
+
+
+def on_right(racc: Racc, told: Seen) -> float:
+    able = told.relevant.any(1)
+    share = weights(racc, told).sum(-1) * told.relevant[:, None]
+    return share[able].sum(-1).mean().item()
+
+
+def test_the_right_demonstrations_are_attended_to_at_each_prompts_own_place() -> None:
+    racc = spoken.racc(document_prompts=PROMPTS)
+    before = on_right(racc, seen(racc, 300, 1))
+
+    some = seen(racc, 1500, 0)
+    point(racc, some.documents, some.asked, some.relevant)
+    fresh = seen(racc, 300, 1)
+
+    assert before < 0.6 and on_right(racc, fresh) > 0.9
+    own = weights(racc, fresh).diagonal(dim1=1, dim2=3).sum(1)
+    assert own.mean() > 0.95
+
+
+def lessons(count: int) -> Sequence[Lesson]:
+    lots, made = random.Random(0), []
+    for _ in range(count):
+        asked = lots.randrange(9)
+        shown = tuple(
+            Example(Query(f"number {one} is it"), f"word{one} of {one}")
+            for one in lots.sample(range(9), 3)
+        )
+        relevant = tuple(f" {asked} " in one.query.text for one in shown)
+        query = Query(f"number {asked} is it")
+        made.append(Lesson(query, shown, (1.0, 0.5, 0.2), relevant, f"word{asked} of {asked}"))
+    return made
+
+
+def begun() -> tuple[Racc, Remembering, Teaching]:
+    """A start, and the same models without a memory."""
+    racc = spoken.racc(document_prompts=PROMPTS)
+    plain = Teaching(hyper(), texts(), model().model, texts(), END)
+    between = Remembering(**vars(plain))
+    between.calibrate(racc, lessons(30))
+    begin(racc, between, lessons(80))
+    return racc, between, plain
+
+
+def test_keys_and_values_begin_nearer_to_those_of_the_right_demonstration_than_their_mean() -> None:
+    racc, _, plain = begun()
+    able = [one for one in lessons(80) if any(one.relevant)]
+    scores = relevance_of(able).float() * 100
+    real = plain.real(racc, [one.passages[one.relevant.index(True)] for one in able])
+    with torch.no_grad():
+        apart = racc.modulation.distance(plain.prompts(racc, able, scores), real)
+    assert apart < 0.2 * racc.modulation.standardised(real).square().mean()
+
+
+def test_what_is_remembered_is_what_would_be_read_again() -> None:
+    """After the start has moved the slots, and after a step of training."""
+    racc, between, plain = begun()
+    taught, scores = lessons(8), torch.randn(8, 3)
+    how = Course(steps=2, warm_up=0, rate=1e-2, answer=0.0, cache=1.0, prdb=False)
+
+    for _ in range(2):
+        torch.testing.assert_close(
+            between.loss(racc, taught, how, scores),
+            plain.loss(racc, taught, how, scores),
+            atol=1e-4,
+            rtol=1e-4,
+        )
+        train(racc, between, lambda step: taught, how)
