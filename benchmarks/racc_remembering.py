@@ -28,7 +28,7 @@ class Remembering(Teaching):
 
     _told: dict[str, Tensor] = field(default_factory=dict)
     _asked: dict[str, Tensor] = field(default_factory=dict)
-    _kept: dict[str, Tensor] = field(default_factory=dict)
+    _real: dict[str, Tensor] = field(default_factory=dict)
 
     def moved(self, told: Tensor, asking: Tensor) -> None:
         for known, change in ((self._told, told), (self._asked, asking)):
@@ -61,12 +61,12 @@ class Remembering(Teaching):
         return Asked(*known.unbind(1))
 
     def real(self, racc: Racc, passages: Sequence[Example]) -> KeyValues:
-        new = {content(one): one for one in passages if content(one) not in self._kept}
+        new = {content(one): one for one in passages if content(one) not in self._real}
         for part in _parts(list(new)):
             made = super().real(racc, [new[mark] for mark in part])
             rows = torch.stack([torch.stack(layer) for layer in made.layers], dim=0)
-            self._kept.update(zip(part, rows.unbind(2), strict=True))
-        rows = torch.stack([self._kept[content(one)] for one in passages], dim=2)
+            self._real.update(zip(part, rows.unbind(2), strict=True))
+        rows = torch.stack([self._real[content(one)] for one in passages], dim=2)
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows))
 
     def _read(self, racc: Racc, passages: Iterable[Example]) -> None:

@@ -83,6 +83,13 @@ async def test_passages_that_were_compressed_before_answer_alike(
 async def test_a_passage_that_was_never_compressed_is_no_answer(
     passages: KnowledgeBase, tmp_path: Path
 ) -> None:
+    with pytest.raises(StoreError, match="no compressed passages"):
+        racc(passages, bundled_compressor(), bundled(), store=tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+    saved = load(bundled_compressor())
+    shape = saved.racc.shape
+    PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))  # begun
     pipeline = racc(passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=Right())
 
     with pytest.raises(StoreError, match="is not compressed"):
