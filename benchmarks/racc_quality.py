@@ -61,6 +61,7 @@ VARIANTS: dict[str, Variant] = {
     "without DCVQ": Variant({"dcvq": False}),
     "with PRDB": Variant(course={"prdb": True}),
     "by answers alone": Variant(course=BY_ANSWERS),
+    "by answers slowly": Variant(course=BY_ANSWERS | {"rate": 1e-4}),
     "random start": Variant({"start": "random"}),
     "prompts appended": Variant({"prompting": "appended"}),
     "prompts appended and reading": Variant({"prompting": "both"}),
