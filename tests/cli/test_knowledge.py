@@ -132,7 +132,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     add = ("add", "k.db", "gs.csv", "--passages", "--embed", "words")
     done = run(*add, "--split", "train")
     assert "1 added, 0 were there already, 1 skipped" in done.out
-    assert "gs.csv, line 3: no number or no text" in done.err
+    assert "gs.csv, line 3: the id 'x' is not a number" in done.err
     told = run(*add, "--json").json
     assert isinstance(told, dict)
     assert (told["new"], told["duplicates"], len(told["skipped"])) == (1, 1, 1)

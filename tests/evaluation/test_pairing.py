@@ -146,6 +146,16 @@ async def test_what_retrieves_is_compared_with_its_baselines() -> None:
     ]
 
 
+async def test_what_compresses_is_compared_with_showing_and_with_its_controls() -> None:
+    names = {"concat": 1, "racc": 0, "racc-flat": 2, "racc-swapped": 6, "racc-oracle": 0}
+    runs = [await _run(name, 5, wrong) for name, wrong in names.items()]
+    assert [(p.method, p.against) for p in paired(runs)] == [
+        ("racc", "concat"),
+        ("racc", "racc-flat"),
+        ("racc", "racc-swapped"),
+    ]
+
+
 def test_scores_between_0_and_1_are_compared_by_resampling() -> None:
     rng = np.random.default_rng(0)
     theirs = rng.uniform(0, 0.5, 60)

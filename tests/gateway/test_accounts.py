@@ -144,15 +144,14 @@ def test_asking_is_quick(accounts: Accounts) -> None:
     _, token = accounts.add("team-a")
 
     def seconds(asked: str) -> float:
-        rounds = []
-        for _ in range(20):
-            begun = time.perf_counter()
-            for _ in range(500):
-                accounts.authenticate(asked)
-            rounds.append((time.perf_counter() - begun) / 500)
-        return min(rounds)
+        begun = time.perf_counter()
+        for _ in range(500):
+            accounts.authenticate(asked)
+        return (time.perf_counter() - begun) / 500
 
-    right, unknown = seconds(token), seconds(token[:11] + "f" * 12 + token[23:])
+    other = token[:11] + "f" * 12 + token[23:]
+    rounds = [(seconds(token), seconds(other)) for _ in range(40)]  # in turns: the machine may slow
+    right, unknown = map(min, zip(*rounds, strict=True))
     assert right < 50e-6
     assert 0.5 < right / unknown < 2
 

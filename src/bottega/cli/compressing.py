@@ -25,7 +25,11 @@ compress = typer.Typer(
 @compress.command()
 def train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A TOML file: docs/compression.md shows one.")
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A TOML file; docs/compression.md, in the repository, shows one whole.",
+        ),
     ],
 ) -> None:
     """Train a compressor in front of a frozen model. Stopped halfway (Ctrl-C), the same command

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bottega.evaluation.compressing import CONCAT, FLAT, RACC, SWAPPED
 from bottega.evaluation.metrics.intervals import (
     Estimate,
     mcnemar,
@@ -20,6 +21,8 @@ RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n", *SEARCHED)
 AGAINST = ("vote", "top-k", "random", "zero-shot")
 # What spends as much as the tree search.
 AS_DEAR = ("majority", "best-of-n", RANDOM, BEST)
+# What compression may lose, and what says whether it reads.
+CONTROLS = (CONCAT, FLAT, SWAPPED, "zero-shot")
 
 
 @dataclass(frozen=True)
@@ -39,20 +42,28 @@ class Paired:
 
 
 def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) -> list[Paired]:
-    """What retrieves against its baselines at the same number of shots, or at none. Sets that are
-    scored as a whole (macro-F1) have no such pairs."""
+    """What retrieves or compresses against its baselines at the same number of shots, or at none.
+    Sets that are scored as a whole (macro-F1) have no such pairs."""
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
     }
     return [
         compared
         for (method, shots), scored in by_name.items()
-        for against in (*AGAINST, *(AS_DEAR if method == TREE else ()))
-        if method in RETRIEVING and method != against
+        for against in _compared(method)
+        if method != against
         for theirs in [by_name.get((against, 0 if against == "zero-shot" else shots))]
         if theirs is not None
         if (compared := compare(method, against, shots, scored, theirs, seed)) is not None
     ]
+
+
+def _compared(method: str) -> tuple[str, ...]:
+    if method == RACC:
+        return CONTROLS
+    if method not in RETRIEVING:
+        return ()
+    return (*AGAINST, *AS_DEAR) if method == TREE else AGAINST
 
 
 def compare(

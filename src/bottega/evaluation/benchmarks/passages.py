@@ -162,8 +162,13 @@ class _GoogleSearch:
         if len(row) != self._width:
             raise LoadError(f"{len(row)} columns, not {self._width}", hint=FORMS)
         id, text = row[self._id].removeprefix("GS_"), row[self._text].strip()
-        if not id.isdecimal() or not text:
-            raise LoadError("no number or no text", hint=FORMS)
+        if not text:
+            raise LoadError("no text", hint="leave the row out")
+        if not id.isdecimal():
+            raise LoadError(
+                f"the id {id[:SHOWN]!r} is not a number",
+                hint='number the rows, or write lines of JSON: {"text": "...", "id": "..."}',
+            )
         if self._train and int(id) >= GS_TRAIN:
             return None
         return f"GS_{id}", text
