@@ -1,5 +1,5 @@
 """One token a passage (xRAG's shape) with the bundled apprentice: `python -m
-benchmarks.racc_one_token [--steps N] [--json F]`.
+benchmarks.racc_one_token [--steps N] [--rate R] [--json F]`.
 
 A bridge of two layers is trained by the answers of the bundled compressor's lessons, then asked
 what `bottega eval facts --shots 5` asks, with the passages found for another item as a control.
@@ -145,6 +145,7 @@ async def measured(data: Benchmark, method: OneToken) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=COURSE.steps)
+    parser.add_argument("--rate", type=float, default=COURSE.rate)
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -164,7 +165,7 @@ def main() -> None:
             print(f"step {step}: loss {loss:.3f}, {time.perf_counter() - began:.0f} s", flush=True)
 
     began = time.perf_counter()
-    course = replace(COURSE, steps=options.steps)
+    course = replace(COURSE, steps=options.steps, rate=options.rate)
     trained(method, teaching, lessons, vectors, course, report)
     seconds = time.perf_counter() - began
     data = load_benchmark("facts", seed=0, limit=options.limit)
