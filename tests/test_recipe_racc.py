@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bottega.bundled import bundled_compressor
 from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
@@ -89,7 +90,8 @@ async def test_a_passage_that_was_never_compressed_is_no_answer(
 
     saved = load(bundled_compressor())
     shape = saved.racc.shape
-    PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))  # begun
+    begun = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
+    begun.add([], lambda none: torch.zeros(0))
     pipeline = racc(passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=Right())
 
     with pytest.raises(StoreError, match="is not compressed"):

@@ -249,7 +249,7 @@ def test_only_what_is_new_is_compressed(
     assert first.code == 0, first.err
     assert "70 passages, 70 compressed now, 70 in store" in first.out
     width = load(compressor).racc.shape.width
-    assert f"{8 * width} as fp16, {4 * width + 8} as int8" in first.out
+    assert f"{8 * width} as fp16, {4 * width + 16} as int8" in first.out
     assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.delete([kb.ids()[3]])

@@ -82,7 +82,7 @@ def build(
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
         work = Building.opened(folder, loaded(generator), store, int8=int8)
-        with progress("compressing", len(knowledge)) as step:
+        with work.alone(), progress("compressing", len(knowledge)) as step:
             for example in knowledge:
                 if all_examples or is_passage(example):
                     work.take(str(example.id), example)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
@@ -43,6 +44,10 @@ class Building:
     def seen(self) -> int:
         return len(self._ids)
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Raises `StoreError` while another command builds the store."""
+        return self._store.building()
+
     def take(self, id: str, passage: Example) -> None:
         self._ids.add(id)
         self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
@@ -76,7 +81,7 @@ class Building:
             "kept": len(self._store),
             "text_bytes": self._text_bytes / self.seen if self.seen else None,
             "fp16_bytes": 2 * numbers,
-            "int8_bytes": numbers + 2 * self._shape.document_prompts,
+            "int8_bytes": numbers + 4 * self._shape.document_prompts,
             "int8_error": sum(errors) / len(errors) if errors else None,
         }
 

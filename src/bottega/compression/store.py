@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,15 +16,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bottega.compression.store_files import (
+    ENTRIES,
+    MANIFEST,
+    ROWS,
+    Entry,
+    alone_in,
+    check_own,
+    check_rows,
+    damaged,
+    read_entries,
+    read_rows,
+    replace,
+    storing,
+    write,
+)
 from bottega.errors import StoreError
 from bottega.types import Example
 
 Precision = Literal["fp16", "int8"]
 Compress = Callable[[Sequence[Example]], Tensor]
 
-MANIFEST, CODES, SCALES, ENTRIES = "manifest.json", "codes.bin", "scales.bin", "entries.jsonl"
-VERSION = 1
+VERSION = 2
 BATCH = 64
+LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 
 @dataclass(frozen=True)
@@ -39,34 +55,51 @@ class Manifest:
     @classmethod
     def found(cls, folder: str | Path, compressor: str, prompts: int, width: int) -> Manifest:
         """In the precision of the store that is there, if there is one."""
-        path = Path(folder).expanduser() / MANIFEST
-        precision: Precision = _read(path).precision if path.exists() else "fp16"
-        return cls(compressor, prompts, width, precision)
+        there = _found(Path(folder).expanduser())
+        return cls(compressor, prompts, width, there.precision if there else "fp16")
 
 
 class PassageStore:
-    """One row of (prompts, width) for each passage, memory-mapped.
+    """One row of (prompts, width) for each passage; int8 has a scale for each prompt.
 
-    An entry is a line in `entries.jsonl`, written after its row is on disk: what a killed process
-    left behind is cut off, and the same `add` goes on. A passage whose text, pictures or answer
-    changed is compressed anew; its old row stays until the store is built again. int8 has a scale
-    for each prompt. Raises `StoreError` for a store of another compressor or precision.
+    Opening and `get` change nothing on disk, and go on while another process builds. An entry is
+    written after its row is on disk: what a killed process left behind is written over by the next
+    `add`. A passage whose text, pictures or answer changed is compressed anew; its old row stays
+    until the store is built again. Raises `StoreError` for a store of another compressor or
+    precision, and for one that is damaged.
     """
 
     def __init__(self, folder: str | Path, manifest: Manifest) -> None:
         self._folder = Path(folder).expanduser()
         self._manifest = manifest
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._check()
-        self._place: dict[str, tuple[int, str]] = {}
-        self._count = self._recovered()
+        self._entries: dict[str, Entry] = {}
+        self._count, self._end = 0, 0
+        self._turn, self._is_building = threading.RLock(), False
+        if self._is_begun():
+            self._follow()
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._entries)
 
     @property
     def bytes_a_passage(self) -> int:
-        return self._row * self._kind.itemsize + (self._manifest.prompts * 2 if self._scaled else 0)
+        return self._row.itemsize
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """For several `add`: raises `StoreError` while another process, or another store of this
+        folder, builds."""
+        with self._turn:
+            if self._is_building:
+                yield
+                return
+            with alone_in(self._folder):
+                self._begin()
+                self._is_building = True
+                try:
+                    yield
+                finally:
+                    self._is_building = False
 
     def add(
         self,
@@ -74,109 +107,117 @@ class PassageStore:
         compress: Compress,
         report: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Ids with their passages. Returns how many were compressed: what is there is skipped."""
-        told = [(id, one, content(one)) for id, one in passages]
-        missing = [one for one in told if self._place.get(one[0], (0, ""))[1] != one[2]]
-        for start in range(0, len(missing), BATCH):
-            batch = missing[start : start + BATCH]
-            with torch.no_grad():
-                rows = compress([one for _, one, _ in batch])
-            self._append([(id, mark) for id, _, mark in batch], rows)
-            report(min(start + BATCH, len(missing)))
+        """Ids with their passages. Returns how many were compressed: what is there is skipped.
+        Raises `StoreError` for numbers that the precision cannot hold, and as `building`."""
+        with self.building():
+            self._follow()
+            told = [(id, one, content(one)) for id, one in passages]
+            missing = [one for one in told if self._mark(one[0]) != one[2]]
+            for start in range(0, len(missing), BATCH):
+                batch = missing[start : start + BATCH]
+                with torch.no_grad():
+                    rows = compress([one for _, one, _ in batch])
+                self._append([(id, mark) for id, _, mark in batch], rows)
+                report(min(start + BATCH, len(missing)))
         return len(missing)
 
     def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
         """(passages, prompts, width) in float32. Raises `StoreError` for one that is missing or has
         changed since it was compressed."""
-        places = [self._place_of(id, one) for id, one in passages]
-        shape = (-1, self._manifest.prompts, self._manifest.width)
-        rows = self._mapped(CODES, self._kind).reshape(shape)[places].astype(np.float32)
+        entries = [self._entry_of(id, one) for id, one in passages]
+        rows = np.frombuffer(read_rows(self._folder, entries, self._row.itemsize), self._row)
+        values = rows["codes"].astype(np.float32)
         if self._scaled:
-            scales = self._mapped(SCALES, np.dtype(np.float16)).reshape(shape[:2])[places]
-            rows *= scales[..., None].astype(np.float32)
-        return torch.from_numpy(rows)
+            values *= rows["scales"][..., None]
+        return torch.from_numpy(values)
 
-    def _place_of(self, id: str, passage: Example) -> int:
-        place, mark = self._place.get(id, (-1, ""))
+    def _mark(self, id: str) -> str:
+        return self._entries[id].mark if id in self._entries else ""
+
+    def _entry_of(self, id: str, passage: Example) -> Entry:
+        mark = self._mark(id)
         if mark != content(passage):
             missing = "has changed since it was compressed" if mark else "is not compressed"
             raise StoreError(
                 f"passage {id} {missing}",
                 hint="run `bottega compress build` again: it compresses what is new",
             )
-        return place
+        return self._entries[id]
 
-    def _append(self, entries: Sequence[tuple[str, str]], rows: Tensor) -> None:
+    def _append(self, passages: Sequence[tuple[str, str]], rows: Tensor) -> None:
         values = rows.float().cpu().numpy()
-        if self._scaled:
-            scales = np.maximum(np.abs(values).max(-1) / 127, 1e-6).astype(np.float16)
-            codes = np.rint(values / scales[..., None].astype(np.float32))
-            _write(self._folder / SCALES, scales.tobytes())
-            values = codes.clip(-127, 127)
-        _write(self._folder / CODES, values.astype(self._kind).tobytes())
-        lines = [json.dumps([id, mark]) + "\n" for id, mark in entries]
-        _write(self._folder / ENTRIES, "".join(lines).encode())
-        for place, (id, mark) in enumerate(entries, self._count):
-            self._place[id] = (place, mark)
-        self._count += len(entries)
+        self._check_values([id for id, _ in passages], values)
+        coded = self._coded(values)
+        entries = [
+            Entry.of(row, id, mark, one.tobytes())
+            for row, ((id, mark), one) in enumerate(zip(passages, coded, strict=True), self._count)
+        ]
+        write(self._folder / ROWS, coded.tobytes(), at=self._count * self._row.itemsize)
+        lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+        write(self._folder / ENTRIES, lines.encode(), at=self._end)
+        self._follow()
 
-    def _check(self) -> None:
-        path = self._folder / MANIFEST
-        if not path.exists():
-            if any(self._folder.iterdir()):
-                raise StoreError(
-                    f"{self._folder} holds files that are not a store's",
-                    hint="give an empty folder",
-                )
-            _write(path, json.dumps(asdict(self._manifest), sort_keys=True).encode())
-            return
-        found = _read(path)
-        if found != self._manifest:
+    def _check_values(self, ids: Sequence[str], values: NDArray[np.float32]) -> None:
+        wanted = (len(ids), self._manifest.prompts, self._manifest.width)
+        if values.shape != wanted:
             raise StoreError(
-                f"{self._folder} was built as {found}, and {self._manifest} is asked for",
-                hint="build another folder with this compressor, or use the one it was built with",
+                f"the compressor made {values.shape} of passages that take {wanted}",
+                hint="compress with what the manifest says",
+            )
+        held = (np.abs(values) <= LARGEST[self._manifest.precision]).all((1, 2))  # no NaN is
+        if not held.all():
+            raise StoreError(
+                f"passage {ids[int(held.argmin())]} was compressed to numbers that"
+                f" {self._manifest.precision} cannot hold",
+                hint="int8 holds large ones; if they are not finite, train the compressor again",
             )
 
-    def _recovered(self) -> int:
-        """Cuts off what an interrupted `add` left. Returns the number of rows."""
-        path = self._folder / ENTRIES
-        whole = path.read_bytes() if path.exists() else b""
-        whole = whole[: whole.rfind(b"\n") + 1]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        self._place = {id: (place, mark) for place, (id, mark) in enumerate(lines)}
-        sizes = {CODES: self._row * self._kind.itemsize, ENTRIES: 0}
+    def _coded(self, values: NDArray[np.float32]) -> NDArray[np.void]:
+        coded = np.zeros(len(values), self._row)
         if self._scaled:
-            sizes[SCALES] = self._manifest.prompts * 2
-        for name, size in sizes.items():
-            part, length = self._folder / name, size * len(lines) or len(whole)
-            if part.exists():
-                if part.stat().st_size < length:
-                    raise StoreError(f"{part} is too short", hint="delete the folder, build anew")
-                os.truncate(part, length if lines else 0)
-        return len(lines)
+            smallest = np.finfo(np.float32).tiny
+            scales = np.maximum(np.abs(values).max(-1) / 127, smallest).astype(np.float32)
+            coded["scales"], values = scales, np.rint(values / scales[..., None]).clip(-127, 127)
+        coded["codes"] = values
+        return coded
 
-    def _mapped(self, name: str, kind: np.dtype[np.generic]) -> NDArray[np.generic]:
-        path = self._folder / name
-        if not self._count:
-            return np.zeros(0, kind)
-        return np.memmap(path, kind, mode="r")
+    def _is_begun(self) -> bool:
+        check_own(self._folder)
+        there = _found(self._folder)
+        if there and there != self._manifest:
+            raise StoreError(
+                f"{self._folder} was built as {there}, and {self._manifest} is asked for",
+                hint="build another folder with this compressor, or use the one it was built with",
+            )
+        return there is not None
+
+    def _begin(self) -> None:
+        if not self._is_begun():
+            manifest = json.dumps(asdict(self._manifest), sort_keys=True)
+            replace(self._folder / MANIFEST, manifest.encode())
+
+    def _follow(self) -> None:
+        """Reads the entries that were written since."""
+        new, end = read_entries(self._folder, start=self._end, row=self._count)
+        check_rows(self._folder, count=self._count + len(new), size=self._row.itemsize)
+        self._entries |= {entry.id: entry for entry in new}
+        self._count, self._end = self._count + len(new), end
 
     @property
     def _scaled(self) -> bool:
         return self._manifest.precision == "int8"
 
     @property
-    def _kind(self) -> np.dtype[np.generic]:
-        return np.dtype(np.int8 if self._scaled else np.float16)
-
-    @property
-    def _row(self) -> int:
-        return self._manifest.prompts * self._manifest.width
+    def _row(self) -> np.dtype[np.void]:
+        prompts, width = self._manifest.prompts, self._manifest.width
+        if self._scaled:
+            return np.dtype([("scales", "<f4", (prompts,)), ("codes", "i1", (prompts, width))])
+        return np.dtype([("codes", "<f2", (prompts, width))])
 
 
 def check_built(folder: str | Path) -> None:
     """Raises `StoreError` if nothing was built there."""
-    if not (Path(folder).expanduser() / MANIFEST).exists():
+    if _found(Path(folder).expanduser()) is None:
         raise StoreError(
             f"there are no compressed passages in {folder}",
             hint="run `bottega compress build` first",
@@ -191,15 +232,28 @@ def content(passage: Example) -> str:
     return hashlib.sha256(json.dumps([passage.query.text, images, *said]).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> Manifest:
+def _found(folder: Path) -> Manifest | None:
+    path = folder / MANIFEST
+    with storing(folder):
+        text = path.read_bytes() if path.exists() else None
+    if text is None:
+        return None
     try:
-        return Manifest(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"{path} is damaged", hint="delete the folder, build anew") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path) from error
+    match found:
+        case {"version": int(version)} if version != VERSION:
+            raise StoreError(
+                f"{folder} holds compressed passages of version {version}, and this is {VERSION}",
+                hint="build them anew in another folder",
+            )
+        case {
+            "compressor": str(compressor),
+            "prompts": int(prompts),
+            "width": int(width),
+            "precision": "fp16" | "int8" as precision,
+            "version": int(),
+        } if prompts > 0 < width:
+            return Manifest(compressor, prompts, width, precision)
+    raise damaged(path)
