@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bottega.compression import Hyper, Racc, Shape, save
+from bottega.compression.saving import load, save_settings
 from bottega.compression.training import Course, Progress, Teaching, train
 from bottega.evaluation.lessons import ToldLessons
 from bottega.generation.loaded import LoadedModel
@@ -71,6 +72,14 @@ def train_compressor(
     train(racc, between, lessons, course, folder=work, report=report)
     save(racc, out, hyper=between.hyper, base=model.model)
     return racc
+
+
+def describe(apprentice: Path, out: Path) -> None:
+    """Writes the settings beside the weights in `out` anew, for when their form has changed."""
+    model = LoadedModel.load(str(apprentice), "cpu", "float32")
+    between = taught(model)
+    save_settings(shape(model), out, hyper=between.hyper, base=model.model)
+    load(out).check(model.model, model.model)
 
 
 def told(progress: Progress) -> None:

@@ -28,6 +28,7 @@ from tests.knowledge.doubles import SeededEmbedder, asked
 
 TOP = """
 benchmark = "facts:asked=4,episodes=1"
+seed = 20000
 layer = 1
 shots = 3
 batch = 2
@@ -187,6 +188,8 @@ def test_retrieved_passages_teach_by_what_they_hold(
         ("", "validate_every = 2", "needs questions that are set aside", "validate = 50"),
         ('retrieve = "bm52"', "", "retrieve is not one of", "did you mean bm25?"),
         ("seed = -1", "", "seed is out of range", "0 or more"),
+        ("seed = 0", "", "knows no questions", "seed = 20000"),
+        ('out = ""', "", "out is empty", "name a folder"),
         ("embed = 3", "", "embed is a whole number, not text", "embed ="),
         ('model = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
         ('hyper = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
@@ -197,8 +200,9 @@ def test_what_is_wrong_in_the_file_is_named(
     run: Run, written: Callable[..., Path], top: str, rest: str, said: str, hint: str
 ) -> None:
     path = written(top, rest)
-    if top.startswith("layer"):
-        path.write_text(path.read_text().replace("layer = 1\n", ""))
+    usual = {"layer": "layer = 1\n", "seed": "seed = 20000\n", "out": 'out = "made"\n'}
+    if (given := top.partition(" ")[0]) in usual:
+        path.write_text(path.read_text().replace(usual[given], "", 1))
     done = run("compress", "train", path)
     assert done.code == 2
     assert said in done.err and hint in done.err

@@ -194,6 +194,46 @@ def test_settings_that_teach_nothing_are_refused() -> None:
         course(steps=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("patience", 0),
+        ("answer", float("nan")),
+        ("cache", float("inf")),
+        ("clip", 0.0),
+        ("clip", -1.0),
+        ("warm_up", -1),
+        ("rate", float("nan")),
+        ("rate", 0.0),
+        ("weight_decay", -1.0),
+        ("seed", 2**63),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=name):
+        course(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["stride", "blocks", "heads", "document_prompts"])
+def test_a_shape_of_nothing_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        spoken.shape(**{name: 0})
+    with pytest.raises(SettingError, match="heads is 5"):
+        spoken.shape(heads=5)
+
+
+def test_training_that_goes_astray_ends_with_the_weights_that_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Teaching, "loss", lambda self, racc, *more: racc.aggregator.strength * torch.nan
+    )
+    racc = spoken.racc()
+    with pytest.raises(SettingError, match="loss of step 1 is nan"):
+        losses(racc, course())
+    assert all(bool(one.isfinite().all()) for one in racc.parameters())
+
+
 def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
     how = Course(steps=11000)
 

@@ -29,7 +29,7 @@ class Settings:
     model: str = BUNDLED
     hyper: str | None = None
     layer: int = -1
-    seed: int = within(0, 0)
+    seed: int = within(0, 0, 2**63 - 1)
     passages: str | None = None
     retrieve: str = one_of("hybrid", *RETRIEVE)
     embed: str = BUNDLED
@@ -69,6 +69,7 @@ def load_plan(file: Path) -> Plan:
         read(Shape, document.get("shape", {}), at / "shape", **told),
         read(Course, course, at / "course"),
     )
+    _check_out(plan.settings.out, str(top["out"]), at / "out")
     _check_pairs(plan, at)
     return plan
 
@@ -87,6 +88,13 @@ def _check_given(kind: type[Settings] | type[Course], table: Table, at: Place) -
     for one in fields(kind):
         if one.default is MISSING and one.name not in table:
             raise (at / one.name).error("is missing", hint=EXAMPLE)
+
+
+def _check_out(out: Path, written: str, at: Place) -> None:
+    if not written.strip():
+        raise at.error("is empty", hint='name a folder: out = "compressor"')
+    if out.exists() and not out.is_dir():
+        raise at.error("is a file", hint='name a folder: out = "compressor"')
 
 
 def _check_pairs(plan: Plan, at: Place) -> None:

@@ -16,14 +16,16 @@ from bottega.cli.measuring import check_retrieval, filled
 from bottega.cli.output import note, progress, say, waiting, warn
 from bottega.cli.resolving import check_retrieve, open_retrieval, open_tokens
 from bottega.compression import Racc, Shape, save
-from bottega.compression.saving import SETTINGS, fingerprint
+from bottega.compression.fingerprints import fingerprint, same
+from bottega.compression.saving import SETTINGS
 from bottega.compression.training import Course, Lesson, Progress, Teaching, train
 from bottega.compression.training.checkpoints import NAME
-from bottega.errors import LoadError
+from bottega.errors import LoadError, SettingError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.labels import is_passage
 from bottega.evaluation.lessons import (
     Drawn,
     FoundLessons,
@@ -69,6 +71,12 @@ def train_as_planned(plan: Plan) -> bool:
 
 def _read(settings: Settings) -> Benchmark:
     data = load_benchmark(settings.benchmark, seed=settings.seed, on_bad=warn)
+    if settings.seed == 0 and all(map(is_passage, data.knowledge)):
+        raise SettingError(
+            f"{data.name} knows no questions, so those are taught that seed draws, and seed 0 draws"
+            " the ones that `bottega eval` asks",
+            hint="set seed to another number: seed = 20000",
+        )
     if settings.passages is not None:
         data = with_passages(data, settings.passages, on_bad=warn)
     return data
@@ -125,12 +133,21 @@ def _begin(plan: Plan, between: Teaching, data: Benchmark) -> None:
         before = json.loads(file.read_text())
     except ValueError as error:
         raise LoadError(f"{file} is damaged", hint=f"delete {out}, and train anew") from error
-    changed = [name for name, value in told.items() if before.get(name) != value]
+    changed = [name for name, value in told.items() if not _alike(name, before.get(name), value)]
     if changed:
         raise LoadError(
             f"{out} is of a training with another {' and another '.join(changed)}",
             hint="name another folder as out, or use the settings that it was begun with",
         )
+
+
+def _alike(name: str, before: object, now: object) -> bool:
+    if name not in ("hyper", "base"):
+        return before == now
+    try:  # rounded otherwise on another machine
+        return same(str(before), str(now))
+    except ValueError:
+        return False
 
 
 def _say_plan(

@@ -49,6 +49,14 @@ class Hyper:
     def width(self) -> int:
         return int(decoder_config(self.model).hidden_size)
 
+    @property
+    def depth(self) -> int:
+        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+
+    @property
+    def has_layer(self) -> bool:
+        return -self.depth - 1 <= self.layer <= self.depth
+
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings (n, width), in full precision: small steps of training would be lost
         in the model's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,9 @@ from bottega.compression.compressor import Compressor
 from bottega.compression.hyper import Hyper, Inputs
 from bottega.compression.kinds import read_apart
 from bottega.compression.modulation import Modulation
+from bottega.compression.ranges import check_range
 from bottega.compression.texts import Texts
+from bottega.errors import SettingError
 from bottega.prefixing.kv import Geometry, KeyValues
 from bottega.types import Example
 
@@ -42,6 +44,21 @@ class Shape:
     dcvq: bool = True
     rgca: bool = True
     start: Start = "similar"
+
+    def __post_init__(self) -> None:
+        """Raises `SettingError`. A width of 0 is one that is still to be told."""
+        counts = ("document_prompts", "query_prompts", "stride", "blocks", "heads")
+        check_range(self, *counts, low=1)
+        if self.width % self.heads:
+            raise SettingError(
+                f"heads is {self.heads}, which does not divide the width {self.width}",
+                hint="set heads to 1, or to another divisor of the model's width",
+            )
+        for name, known in (("prompting", get_args(Prompting)), ("start", get_args(Start))):
+            if getattr(self, name) not in known:
+                raise SettingError(
+                    f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(known)}"
+                )
 
 
 @dataclass(frozen=True)

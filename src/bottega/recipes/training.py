@@ -23,14 +23,14 @@ def teaching(base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int 
     """`hyper` compresses for `base`, which does it itself if nobody is named. `layer` is the one
     whose hidden states are read, see `Hyper`. Raises `SettingError` for one that is not there."""
     texts = Texts(base.encode, base.ends)
-    layers = (hyper or base).model.config.get_text_config(decoder=True).num_hidden_layers
-    if not -layers - 1 <= layer <= layers:
+    compresses = Hyper((hyper or base).model, layer=layer)
+    if not compresses.has_layer:
         raise SettingError(
             f"there is no layer {layer}",
-            hint=f"use 0 (the embeddings) to {layers}, or -1 (the last)",
+            hint=f"use 0 (the embeddings) to {compresses.depth}, or -1 (the last)",
         )
     return Teaching(
-        Hyper((hyper or base).model, layer=layer),
+        compresses,
         texts if hyper is None else Texts(hyper.encode, hyper.ends),
         base.model,
         texts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bottega.compression.ranges import LARGEST_SEED, check_range
 from bottega.errors import SettingError
 
 
@@ -41,15 +42,14 @@ class Course:
     patience: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise SettingError(
-                    f"{name} is {getattr(self, name)}", hint=f"set {name} to 1 or more"
-                )
-        if self.answer <= 0 and self.cache <= 0:
+        check_range(self, "steps", "accumulate", "checkpoint_every", "patience", low=1)
+        check_range(self, "rate", "clip", low=0, open=True)
+        check_range(self, "first_rate", "warm_up", "weight_decay", "validate_every", low=0)
+        check_range(self, "answer", "cache", low=0)
+        check_range(self, "flat", low=0, high=1)
+        check_range(self, "seed", low=0, high=LARGEST_SEED)
+        if not (self.answer or self.cache):
             raise SettingError("nothing is learned", hint="weigh answer or cache with more than 0")
-        if not 0 <= self.flat <= 1:
-            raise SettingError(f"flat is {self.flat}", hint="set it between 0 and 1")
 
     def rate_at(self, step: int) -> float:
         """Of step 0 to `steps` - 1."""

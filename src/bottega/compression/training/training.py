@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from bottega.compression.training.checkpoints import Checkpoints
 from bottega.compression.training.course import Course
 from bottega.compression.training.lessons import Lesson, Lessons, scores_of
 from bottega.compression.training.teaching import Teaching
+from bottega.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def train(
 ) -> bool:
     """Trains in place. With `folder` it leaves checkpoints there and goes on from the last one: the
     losses are then those of a run that was never stopped. Raises `LoadError` for a checkpoint of
-    another course or another shape. Once `stopped` says so it keeps a checkpoint after the step and
+    another course or another shape, and `SettingError` once a loss or a gradient is no number: the
+    weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after the step and
     returns False.
 
     With `held_out` lessons and `course.validate_every` the best weights by their loss are what
@@ -59,6 +62,7 @@ def train(
         validation = None
         if held_out and course.validate_every and (state.step + 1) % course.validate_every == 0:
             validation = _validated(racc, teaching, held_out, course)
+            _finite(validation, "validation loss", state.step)
             state = checkpoints.validated(state, validation)
         report(Progress(state.step, loss, rate, validation))
         state = state.next()
@@ -90,10 +94,20 @@ def _step(
         with _precision(course, teaching):
             loss = teaching.loss(racc, batch, course, _hidden(batch, course, number))
         torch.autograd.backward(loss / course.accumulate)
-        total += loss.item() / course.accumulate
-    nn.utils.clip_grad_norm_(racc.parameters(), course.clip)
+        total += _finite(loss.item(), "loss", step) / course.accumulate
+    length = nn.utils.clip_grad_norm_(racc.parameters(), course.clip)
+    _finite(length.item(), "gradient", step)
     optimizer.step()
     return total
+
+
+def _finite(number: float, what: str, step: int) -> float:
+    if not math.isfinite(number):
+        raise SettingError(
+            f"the {what} of step {step + 1} is {number}: training went astray",
+            hint="begin in another folder with a lower rate, or weigh answer and cache less",
+        )
+    return number
 
 
 def _hidden(batch: Sequence[Lesson], course: Course, number: int) -> Tensor:

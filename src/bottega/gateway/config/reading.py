@@ -152,7 +152,10 @@ def _row(value: object, kind: Any, at: Place) -> tuple[Any, ...]:
 
 def _plain(value: object, kind: type, at: Place) -> Any:
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise at.error("is out of range", hint="use a smaller number") from error
     if type(value) is not kind:  # True is an int to isinstance
         raise at.error(
             f"is {NAMES.get(type(value), type(value).__name__)}, not {NAMES[kind]}",
