@@ -27,12 +27,13 @@ from bottega.compression import Shape, save
 from bottega.compression.training import Course, Lesson, train
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import CERTAIN, FLAT, RACC, SWAPPED, ForAnother, Scored
+from bottega.evaluation.compressing import CERTAIN, FLAT, RACC, SWAPPED, Scored
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.lessons import FoundLessons
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.swapping import ForAnother
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder

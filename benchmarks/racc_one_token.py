@@ -25,10 +25,11 @@ from bottega.compression.condensing import exported
 from bottega.compression.training import Course, Lesson, Teaching
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import ForAnother, LateScored
+from bottega.evaluation.compressing import LateScored
 from bottega.evaluation.episodes import ByEpisode, Oracle, pools
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.swapping import ForAnother
 from bottega.evaluation.tally import Result
 from bottega.generation import Transformers, bundled
 from bottega.generation.loaded import LoadedModel

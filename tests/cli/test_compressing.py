@@ -327,3 +327,20 @@ def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with
     ):
         refused = run(*command, *wrong)
         assert (refused.code, said in refused.err) == (code, True), refused.err
+
+
+def test_a_run_does_not_go_on_with_another_compressor_at_the_same_path(
+    run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
+) -> None:
+    command = ("eval", "facts:asked=1,episodes=1", "--shots", 2, "--methods", "racc")
+    kept = (*command, "--compressor", compressor, "--out", "run")
+    assert run(*kept).code == 0
+    assert run(*kept).code == 0
+    made(apprentice, compressor, seed=1)
+    refused = run(*kept)
+    assert (refused.code, "holds a run with compressor_digest" in refused.err) == (2, True)
+
+    absent = run(*command, "--compressor", "nowhere")
+    assert (absent.code, "there is no compressor in nowhere" in absent.err) == (1, True)
+    for_none = run(*command[:-1], "concat", "--compressor", compressor)
+    assert (for_none.code, "nothing for a compressor to do" in for_none.err) == (2, True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from bottega.compression.answering import Compressed
 from bottega.compression.condensing import Condenser
 from bottega.compression.store import Manifest, PassageStore
-from bottega.errors import StoreError
+from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
 from bottega.prompting import Interleaved
 from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
@@ -119,3 +120,31 @@ async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: 
 
     with pytest.raises(StoreError, match="p0 has changed"):
         await answering(Base(), store).search(QUERY, found(1), 1)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+async def test_no_passage_at_all_is_not_asked_for(k: int) -> None:
+    with pytest.raises(SettingError, match=f"cannot choose {k} candidates"):
+        await answering(Base()).search(QUERY, found(3), k)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+async def test_scores_that_are_no_numbers_are_refused(score: float) -> None:
+    with pytest.raises(SettingError, match="not a finite number"):
+        await answering(Base()).search(QUERY, found(2, (score, 1.0)), 2)
+
+
+@pytest.mark.parametrize("offset", [0.0, -7.5, 2.0**40])
+def test_only_the_distances_of_scores_count(offset: float) -> None:
+    """However far they are from zero: single precision holds 2 ** 40 and 2 ** 40 + 1 alike."""
+    made = condenser()
+    told, moved = (
+        made.prefix(QUERY, found(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)
+    )
+    np.testing.assert_allclose(told, moved, atol=1e-6)
+
+
+@pytest.mark.parametrize("scores", [(1e308, -1e308), (1e39, 0.0)])
+def test_scores_beyond_single_precision_leave_numbers(scores: tuple[float, ...]) -> None:
+    layers = condenser().prefix(QUERY, found(2, scores)).layers
+    assert all(np.isfinite(one).all() for layer in layers for one in layer)

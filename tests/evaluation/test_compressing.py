@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bottega.errors import SettingError
+from bottega.compression import saving, store
+from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import CERTAIN, ForAnother, LateScored, Scored
+from bottega.evaluation.compressing import CERTAIN, LateScored, Scored, check_compressing
+from bottega.evaluation.compressors import COMPRESSOR, STORE, identities
 from bottega.evaluation.methods import alone, check_fit, needs_search, plan
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted, bundled
@@ -90,24 +94,6 @@ class Fixed:
         return [Candidate(one, float(i)) for i, one in enumerate(examples)]
 
 
-def items(*answers: str) -> Benchmark:
-    asked = [Example(Query("?", id=f"q{i}"), answer) for i, answer in enumerate(answers)]
-    return Benchmark("three", (Example(Query("p"), ""),), tuple(asked))
-
-
-async def test_swapped_passages_are_those_of_the_next_item_with_another_answer() -> None:
-    found = ForAnother(Fixed(), items("red", "red", "blue"))
-
-    shown = [await found(Query("?", id=f"q{i}"), 1) for i in range(3)]
-
-    assert [one[0].example.query.text for one in shown] == ["q2 0", "q2 0", "q0 0"]
-
-
-async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
-    with pytest.raises(SettingError, match="nothing to swap"):
-        await ForAnother(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
-
-
 async def test_controls_change_scores_alone() -> None:
     found = Scored(Fixed(), lambda query, one: CERTAIN * (one.example.query.id == "q01"))
 
@@ -126,3 +112,31 @@ async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -
     home, food = await LateScored(Two())(Query("What is its home?"), 2)
 
     assert home.score > food.score
+
+
+def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"no compressor in .*: compressor.json is missing"):
+        check_compressing(["racc"], compressor=tmp_path)
+    with pytest.raises(StoreError, match="no compressed passages"):
+        check_compressing(["racc"], store=tmp_path)
+    with pytest.raises(SettingError, match="nothing for a compressor to do"):
+        check_compressing(["concat"], compressor=tmp_path)
+
+
+def test_another_compressor_or_store_at_the_same_path_is_another(tmp_path: Path) -> None:
+    assert (*COMPRESSOR, STORE) == (saving.SETTINGS, saving.WEIGHTS, store.MANIFEST)
+    for name in (*COMPRESSOR, STORE):
+        (tmp_path / name).write_text("one")
+    before = identities(tmp_path, tmp_path)
+    (tmp_path / "losses.jsonl").write_text("not its own")
+    assert identities(tmp_path, tmp_path) == before
+    assert identities(None, None) == {}
+    for name, told in zip(
+        (*COMPRESSOR, STORE),
+        ("compressor_digest", "compressor_digest", "store_manifest"),
+        strict=True,
+    ):
+        (tmp_path / name).write_text("other")
+        after = identities(tmp_path, tmp_path)
+        assert [key for key in before if after[key] != before[key]] == [told]
+        before = after

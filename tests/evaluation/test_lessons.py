@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bottega.errors import SettingError
+from bottega.evaluation.answers import answers_of, holds
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
@@ -17,8 +18,6 @@ from bottega.evaluation.episodes import Shelf
 from bottega.evaluation.lessons import (
     FoundLessons,
     ToldLessons,
-    answers_of,
-    holds,
     passages_of,
     says_which_passage,
     set_aside,

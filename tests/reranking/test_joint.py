@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,11 @@ class Sure:
 
     name = "sure"
 
-    def __init__(self, logprobs: Mapping[str, float | None]) -> None:
+    def __init__(
+        self, logprobs: Mapping[str, float | None], spoilt: Mapping[str, Completion] | None = None
+    ) -> None:
         self.logprobs, self.seen = logprobs, list[tuple[Prompt, Sampling]]()
+        self.spoilt = spoilt or {}
         self.most_at_once = self._at_once = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
@@ -49,7 +53,7 @@ class Sure:
         self._at_once -= 1
         *shown, _ = [str(message.parts[0]) for message in prompt.messages]
         said = shown[-1].split()[-1] if shown else "unknown"
-        told = Completion(said, logprob=self.logprobs.get(said))
+        told = self.spoilt.get(said) or Completion(said, logprob=self.logprobs.get(said))
         return Reply(self.name, (told,) * sampling.n, Usage(10, 2))
 
     async def aclose(self) -> None: ...
@@ -192,6 +196,56 @@ async def test_an_answer_without_one_is_told_and_not_taken() -> None:
 async def test_scores_without_a_scale_are_refused(score: float) -> None:
     with pytest.raises(SettingError, match="not a finite number"):
         await choosing(Sure({})).search(QUERY, passages(("it is red", score)), 1)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        Completion("red and", "length", -0.01),
+        Completion("", "stop", 0.0),
+        Completion("", "content_filter", 0.0),
+        Completion("I must not say", "refusal", -0.01),
+        Completion("red", "stop", math.inf),
+        Completion("red", "stop", 3.0),
+        Completion("red", "stop", -math.inf),
+    ],
+)
+async def test_a_whole_answer_is_taken_before_what_is_none(spoilt: Completion) -> None:
+    model = Sure({"blue": -2.0}, {"red": spoilt})
+
+    assert (await choosing(model).search(QUERY, FOUND, 2)).answer.text == "blue"
+
+
+async def test_where_all_are_cut_the_likeliest_is_taken() -> None:
+    cut = {
+        "red": Completion("r", "length", -3.0),
+        "blue": Completion("b", "length", -0.1),
+    }
+    assert (await choosing(Sure({}, cut)).search(QUERY, FOUND, 2)).answer.text == "b"
+
+
+async def test_rounding_above_zero_is_certainty() -> None:
+    found = await choosing(Sure({"red": 1e-5, "blue": -3.0})).search(QUERY, FOUND, 2)
+
+    assert found.answer.text == "red"
+
+
+async def test_what_claims_more_than_certainty_is_named() -> None:
+    with pytest.raises(SettingError, match=r"log probabilities that are none \(3.0\)"):
+        await choosing(Sure({"red": 3.0})).search(QUERY, FOUND, 1)
+
+
+@pytest.mark.parametrize(("least", "temperature"), [(0.0, 1e-5), (-1e308, 1.0)])
+async def test_scores_that_overflow_are_refused(least: float, temperature: float) -> None:
+    found = passages(("it is red", 1e308), ("it is blue", least))
+    with pytest.raises(SettingError, match="too large to be compared at a temperature of"):
+        await choosing(Sure({"red": -1.0, "blue": -1.0}), temperature).search(QUERY, found, 2)
+
+
+@pytest.mark.parametrize("temperature", ["x", None, True])
+def test_a_temperature_that_is_no_number_is_refused(temperature: Any) -> None:
+    with pytest.raises(SettingError, match="no number"):
+        choosing(Scripted([]), temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])

@@ -12,6 +12,7 @@ from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.compressors import identities
 from bottega.evaluation.prompts import with_rationales
 from bottega.recipes import Classification
 
@@ -83,6 +84,7 @@ class Asked:
             "compressor": None if work.compressor is None else str(work.compressor),
             "hyper": work.hyper and work.hyper.name,
             "store": None if work.store is None else str(work.store),
+            **identities(work.compressor, work.store),
             "max_tokens": settings.sampling.max_tokens,
             "round_size": self.round_size,
         }

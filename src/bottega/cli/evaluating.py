@@ -123,7 +123,7 @@ def evaluate(
     check_retrieve(retrieve, embed)
     check_output(json)
     condensing = open_hyper(hyper, names or ())
-    check_compressing(names or (), store=store)
+    check_compressing(names or (), store=store, compressor=compressor)
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from bottega.errors import SettingError
 from bottega.protocols import BehindPrefix, Generator, Parser, Prompter
 from bottega.types import Candidate, Found, Prefix, Query, Sampling
 
@@ -30,6 +31,8 @@ class Compressed:
         self._sampling = sampling or Sampling()
 
     async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+        if k < 1:
+            raise SettingError(f"cannot choose {k} candidates", hint="use k >= 1")
         shown = tuple(candidates[:k])
         generator: Generator = self._base
         if shown:

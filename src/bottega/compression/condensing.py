@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from bottega.compression.hyper import Hyper
 from bottega.compression.racc import Asked, Racc
 from bottega.compression.store import PassageStore
 from bottega.compression.texts import Texts
+from bottega.errors import SettingError
 from bottega.prefixing import KeyValues
 from bottega.types import Candidate, Example, Prefix, Query
 
+LOWEST = -1e30  # finite in single precision after any temperature
 KNOWN_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
 
 
@@ -45,10 +48,11 @@ class Condenser:
         self._lock = threading.Lock()
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
+        """Raises `SettingError` for scores that are not finite."""
         with torch.inference_mode():
             documents = self._documents(shown)[None]
             asked = self._asked(query)
-            scores = torch.tensor([[one.score for one in shown]])
+            scores = torch.tensor([compared([one.score for one in shown])])
             return exported(self._racc(documents, asked, scores))
 
     def compressed(self, passages: Sequence[Example]) -> Tensor:
@@ -81,6 +85,18 @@ class Condenser:
             return self.compressed(passages)
         ids = [str(one.id or one.query.id) for one in passages]
         return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
+
+
+def compared(scores: Sequence[float]) -> list[float]:
+    """Below the greatest, which is all that is read of them (log_softmax): so those far from zero
+    still differ in single precision."""
+    if not all(map(math.isfinite, scores)):
+        raise SettingError(
+            "a candidate's score is not a finite number",
+            hint="compression goes by the scores: the retriever has to give each candidate one",
+        )
+    most = max(scores)
+    return [max(score - most, LOWEST) for score in scores]
 
 
 def exported(prefix: KeyValues) -> Prefix:

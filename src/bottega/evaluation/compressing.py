@@ -10,6 +10,9 @@ from pathlib import Path
 from bottega.bundled import bundled_compressor
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.compressors import check_there
+from bottega.evaluation.labels import by_id
+from bottega.evaluation.swapping import ForAnother
 from bottega.generation import Transformers
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
@@ -50,15 +53,21 @@ def compressed(
 
 
 def check_compressing(
-    names: Sequence[str], hyper: object | None = None, store: Path | None = None
+    names: Sequence[str],
+    hyper: object | None = None,
+    store: Path | None = None,
+    compressor: Path | None = None,
 ) -> None:
-    """Raises `SettingError` for a model or a store that none of the methods would use."""
-    given = [told for told, one in (("a hyper model", hyper), ("a store", store)) if one]
+    """Raises `SettingError` for what none of the methods would use, `LoadError` and `StoreError`
+    for folders that hold no compressor and no store."""
+    parts = (("a hyper model", hyper), ("a store", store), ("a compressor", compressor))
+    given = [told for told, one in parts if one is not None]
     if given and not set(COMPRESSED).intersection(names):
         raise SettingError(
             f"no method that is asked compresses, so there is nothing for {given[0]} to do",
             hint=f"leave it out, or ask {', '.join(COMPRESSED)}",
         )
+    check_there(compressor, store)
 
 
 def bundled_for(generator: Generator) -> Path:
@@ -74,11 +83,11 @@ def bundled_for(generator: Generator) -> Path:
 def _controlled(name: str, retrieve: Retriever, data: Benchmark) -> Retriever:
     """`racc-oracle` is told which passage is right, `racc-flat` nothing about any, and
     `racc-swapped` reads what was found for another item."""
-    right = {item.query.id: item.tags.get("passage") for item in data.items}
     if name == ORACLE:
+        right = {id: item.tags["passage"] for id, item in by_id(data.items).items()}
         return Scored(
             retrieve,
-            lambda query, one: CERTAIN * (str(one.example.query.id) == right[query.id]),
+            lambda query, one: CERTAIN * (str(one.example.query.id) == right[str(query.id)]),
         )
     if name == FLAT:
         return Scored(retrieve, lambda query, one: 0.0)
@@ -94,34 +103,6 @@ class Scored:
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await self._retrieve(query, k)
         return [replace(one, score=self._score(query, one)) for one in found]
-
-
-class ForAnother:
-    """What is found for the next item that wants another answer."""
-
-    def __init__(self, retrieve: Retriever, data: Benchmark) -> None:
-        self._retrieve = retrieve
-        items = data.items
-        self._other = {
-            item.query.id: next(
-                (
-                    other.query
-                    for other in (*items[place + 1 :], *items[:place])
-                    if other.answer != item.answer
-                ),
-                None,
-            )
-            for place, item in enumerate(items)
-        }
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        other = self._other[query.id]
-        if other is None:
-            raise SettingError(
-                "all items have the same answer, so there is nothing to swap",
-                hint="ask more items, or leave this control out",
-            )
-        return await self._retrieve(other, k)
 
 
 class LateScored:

@@ -19,7 +19,10 @@ class Shelf:
     """Examples in memory, as the random retrievers see a knowledge base."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
-        self._examples = {str(example.query.id): example for example in examples}
+        self._examples = {
+            example.query.id or f"nameless {place}": example
+            for place, example in enumerate(examples)
+        }
 
     def ids(self) -> Sequence[str]:
         return list(self._examples)
@@ -69,11 +72,14 @@ class Oracle:
 
 def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, Pool]:
     """What may be shown in each episode."""
-    if not data.episode_of:
-        return {"": knowledge}
+    return {**shelves(data)} if data.episode_of else {"": knowledge}
+
+
+def shelves(data: Benchmark) -> dict[str, Shelf]:
+    """The same by the ids that the benchmark itself knows: a knowledge base has its own."""
     members: defaultdict[str, list[Example]] = defaultdict(list)
     for example in data.knowledge:
-        members[data.episode_of[str(example.query.id)]].append(example)
+        members[data.episode_of.get(str(example.query.id), "")].append(example)
     return {episode: Shelf(examples) for episode, examples in members.items()}
 
 

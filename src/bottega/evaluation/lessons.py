@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from bottega.compression.training import Lesson
 from bottega.errors import SettingError
+from bottega.evaluation.answers import answers_of, gives
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.compressing import bundled_tokens, late_score
 from bottega.evaluation.labels import is_passage, says_which
-from bottega.evaluation.metrics.vqa import Annotated
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.types import Candidate, Example
 
@@ -137,7 +136,7 @@ class FoundLessons(Drawn):
             item.query,
             tuple(one.example for one in found),
             tuple(one.score for one in found),
-            tuple(_gives(one.example, answers) for one in found),
+            tuple(gives(one.example, answers) for one in found),
             item.answer,
         )
 
@@ -192,35 +191,6 @@ def set_aside(
 def says_which_passage(items: Sequence[Example], passages: Sequence[Example]) -> bool:
     known = {str(one.query.id) for one in passages}
     return says_which(items) and all(item.tags["passage"] in known for item in items)
-
-
-def answers_of(data: Benchmark, item: Example) -> tuple[str, ...]:
-    """All that its annotators said, where the benchmark's metrics know them."""
-    for metric in data.metrics:
-        if isinstance(metric, Annotated) and (said := metric.annotators(item)):
-            return tuple(dict.fromkeys(said))
-    return item.labels or (item.answer,)
-
-
-def holds(passage: str, answers: Iterable[str]) -> bool:
-    """Any answer stands in it as whole words, in any case. (`is_relevant` in `passages`, by which
-    OK-VQA's retrievers are measured, finds "art" in "start".)"""
-    folded = _folded(passage)
-    return any(
-        re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", folded)
-        for wanted in map(_folded, answers)
-        if wanted
-    )
-
-
-def _gives(example: Example, answers: Sequence[str]) -> bool:
-    if is_passage(example):
-        return holds(example.query.text, answers)
-    return _folded(example.answer) in map(_folded, answers)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _kinds(items: Sequence[Example]) -> list[list[Example]]:

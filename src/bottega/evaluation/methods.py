@@ -30,8 +30,8 @@ from bottega.evaluation.compressing import (
     compressed,
 )
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
-from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools
-from bottega.evaluation.labels import is_passage, labels_of, says_which
+from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools, shelves
+from bottega.evaluation.labels import by_id, is_passage, labels_of, says_which
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
@@ -84,7 +84,7 @@ def plan(
     """
     check(names, shots)
     check_fit(names, data)
-    check_compressing(names, hyper, store)
+    check_compressing(names, hyper, store, compressor)
     if samples is None:
         searches = not set(SEARCHED).isdisjoint(names)
         samples = most_calls(settings.generator, rollouts) if searches else SAMPLES
@@ -215,17 +215,19 @@ def _retriever(
 ) -> Retriever:
     if name in SEARCHING or (name in READ and not says_which(data.items)):
         return search(data, knowledge)
-    passages = {str(item.query.id): item.tags.get("passage", "") for item in data.items}
+    kind = "oracle" if name in READ else name
+    if kind == "oracle":
+        right = {id: item.tags["passage"] for id, item in by_id(data.items).items()}
+        told = {one: Oracle(shelf, right, seed=seed) for one, shelf in shelves(data).items()}
+        found = ByEpisode(data.episode_of, told)
+        return LateScored(found) if name in READ else found
     make: dict[str, Callable[[Pool], Retriever]] = {
         "random": lambda pool: Uniform(pool, seed=seed),
         "balanced": lambda pool: Balanced(pool, seed=seed),
         "in-context": lambda pool: Uniform(pool, seed=seed),
-        "oracle": lambda pool: Oracle(pool, passages, seed=seed),
     }
-    kind = "oracle" if name in READ else name
-    inside = {episode: make[kind](pool) for episode, pool in pools(data, knowledge).items()}
-    found = ByEpisode(data.episode_of, inside)
-    return LateScored(found) if name in READ else found
+    inside = {episode: make[name](pool) for episode, pool in pools(data, knowledge).items()}
+    return ByEpisode(data.episode_of, inside)
 
 
 def _controlled(name: str, data: Benchmark, settings: Classification, seed: int) -> Classification:

@@ -24,6 +24,7 @@ from bottega.types import (
     SearchTree,
 )
 
+ROUNDING = 1e-3  # above zero, of a sum of log probabilities
 RETRIEVED, SAID = "log retrieval", "log answer"
 
 
@@ -44,6 +45,10 @@ class Read:
         return math.nan if told is None else told
 
     @property
+    def is_whole(self) -> bool:
+        return self.completion.finish_reason == "stop" and bool(self.completion.text.strip())
+
+    @property
     def joint(self) -> float:
         return self.retrieved + self.said
 
@@ -57,9 +62,13 @@ class JointChoice:
     for it. Scores of others have other scales, and are divided by `temperature` before: cosines
     differ too little to weigh anything at 1, sums over tokens (late interaction) by several nats.
 
+    A reply that is empty, refused or cut at its limit is taken where there is no whole one: of what
+    was left unsaid no probability tells.
+
     The trace's tree holds every candidate with its answer and both log probabilities. Raises
     `SettingError` for scores that are not finite, and where the model gives no log probabilities;
-    an answer that alone has none, such as a refusal, is not taken.
+    an answer that alone has none, such as a refusal, is not taken, nor one that claims more than
+    certainty.
     """
 
     def __init__(
@@ -71,6 +80,11 @@ class JointChoice:
         sampling: Sampling | None = None,
         temperature: float = 1.0,
     ) -> None:
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+            raise SettingError(
+                f"the temperature of scores is {temperature!r}, and no number",
+                hint="1 takes them as they are",
+            )
         if not (math.isfinite(temperature) and temperature > 0):
             raise SettingError(
                 f"the temperature of scores is {temperature}", hint="1 takes them as they are"
@@ -85,9 +99,7 @@ class JointChoice:
         shown = tuple(candidates[:k])
         if not shown:
             return await self._alone(query)
-        scores = [one.score for one in shown]
-        check_scores(scores)
-        weights = log_softmax([score / self._temperature for score in scores])
+        weights = self._weights([one.score for one in shown])
         ask = Asker(self._generator)
         pairs = zip(shown, weights, strict=True)
         reads = await together(self._read(query, *pair, ask) for pair in pairs)
@@ -103,6 +115,17 @@ class JointChoice:
         chosen = reads[best]
         return Found((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
 
+    def _weights(self, scores: Sequence[float]) -> list[float]:
+        check_scores(scores)
+        weights = log_softmax([score / self._temperature for score in scores])
+        if not all(map(math.isfinite, weights)):
+            raise SettingError(
+                f"scores from {min(scores)} to {max(scores)} are too large to be compared at a"
+                f" temperature of {self._temperature}",
+                hint="set the temperature higher, about as large as their usual difference",
+            )
+        return weights
+
     async def _alone(self, query: Query) -> Found:
         prompt = self._prompt(query, ())
         reply = await self._generator.generate(prompt, self._sampling)
@@ -115,15 +138,20 @@ class JointChoice:
         return Read(candidate, retrieved, prompt, reply, said, self._parse(query, said))
 
     def _best(self, reads: Sequence[Read]) -> int:
-        known = [place for place, one in enumerate(reads) if not math.isnan(one.joint)]
+        known = [place for place, one in enumerate(reads) if -math.inf < one.said <= ROUNDING]
         if not known:
+            given = [one.said for one in reads if not math.isnan(one.said)]
+            told = (
+                f"log probabilities that are none ({given[0]})" if given else "no log probabilities"
+            )
             raise SettingError(
-                f"{self._generator.name} gives no log probabilities, by which answers from"
+                f"{self._generator.name} gives {told}, by which answers from"
                 " several candidates are compared",
                 hint="ask an endpoint for them, OpenAICompatible(..., extra_body={'logprobs':"
                 " True}), or use a model that has them",
             )
-        return max(known, key=lambda place: reads[place].joint)
+        whole = [place for place in known if reads[place].is_whole]
+        return max(whole or known, key=lambda place: reads[place].joint)
 
 
 def log_softmax(scores: Sequence[float]) -> list[float]:

@@ -70,7 +70,7 @@ def load_benchmark(
     """
     whole = _whole(spec, seed, on_bad)
     found = [example for example in whole.knowledge if _is_readable(example, on_bad)]
-    items = [item for item in whole.items if _is_readable(item, on_bad)]
+    items = [item for item in _named(whole.items) if _is_readable(item, on_bad)]
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
@@ -98,6 +98,14 @@ def _whole(spec: str, seed: int, on_bad: OnBad | None) -> Benchmark:
         places = ", ".join(name if name in WITHOUT_PLACE else f"{name}:DIR" for name in SOURCES)
         raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {places}")
     return SOURCES[source.kind](source)
+
+
+def _named(items: Sequence[Example]) -> list[Example]:
+    """By their place where they have no id: methods look up by it what belongs to an item."""
+    return [
+        item if item.query.id else replace(item, query=replace(item.query, id=f"item {place}"))
+        for place, item in enumerate(items, 1)
+    ]
 
 
 def _is_readable(item: Example, on_bad: OnBad | None) -> bool:

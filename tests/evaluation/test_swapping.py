@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.episodes import ByEpisode, Oracle, shelves
+from bottega.evaluation.methods import alone, plan
+from bottega.evaluation.swapping import ForAnother
+from bottega.generation import Scripted
+from bottega.knowledge import KnowledgeBase
+from bottega.recipes import Classification
+from bottega.types import Candidate, Example, Query
+from tests.evaluation.builders import telling
+
+
+class Fixed:
+    """Finds passages named after the query."""
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        examples = [Example(Query(f"{query.id} {i}", id=f"{query.id}{i}"), "") for i in range(k)]
+        return [Candidate(one, float(i)) for i, one in enumerate(examples)]
+
+
+class Listed:
+    """Finds the same passages for all, the first ones first."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return [Candidate(Example(Query(one), ""), 0.0) for one in self._texts[:k]]
+
+
+def items(*answers: str, episodes: str = "") -> Benchmark:
+    asked = [Example(Query("?", id=f"q{i}"), answer) for i, answer in enumerate(answers)]
+    apart = {f"q{i}": episode for i, episode in enumerate(episodes)}
+    return Benchmark("three", (Example(Query("p"), ""),), tuple(asked), episode_of=apart)
+
+
+async def shown(found: ForAnother, data: Benchmark, k: int) -> list[list[str]]:
+    return [[one.example.query.text for one in await found(i.query, k)] for i in data.items]
+
+
+async def test_swapped_passages_are_those_of_the_next_item_with_another_answer() -> None:
+    data = items("red", "red", "blue")
+
+    assert await shown(ForAnother(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
+
+
+async def test_an_item_of_another_episode_comes_first() -> None:
+    data = items("red", "blue", "green", episodes="aab")
+
+    assert await shown(ForAnother(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
+
+
+async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
+    with pytest.raises(SettingError, match="nothing to swap"):
+        await ForAnother(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
+
+
+async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
+    data = items("red", "blue")
+    found = ForAnother(Listed("It is red.", "Reddish.", "It is blue.", "Red!", "no"), data)
+
+    assert await shown(found, data, 2) == [["Reddish.", "It is blue."], ["It is red.", "Reddish."]]
+    assert (await shown(found, data, 5))[0] == ["Reddish.", "It is blue.", "no"]
+
+
+async def test_where_only_the_answer_is_found_there_is_nothing_to_swap() -> None:
+    data = items("red", "blue")
+    with pytest.raises(SettingError, match="nothing to swap"):
+        await ForAnother(Listed("red", "so red"), data)(data.items[0].query, 1)
+    assert await ForAnother(Listed(), data)(data.items[0].query, 1) == []
+
+
+@pytest.mark.parametrize("episodes", [1, 3])
+async def test_the_right_passage_is_never_shown_where_it_is_known(episodes: int) -> None:
+    data = telling(episodes=episodes)
+    right = {str(item.query.id): item.tags["passage"] for item in data.items}
+    inside = {one: Oracle(shelf, right, seed=0) for one, shelf in shelves(data).items()}
+    found = ForAnother(ByEpisode(data.episode_of, inside), data)
+
+    for item in data.items:
+        ids = [one.example.query.id for one in await found(item.query, 5)]
+        assert len(ids) == len(set(ids)) == 5
+        assert right[str(item.query.id)] not in ids
+
+
+NAMES = ("bell", "kite", "drum", "lamp")
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Benchmark:
+    """Questions of one's own, which have no ids."""
+    tagged = [
+        {"question": f"Where is {n}?", "answer": f"at {n}s", "tags": {"passage": f"p{n}"}}
+        for n in NAMES
+    ]
+    passages = [{"text": f"The {n} is at {n}s.", "id": f"p{n}"} for n in NAMES]
+    known = [{"question": "What is the sky?", "answer": "blue"}]
+    for name, rows in (("known", known), ("asked", tagged), ("passages", passages)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = f"jsonl:{tmp_path / 'known.jsonl'},{tmp_path / 'asked.jsonl'}"
+    data = with_passages(load_benchmark(spec, seed=0), tmp_path / "passages.jsonl")
+    return alone(data, ["concat"])
+
+
+async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
+    assert len({item.query.id for item in lines.items}) == 4
+    swapped = await shown(ForAnother(Fixed(), lines), lines, 1)
+    assert len({text for (text,) in swapped}) == 4
+
+
+async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None:
+    model = Scripted(lambda prompt: "said")
+    with KnowledgeBase.open(":memory:", embed=None) as empty:
+        settings = Classification(model, ())
+        (oracle,) = plan(["oracle"], (1,), lines, empty, settings, seed=0)
+    for item in lines.items:
+        trace = (await oracle.answer(item.query)).trace
+        assert trace is not None
+        assert [one.example.query.id for one in trace.candidates] == [item.tags["passage"]]
+
+
+@pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "of two questions")])
+@pytest.mark.parametrize("name", ["oracle", "concat"])
+def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: str) -> None:
+    asked = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
+    data = Benchmark("two", (Example(Query("p", id="p"), ""),), tuple(asked))
+    settings = Classification(Scripted(lambda prompt: "said"), ())
+    with (
+        KnowledgeBase.open(":memory:", embed=None) as empty,
+        pytest.raises(SettingError, match=said),
+    ):
+        plan([name], (1,), data, empty, settings, seed=0)
+    with pytest.raises(SettingError, match=said):
+        ForAnother(Fixed(), data)
