@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
@@ -126,6 +126,11 @@ async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None
         trace = (await oracle.answer(item.query)).trace
         assert trace is not None
         assert [one.example.query.id for one in trace.candidates] == [item.tags["passage"]]
+
+
+def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
+    with pytest.raises(NotFoundError, match="no passage p9"):
+        shelves(lines)[""].get_many(["p9"])
 
 
 @pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "of two questions")])

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from bottega.errors import NotFoundError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
 from bottega.knowledge import KnowledgeBase
@@ -35,6 +36,11 @@ class Shelf:
         return by_label
 
     def get_many(self, ids: Sequence[str]) -> list[Example]:
+        for id in ids:
+            if id not in self._examples:
+                raise NotFoundError(
+                    f"there is no passage {id}", hint="look at the tag passage of the questions"
+                )
         return [self._examples[id] for id in ids]
 
 
