@@ -31,7 +31,7 @@ def test_every_way_answers_and_those_of_racc_say_the_same(tmp_path: Path) -> Non
     assert all(len(one[0]) == 3 for one in said.values())
     assert said[ONLINE] == said[STORED] == said[KNOWN]
     assert bench.sizes["prompts, fp16"] == 16 * 32 * 2
-    assert bench.sizes["prompts, int8"] == 16 * 32 + 16 * 2
+    assert bench.sizes["prompts, int8"] == 16 * 32 + 16 * 4
 
 
 @pytest.mark.usefixtures("small")

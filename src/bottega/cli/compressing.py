@@ -13,9 +13,9 @@ from bottega.cli.namespaces import check_filled
 from bottega.cli.opening import open_rows
 from bottega.cli.options import Json, KnowledgeFile, Namespace
 from bottega.cli.output import note, print_json, progress, say
-from bottega.evaluation.compressing import bundled_for
 from bottega.evaluation.labels import is_passage
 from bottega.naming import BUNDLED, check_torch
+from bottega.recipes.compressing import bundled_for
 
 compress = typer.Typer(
     no_args_is_help=True, help="Train what compresses passages (RACC), and compress them ahead."

@@ -186,8 +186,8 @@ class PassageStore:
         there = _found(self._folder)
         if there and there != self._manifest:
             raise StoreError(
-                f"{self._folder} was built as {there}, and {self._manifest} is asked for",
-                hint="build another folder with this compressor, or use the one it was built with",
+                f"{self._folder} was built with {_unlike(there, self._manifest)}",
+                hint="name another folder, or ask for what this one was built with",
             )
         return there is not None
 
@@ -257,3 +257,20 @@ def _found(folder: Path) -> Manifest | None:
         } if prompts > 0 < width:
             return Manifest(compressor, prompts, width, precision)
     raise damaged(path)
+
+
+def _unlike(there: Manifest, wanted: Manifest) -> str:
+    """What differs, as a person would say it."""
+    told = {
+        "compressor": "another compressor ({}, not {})",
+        "precision": "{} numbers, not {}",
+        "prompts": "{} prompts a passage, not {}",
+        "width": "prompts of {} numbers, not {}",
+        "version": "version {} of this format, not {}",
+    }
+    differing = [
+        words.format(getattr(there, name), getattr(wanted, name))
+        for name, words in told.items()
+        if getattr(there, name) != getattr(wanted, name)
+    ]
+    return " and ".join(differing)

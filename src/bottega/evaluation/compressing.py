@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bottega.bundled import bundled_compressor
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.compressors import check_there
@@ -17,13 +16,12 @@ from bottega.generation import Transformers
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
-from bottega.recipes import compressing
+from bottega.recipes.compressing import bundled_for, compressing
 from bottega.types import Candidate, Query
 
 CONCAT, RACC, ORACLE, FLAT, SWAPPED = "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped"
 COMPRESSED = (RACC, ORACLE, FLAT, SWAPPED)
 CERTAIN = 1000.0  # a score beyond all others, whatever their scale
-BUNDLED = "bundled:"
 
 
 def compressed(
@@ -68,16 +66,6 @@ def check_compressing(
             hint=f"leave it out, or ask {', '.join(COMPRESSED)}",
         )
     check_there(compressor, store)
-
-
-def bundled_for(generator: Generator) -> Path:
-    """The folder of its compressor. Raises `SettingError` where there is none."""
-    if not generator.name.startswith(BUNDLED):
-        raise SettingError(
-            f"there is no bundled compressor for {generator.name}",
-            hint="train one with `bottega compress train` and name its folder: --compressor FOLDER",
-        )
-    return bundled_compressor()
 
 
 def _controlled(name: str, retrieve: Retriever, data: Benchmark) -> Retriever:

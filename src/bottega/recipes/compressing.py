@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bottega.bundled import bundled_compressor
 from bottega.errors import SettingError
 from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from bottega.compression import Condenser
     from bottega.generation.loaded import LoadedModel
 
+BUNDLED = "bundled:"
+
 
 def racc(
     knowledge: KnowledgeBase,
-    compressor: str | Path,
+    compressor: str | Path | None,
     base: Generator,
     *,
     hyper: Transformers | None = None,
@@ -49,10 +52,10 @@ def racc(
     """RACC (Weng et al.): `shots` retrieved passages are compressed into a prefix of keys and
     values, guided by their scores, and the model answers behind it.
 
-    `compressor` is a folder that `bottega compress train` wrote, `hyper` the model that it was
-    trained to compress with, `base` itself if that is the same. `store` holds passages that were
-    compressed before (`bottega compress build`). Raises `SettingError` for a base that is not in
-    this process: keys and values cannot be sent over HTTP.
+    `compressor` is a folder that `bottega compress train` wrote, None the bundled model's own;
+    `hyper` is the model that it was trained to compress with, `base` itself if that is the same.
+    `store` holds passages that were compressed before (`bottega compress build`). Raises
+    `SettingError` for a base that is not in this process: keys and values cannot be sent over HTTP.
     """
     prompt, parse = prompt or Interleaved(), parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=64)
@@ -62,7 +65,7 @@ def racc(
         prompt=prompt,
         parse=parse,
         search=compressing(
-            compressor,
+            compressor or bundled_for(base),
             base,
             hyper=hyper,
             store=store,
@@ -74,6 +77,16 @@ def racc(
         price=price,
         sampling=sampling,
     )
+
+
+def bundled_for(base: Generator) -> Path:
+    """The folder of its compressor. Raises `SettingError` where there is none."""
+    if not base.name.startswith(BUNDLED):
+        raise SettingError(
+            f"there is no bundled compressor for {base.name}",
+            hint="train one with `bottega compress train`, and name its folder as the compressor",
+        )
+    return bundled_compressor()
 
 
 def compressing(

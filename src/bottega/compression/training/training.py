@@ -44,8 +44,8 @@ def train(
     """Trains in place. With `folder` it leaves checkpoints there and goes on from the last one: the
     losses are then those of a run that was never stopped. Raises `LoadError` for a checkpoint of
     another course or another shape, and `SettingError` once a loss or a gradient is no number: the
-    weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after the step and
-    returns False.
+    weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after
+    the step and returns False.
 
     With `held_out` lessons and `course.validate_every` the best weights by their loss are what
     remains.
