@@ -43,6 +43,7 @@ from bottega.protocols import Retriever
 from bottega.recipes import Classification, compressing
 from bottega.recipes.training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling
+from training.compressor import COURSE as OF_PASSAGES
 
 TASK = "attributes:kb=500,asked=300"
 SHOTS, BATCH = 8, 16
@@ -50,16 +51,7 @@ SEED, TAUGHT = 20_000, 6  # bases to learn from, each with words of its own; eva
 LAYER, PROMPTS = 1, 10
 CALIBRATED, BEGUN = 48, 900  # lessons for scales, and for where training starts
 SHOWN = ("zero-shot", "random", "visual-rag", "vote")
-COURSE = Course(
-    steps=120,
-    rate=3e-4,
-    warm_up=20,
-    weight_decay=0.0,
-    answer=0.0,
-    cache=1.0,
-    prdb=False,
-    flat=0.5,
-)
+COURSE = replace(OF_PASSAGES, steps=120, rate=3e-4, warm_up=20)
 
 
 @dataclass(frozen=True)

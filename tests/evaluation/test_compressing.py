@@ -9,13 +9,14 @@ from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.compressing import CERTAIN, LateScored, Scored, check_compressing
-from bottega.evaluation.compressors import COMPRESSOR, STORE, identities
+from bottega.evaluation.compressors import identities
 from bottega.evaluation.methods import alone, check_fit, needs_search, plan
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
 from bottega.recipes import Classification
+from bottega.recipes.compressing import COMPRESSOR, STORE
 from bottega.types import Candidate, Example, Query, Sampling
 
 NAMES = ("zero-shot", "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped")

@@ -379,24 +379,6 @@ def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:
     assert caught.value.hint
 
 
-async def test_more_can_be_asked_of_the_same_endpoint(endpoint: Server) -> None:
-    plain = model(endpoint, extra_body={"top_k": 5})
-    surer = plain.asking({"logprobs": True})
-
-    await surer.generate(ask(), Sampling())
-    await plain.generate(ask(), Sampling())
-    await surer.aclose()
-
-    told = [{name: one.get(name) for name in ("top_k", "logprobs")} for one in endpoint.bodies]
-    assert told == [{"top_k": 5, "logprobs": True}, {"top_k": 5, "logprobs": None}]
-
-
-def test_the_fingerprint_covers_the_extra_body() -> None:
-    plain, extra = OpenAICompatible("m"), OpenAICompatible("m", extra_body={"effort": "low"})
-    assert (plain.fingerprint, extra.name) == ("m", "m")
-    assert extra.fingerprint != plain.fingerprint
-
-
 async def test_models_are_listed(endpoint: Server) -> None:
     endpoint.answers = [reply({"object": "list", "data": [{"id": "b"}, {"id": "a"}]})]
     generator = model(endpoint)

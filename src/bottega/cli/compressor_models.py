@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bottega.cli.output import waiting
 from bottega.errors import SettingError
-from bottega.evaluation.compressing import check_compressing
 from bottega.generation import Transformers
 from bottega.naming import open_model
 
@@ -26,13 +24,6 @@ def local(spec: str) -> Transformers:
             hint="use a model in this process: bundled, a folder, or a Hugging Face id",
         )
     return generator
-
-
-def open_hyper(spec: str | None, methods: Sequence[str]) -> Transformers | None:
-    """What compresses for `bottega eval`, if it is not what answers. Raises `SettingError` where
-    no method compresses."""
-    check_compressing(methods, spec)
-    return None if spec is None else local(spec)
 
 
 def loaded(generator: Transformers) -> LoadedModel:

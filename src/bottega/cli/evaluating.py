@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.cli.answering import parse_order
 from bottega.cli.asked import Asked, Material
-from bottega.cli.compressor_models import open_hyper
+from bottega.cli.compressor_models import local
 from bottega.cli.evaluated import (
     report,
     say_failures,
@@ -122,8 +122,8 @@ def evaluate(
     check(METHODS if names is None else names, counts)
     check_retrieve(retrieve, embed)
     check_output(json)
-    condensing = open_hyper(hyper, names or ())
-    check_compressing(names or (), store=store, compressor=compressor)
+    check_compressing(names or (), hyper, store, compressor)
+    condensing = None if hyper is None else local(hyper)
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
     spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"

@@ -8,7 +8,7 @@ from bottega.compression.one_token import OneToken
 from bottega.compression.racc import Racc, Shape
 from bottega.compression.reusing import Reuse
 from bottega.compression.saving import Saved, load, save
-from bottega.compression.store import Manifest, PassageStore, check_built
+from bottega.compression.store import Manifest, PassageStore
 from bottega.compression.texts import Texts
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Saved",
     "Shape",
     "Texts",
-    "check_built",
     "load",
     "pipe",
     "save",

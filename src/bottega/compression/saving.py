@@ -124,8 +124,7 @@ def load(folder: str | Path) -> Saved:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise LoadError(
             f"{place} holds no compressor that can be read: {reason}",
-            hint="give the folder that `bottega compress train` wrote; one that was stopped holds"
-            " none until the same command has finished",
+            hint="give the folder that `bottega compress train` wrote",
         ) from error
     return Saved(racc, digest(racc, layer), hyper, base, layer)
 

@@ -215,15 +215,6 @@ class PassageStore:
         return np.dtype([("codes", "<f2", (prompts, width))])
 
 
-def check_built(folder: str | Path) -> None:
-    """Raises `StoreError` if nothing was built there."""
-    if _found(Path(folder).expanduser()) is None:
-        raise StoreError(
-            f"there are no compressed passages in {folder}",
-            hint="run `bottega compress build` first",
-        )
-
-
 def content(passage: Example) -> str:
     """Of what is compressed: another text, picture or answer under the same id is another
     passage."""

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.compressors import check_there
 from bottega.evaluation.labels import by_id
 from bottega.evaluation.swapping import ForAnother
 from bottega.generation import Transformers
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
-from bottega.recipes.compressing import bundled_for, compressing
+from bottega.recipes.compressing import bundled_for, check_there, compressing
 from bottega.types import Candidate, Query
 
 CONCAT, RACC, ORACLE, FLAT, SWAPPED = "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped"

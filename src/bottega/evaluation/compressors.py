@@ -5,27 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from bottega.errors import LoadError, StoreError
-
-# Those of `compression.saving` and `compression.store`, which need torch.
-COMPRESSOR = ("compressor.json", "compressor.safetensors")
-STORE = "manifest.json"
-
-
-def check_there(compressor: Path | None, store: Path | None) -> None:
-    """Raises `LoadError` and `StoreError` where there is none."""
-    if compressor is not None:
-        missing = [one for one in COMPRESSOR if not (compressor.expanduser() / one).is_file()]
-        if missing:
-            raise LoadError(
-                f"there is no compressor in {compressor}: {missing[0]} is missing",
-                hint="give the folder that `bottega compress train` wrote",
-            )
-    if store is not None and not (store.expanduser() / STORE).is_file():
-        raise StoreError(
-            f"there are no compressed passages in {store}",
-            hint="run `bottega compress build` first",
-        )
+from bottega.errors import LoadError
+from bottega.recipes.compressing import COMPRESSOR, STORE
 
 
 def identities(compressor: Path | None, store: Path | None) -> dict[str, object]:

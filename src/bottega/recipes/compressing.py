@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bottega.bundled import bundled_compressor
-from bottega.errors import SettingError
+from bottega.errors import LoadError, SettingError, StoreError
 from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
 
 BUNDLED = "bundled:"
+# Files of `compression.saving` and `compression.store`, which need torch.
+COMPRESSOR = ("compressor.json", "compressor.safetensors")
+STORE = "manifest.json"
 
 
 def racc(
@@ -100,13 +103,30 @@ def compressing(
     sampling: Sampling,
 ) -> Searcher:
     """What `racc` puts in the place of showing passages."""
+    check_there(compressor, store)
     model = in_this_process(base)
-    from bottega.compression import Compressed, check_built
+    from bottega.compression import Compressed
 
-    if store is not None:
-        check_built(store)
     condensing = Condensing(Path(compressor), model, hyper or model, store)
     return Compressed(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
+
+
+def check_there(compressor: str | Path | None, store: str | Path | None) -> None:
+    """Raises `LoadError` and `StoreError` where there is none."""
+    if compressor is not None:
+        folder = Path(compressor).expanduser()
+        missing = [one for one in COMPRESSOR if not (folder / one).is_file()]
+        if missing:
+            raise LoadError(
+                f"there is no compressor in {compressor}: {missing[0]} is missing",
+                hint="give the folder that `bottega compress train` wrote; one that was stopped"
+                " holds none until the same command has finished",
+            )
+    if store is not None and not (Path(store).expanduser() / STORE).is_file():
+        raise StoreError(
+            f"there are no compressed passages in {store}",
+            hint="run `bottega compress build` first",
+        )
 
 
 def in_this_process(base: Generator) -> Transformers:

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from bottega.generation import OpenAICompatible
+from bottega.types import Sampling
+from tests.generation.prompts import ask
+from tests.server import Server
+
+
+async def test_more_can_be_asked_of_the_same_endpoint(endpoint: Server) -> None:
+    plain = OpenAICompatible("m", base_url=endpoint.url, extra_body={"top_k": 5})
+    surer = plain.asking({"logprobs": True})
+
+    await surer.generate(ask(), Sampling())
+    await plain.generate(ask(), Sampling())
+    await surer.aclose()
+
+    told = [{name: one.get(name) for name in ("top_k", "logprobs")} for one in endpoint.bodies]
+    assert told == [{"top_k": 5, "logprobs": True}, {"top_k": 5, "logprobs": None}]
+
+
+def test_the_fingerprint_covers_the_extra_body() -> None:
+    plain, extra = OpenAICompatible("m"), OpenAICompatible("m", extra_body={"effort": "low"})
+    assert (plain.fingerprint, extra.name) == ("m", "m")
+    assert extra.fingerprint != plain.fingerprint
