@@ -1,5 +1,6 @@
 VENV ?= .venv
 PYTHON ?= python3
+TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -9,7 +10,7 @@ demo: $(VENV)/local
 	$(BIN)/bottega demo
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 # Lint, types, import contracts, and every command and snippet of the documents.
 check: $(VENV)/dev

@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+# Before numpy and torch load: a second thread slows tiny models down, and test workers compete.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
 
 from tests import server
+from tests.paths import ROOT
+
+# Processes that tests start import `tests`, too, whatever the working directory is.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
+)
 
 # How long an example takes is the machine's affair, and it may be busy.
 # Each run draws other examples; pytest --hypothesis-profile thorough draws many at once.

@@ -34,7 +34,6 @@ def gateway(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
             [sys.executable, "-c", WRITER, str(tmp_path / "cache.db")],
             stdout=said,
             stderr=subprocess.STDOUT,
-            cwd=Path(__file__).parents[2],
         )
         while b"10\n" not in (tmp_path / "said").read_bytes():
             assert process.poll() is None, (tmp_path / "said").read_text()

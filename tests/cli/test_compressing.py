@@ -25,6 +25,7 @@ from bottega.prefixing import Geometry
 from bottega.recipes.training import teaching, untrained
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, asked
+from tests.paths import ROOT
 
 TOP = """
 benchmark = "facts:asked=4,episodes=1"
@@ -209,7 +210,7 @@ def test_what_is_wrong_in_the_file_is_named(
 
 
 def test_the_files_that_the_documents_show_can_be_read(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "compression.md").read_text("utf-8")
+    text = (ROOT / "docs" / "compression.md").read_text("utf-8")
     shown = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(shown) == 2
     for place, one in enumerate(shown):

@@ -15,9 +15,10 @@ import pytest
 
 from tests.cli.conftest import Run
 from tests.cli.test_serving import served as serving
+from tests.paths import ROOT
 from tests.server import Server, ok
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluate-with-inspect.md"
+PAGE = ROOT / "docs" / "evaluate-with-inspect.md"
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.timeout(600)]
 
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from tests.cli.conftest import Run
 
-MOMENT = 1_700_000_000.0
+MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates
 
 
 def filled(folder: Path) -> None:

@@ -8,8 +8,9 @@ from PIL import Image as Pillow
 
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from tests.paths import SHARED
 
-UCMERCED = Path(__file__).resolve().parents[3] / "shared" / "data" / "ucmerced"
+UCMERCED = SHARED / "data" / "ucmerced"
 
 
 def paint(path: Path, shade: int) -> None:

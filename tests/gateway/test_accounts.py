@@ -144,10 +144,10 @@ def test_asking_is_quick(accounts: Accounts) -> None:
     _, token = accounts.add("team-a")
 
     def seconds(asked: str) -> float:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for _ in range(500):
             accounts.authenticate(asked)
-        return (time.perf_counter() - begun) / 500
+        return (time.thread_time() - begun) / 500
 
     other = token[:11] + "f" * 12 + token[23:]
     rounds = [(seconds(token), seconds(other)) for _ in range(40)]  # in turns: the machine may slow

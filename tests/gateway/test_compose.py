@@ -1,6 +1,5 @@
 """compose.yaml beside the configuration that it mounts: there is no Docker here to try them."""
 
-from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -9,18 +8,21 @@ import yaml  # type: ignore[import-untyped]
 
 from bottega.gateway.config.loading import load_config
 from bottega.gateway.config.settings import Config
+from tests.paths import ROOT
 
 
 @pytest.fixture
 def services() -> dict[str, Any]:
-    return cast(dict[str, Any], yaml.safe_load(Path("compose.yaml").read_text("utf-8"))["services"])
+    return cast(
+        dict[str, Any], yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    )
 
 
 @pytest.fixture
 def config(services: dict[str, Any]) -> Config:
     file, inside, _ = services["gateway"]["volumes"][0].split(":")
-    assert inside in Path("Dockerfile").read_text("utf-8")
-    return load_config(Path(file))
+    assert inside in (ROOT / "Dockerfile").read_text("utf-8")
+    return load_config(ROOT / file)
 
 
 def test_the_apprentice_is_the_service_as_it_is_started(

@@ -8,8 +8,9 @@ import pytest
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import SECTIONS, Config, load_config, parse_config
 from bottega.gateway.config.settings import TierSettings
+from tests.paths import ROOT
 
-EXAMPLE = Path("examples/bottega.toml")
+EXAMPLE = ROOT / "examples" / "bottega.toml"
 TWO = """
 [tiers.small]
 model = "openai:qwen"

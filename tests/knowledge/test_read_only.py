@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,14 +36,8 @@ kb.close()
 
 
 @pytest.fixture
-def path() -> Iterator[Path]:
-    """Not in pytest's folder, which is closed to other users."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "shelf"
-        folder.mkdir()
-        Path(name).chmod(0o755)
-        yield folder / "kb.db"
-        folder.chmod(0o755)
+def path(public_folder: Path) -> Path:
+    return public_folder / "kb.db"
 
 
 @pytest.fixture

@@ -242,17 +242,12 @@ except StoreError as error:
 
 
 @pytest.mark.parametrize("folder_mode", ["555", "777"])
-def test_a_file_that_may_not_be_written_can_be_read(tmp_path: Path, folder_mode: str) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    folder = tmp_path / "shelf"
-    folder.mkdir()
-    rows = SqliteRows(str(folder / "kb.db"))
+def test_a_file_that_may_not_be_written_can_be_read(public_folder: Path, folder_mode: str) -> None:
+    rows = SqliteRows(str(public_folder / "kb.db"))
     put(rows, asked("a"))
     rows.close()
-    command = [sys.executable, "-c", READ_ONLY, str(folder / "kb.db"), folder_mode]
+    command = [sys.executable, "-c", READ_ONLY, str(public_folder / "kb.db"), folder_mode]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    folder.chmod(0o755)
     assert "may only be read" in done.stdout, done.stderr
 
 

@@ -77,6 +77,6 @@ def test_what_has_no_value(formula: str) -> None:
 
 @given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=LONGEST))
 def test_no_formula_ever_raises_or_takes_long(formula: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     value(formula)
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1

@@ -4,7 +4,6 @@ import json
 import math
 from collections import Counter
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from bottega.parsing import ChoiceParser, LabelParser, open_candidates
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
+from tests.paths import SHARED
 
-REPLIES = Path(__file__).resolve().parents[3] / "shared" / "data" / "mmmu"
+REPLIES = SHARED / "data" / "mmmu"
 CITIES = Query("Which?", choices=("Rome", "Paris", "New York"), id="q1")
 POINTS = Query("How much?", choices=("5", "0.5"))
 parse = ChoiceParser()

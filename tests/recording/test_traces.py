@@ -111,8 +111,7 @@ asyncio.run(write())
 def test_several_processes_share_the_file(tmp_path: Path) -> None:
     path = tmp_path / "traces.db"
     arguments = [sys.executable, "-c", WRITER, str(path)]
-    root = Path(__file__).parents[2]
-    writers = [subprocess.Popen([*arguments, name], cwd=root) for name in "ab"]
+    writers = [subprocess.Popen([*arguments, name]) for name in "ab"]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     opened = Traces.open(path)
     assert opened.summary().count == 100

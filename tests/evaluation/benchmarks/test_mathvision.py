@@ -10,8 +10,9 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.prompting import MATH_V, MATH_V_REASONED
 from bottega.types import Completion
 from tests.builders import picture
+from tests.paths import SHARED
 
-SAMPLE = Path(__file__).resolve().parents[4] / "shared" / "data" / "mathvision"
+SAMPLE = SHARED / "data" / "mathvision"
 
 
 def problem(number: int, **changed: object) -> dict[str, object]:

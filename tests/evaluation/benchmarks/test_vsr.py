@@ -13,8 +13,9 @@ from bottega.evaluation.benchmarks.vsr import masked, vsr, vsr_mc
 from bottega.prompting import VSR_MC
 from bottega.types import Completion
 from tests.builders import picture
+from tests.paths import SHARED
 
-FULL = Path(__file__).resolve().parents[4] / "shared" / "data" / "vsr"
+FULL = SHARED / "data" / "vsr"
 RELATIONS = ["on", "under", "near", "contains", "facing", "behind", "left of"]
 
 

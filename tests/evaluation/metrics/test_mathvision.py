@@ -16,9 +16,9 @@ ROOTS = (r"$\frac{1}{2}$", "$2.5$", r"$\frac{3\sqrt{2}}{2}$", "$5-4-3$", "$5-3-4
 
 @given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=200))
 def test_no_text_ever_raises_or_takes_long(formula: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     equal(formula, "1")
-    assert time.perf_counter() - started < 1
+    assert time.thread_time() - started < 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,8 +8,9 @@ from bottega.evaluation.metrics.metric import Judged
 from bottega.evaluation.metrics.mmmu import MMMUAccuracy, by_subject
 from bottega.parsing import ChoiceParser
 from bottega.types import Answer, Completion, Example, Query
+from tests.paths import SHARED
 
-REPLIES = Path(__file__).resolve().parents[4] / "shared" / "data" / "mmmu"
+REPLIES = SHARED / "data" / "mmmu"
 CHOICES = ("Rome", "Paris")
 parse = ChoiceParser()
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bottega.evaluation.report.references import PUBLISHED, references
+from tests.paths import SHARED
 
-PAPERS = Path(__file__).resolve().parents[4] / "shared" / "papers"
+PAPERS = SHARED / "papers"
 TEXTS = {
     "Visual RAG": "visual_rag.txt",
     "RCTS": "rcts.txt",
