@@ -28,6 +28,13 @@ BottegaError
 
 from __future__ import annotations
 
+DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
+EXTRA_WITH_TORCH = "local"
+CUDA_NOTE = (
+    "; on Linux this takes about 6 GB (CUDA): without a GPU, first set PIP_EXTRA_INDEX_URL to"
+    " PyTorch's index of CPU builds, see https://pytorch.org/get-started/locally/"
+)
+
 
 class BottegaError(Exception):
     """Base of all errors raised on purpose. `str(error)` is one sentence, `hint` the next step;
@@ -50,7 +57,7 @@ class MissingDependencyError(BottegaError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"{package} is needed here and is not installed",
-            hint=f"pip install 'bottega[{extra}]'",
+            hint=f"pip install '{DISTRIBUTION}[{extra}]'" + CUDA_NOTE * (extra == EXTRA_WITH_TORCH),
         )
 
 

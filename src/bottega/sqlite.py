@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from bottega.errors import SettingError, StoreBusyError, StoreError, StoreFullError
+from bottega.errors import DISTRIBUTION, SettingError, StoreBusyError, StoreError, StoreFullError
 
 PRIMARY_CODE = 0xFF
 SWITCHING_SECONDS = 10.0
@@ -71,7 +71,7 @@ class FileKind:
         if version > self.version:
             raise StoreError(
                 f"{path} has format {version}; this version of bottega reads up to {self.version}",
-                hint="pip install --upgrade bottega",
+                hint=f"pip install --upgrade {DISTRIBUTION}",
             )
         return int(version)
 

@@ -340,6 +340,6 @@ def test_without_torch_the_start_fails_at_once(
     monkeypatch.setenv("LARGE_KEY", SECRET)
     file = written(tmp_path, "http://localhost:9/v1")
     assert run("serve", "--check").code == 0  # words need none
-    assert "pip install 'bottega[local]'" in run("serve", "--demo", "--port", "0").err
+    assert "pip install 'bottega-vlm[local]'" in run("serve", "--demo", "--port", "0").err
     file.write_text(file.read_text().replace('"words"', '"dual"'))
-    assert "pip install 'bottega[local]'" in run("serve", "--port", "0").err
+    assert "pip install 'bottega-vlm[local]'" in run("serve", "--port", "0").err

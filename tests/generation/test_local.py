@@ -282,7 +282,7 @@ async def test_torch_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError) as caught:
         await Transformers("any/model").load()
-    assert "bottega[local]" in caught.value.hint
+    assert "bottega-vlm[local]" in caught.value.hint
 
 
 def test_settings_and_names(tmp_path: Path) -> None:

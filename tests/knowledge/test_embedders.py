@@ -189,4 +189,4 @@ def test_the_missing_extra_is_named(
     with pytest.raises(MissingDependencyError) as raised:
         TowerEmbedder(tmp_path) if package == "torch" else SentenceEmbedder(tmp_path)
     assert package in str(raised.value)
-    assert "bottega[local]" in raised.value.hint
+    assert "bottega-vlm[local]" in raised.value.hint

@@ -133,7 +133,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingDependencyError) as raised:
         list(load_hugging_face(tmp_path))
-    assert "bottega[eval]" in raised.value.hint
+    assert "bottega-vlm[eval]" in raised.value.hint
 
 
 @pytest.mark.parametrize("label", [2, -3, None, float("nan"), {"name": "cat"}, b"cat", ""])

@@ -92,7 +92,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for place in (str(tmp_path), "owner/name"):
         with pytest.raises(MissingDependencyError) as raised:
             numbers(place)
-        assert "bottega[eval]" in raised.value.hint
+        assert "bottega-vlm[eval]" in raised.value.hint
 
 
 def test_a_hub_id_may_name_its_config(monkeypatch: pytest.MonkeyPatch) -> None:

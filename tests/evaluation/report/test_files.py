@@ -77,7 +77,7 @@ def test_without_matplotlib_everything_else_is_written(
     monkeypatch.setattr(builtins, "__import__", missing)
     done = write_report([folder], tmp_path / "out")
     assert [file.name for file in done.files] == WHOLE[:3]
-    assert "bottega[eval]" in str(done.unplotted and done.unplotted.hint)
+    assert "bottega-vlm[eval]" in str(done.unplotted and done.unplotted.hint)
 
 
 async def test_a_benchmark_each_has_its_section_and_its_plots(folder: Path, tmp_path: Path) -> None:

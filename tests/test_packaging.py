@@ -1,0 +1,78 @@
+"""The distribution is called bottega-vlm: `bottega` on the public index is another project."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega import __version__
+from bottega.errors import DISTRIBUTION, MissingDependencyError
+
+ROOT = Path(__file__).parents[1]
+FOREIGN = re.compile(r"pip3? install[^\n]*(?<![\w./-])bottega(?![\w/-])")
+
+
+def documents() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+    for folder in ("src", "docs", "examples", "benchmarks", "training"):
+        for kind in ("*.md", "*.py", "*.toml", "*.yaml"):
+            yield from (ROOT / folder).rglob(kind)
+
+
+def test_the_wheel_is_named_after_the_constant_and_keeps_the_command() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (project["name"], project["version"]) == (DISTRIBUTION, __version__)
+    assert DISTRIBUTION == "bottega-vlm"
+    assert project["scripts"] == {"bottega": "bottega.cli:main"}
+
+
+def test_no_document_installs_the_other_project() -> None:
+    assert FOREIGN.search("pip install 'bottega[local]'")
+    assert not FOREIGN.search("pip install 'bottega-vlm[local]'")
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in documents()
+        if (match := FOREIGN.search(path.read_text("utf-8", errors="replace")))
+    }
+    assert found == {}
+
+
+def test_a_missing_extra_is_installed_from_our_distribution() -> None:
+    assert MissingDependencyError("starlette", "serve").hint == "pip install 'bottega-vlm[serve]'"
+
+
+def test_the_hint_for_torch_names_the_size_and_the_cpu_build() -> None:
+    hint = MissingDependencyError("torch", "local").hint
+    assert hint.startswith("pip install 'bottega-vlm[local]'")
+    assert "GB" in hint and "PIP_EXTRA_INDEX_URL" in hint
+
+
+@pytest.mark.slow
+@pytest.mark.network  # pip fetches the build backend
+def test_the_wheel_runs_the_demonstration_outside_the_checkout(tmp_path: Path) -> None:
+    def run(*command: str, **variables: str) -> None:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+    run("-m", "pip", "wheel", "--no-deps", "--wheel-dir", "wheels", str(ROOT))
+    [wheel] = (tmp_path / "wheels").iterdir()
+    assert wheel.name == f"bottega_vlm-{__version__}-py3-none-any.whl"
+    run("-m", "pip", "install", "--no-deps", "--target", "installed", str(wheel))
+    installed = str(tmp_path / "installed")
+    code = f"import bottega; assert bottega.__file__.startswith({installed!r}), bottega.__file__"
+    run("-c", code, PYTHONPATH=installed)
+    run("-m", "bottega", "demo", PYTHONPATH=installed)
+    assert (tmp_path / "bottega-demo.html").stat().st_size > 0
