@@ -55,6 +55,7 @@ def test_the_hint_for_torch_names_the_size_and_the_cpu_build() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.network  # pip fetches the build backend
 def test_the_wheel_runs_the_demonstration_outside_the_checkout(tmp_path: Path) -> None:
     def run(*command: str, **variables: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -23,13 +25,16 @@ BUNDLED = "bundled"
 REMOTE = "openai:"
 NOTE = "embed"  # under which a knowledge base says what its embedder is called
 WITHOUT_TORCH = ("pixels", "words")
+EMBEDDERS = ("dual", BUNDLED, *WITHOUT_TORCH)
+BUNDLED_MODELS = (BUNDLED, f"{BUNDLED}:apprentice", f"{BUNDLED}:master")
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 
 
 def open_model(spec: str, *, concurrency: int = 16) -> Generator:
     """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
-    requests at once), or a Hugging Face id or folder."""
+    requests at once), or a Hugging Face id or folder. Raises `SettingError`."""
+    check_model(spec)
     if spec == BUNDLED:
         return bundled()
     if spec.startswith(f"{BUNDLED}:"):
@@ -43,21 +48,47 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
     return Transformers(spec, threads=os.cpu_count())
 
 
+def check_model(spec: str) -> None:
+    """Refuse a name that no model can have. Without this check a misspelt name would be searched on
+    the hub, for minutes. Raises `SettingError`."""
+    if spec in BUNDLED_MODELS or spec.startswith(REMOTE) or is_folder_or_hub_id(spec):
+        return
+    remote = f"{REMOTE}{spec.partition(':')[2] or 'NAME'}"
+    raise SettingError(
+        f"model is unknown, got {spec!r}",
+        hint=suggestion(spec, (*BUNDLED_MODELS, remote))
+        + "use bundled, bundled:master, openai:NAME, a folder, or a hub id OWNER/NAME",
+    )
+
+
 def check_embedder(spec: str) -> None:
-    """Before anything is loaded: what is neither known nor a folder would be looked for on the hub,
-    for minutes. Raises `SettingError` and `MissingDependencyError`."""
+    """Refuse a name that no embedder can have, before anything is loaded. Raises `SettingError` and
+    `MissingDependencyError`."""
     if spec in WITHOUT_TORCH:
         return
     name = spec
     for mode in MODES:
         name = name.removesuffix(f":{mode}")
-    if spec not in ("dual", BUNDLED) and not (HUB.fullmatch(name) or Path(name).is_dir()):
+    if spec not in EMBEDDERS and not is_folder_or_hub_id(name):
         raise SettingError(
-            f"{spec!r} is no embedder",
-            hint="use dual, bundled, words, pixels, a folder, or a hub id such as"
-            " sentence-transformers/clip-ViT-B-32, with :image, :text or :average behind it",
+            f"embedder is unknown, got {spec!r}",
+            hint=suggestion(name, EMBEDDERS)
+            + "use dual, bundled, words, pixels, a folder, or a hub id such as"
+            " sentence-transformers/clip-ViT-B-32, with :image, :text or :average after it",
         )
     check_torch()
+
+
+def is_folder_or_hub_id(name: str) -> bool:
+    """Return whether a model can be loaded by this name; hub ids are not looked up."""
+    return bool(name) and (HUB.fullmatch(name) is not None or Path(name).is_dir())
+
+
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Return the question for the choice that a misspelt name resembles, or an empty string."""
+    by_lower_case = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(name.lower(), by_lower_case, n=1)
+    return f"did you mean {by_lower_case[close[0]]}? " if close else ""
 
 
 def check_torch() -> None:

@@ -193,14 +193,14 @@ def test_the_embedder_that_built_the_file_is_used_again(run: Run, pets: Path) ->
     assert run("add", "k.db", pets).code == 0  # the clash has changed nothing
 
 
-def test_a_name_that_is_no_embedder_is_told_which_there_are(
+def test_an_embedder_that_cannot_be_loaded_gets_a_hint_with_the_choices(
     run: Run, pets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_found(name: str, *, mode: str) -> Embedder:
         raise EmbeddingError(f"{name} cannot be loaded as an embedder")
 
     monkeypatch.setattr("bottega.naming.SentenceEmbedder", not_found)  # asks a hub
-    failed = run("add", "k.db", pets, "--embed", "pixel")
+    failed = run("add", "k.db", pets, "--embed", "owner/name")
     assert failed.code == 1
     for name in ("bundled", "pixels", "words", "dual", "sentence-transformers id"):
         assert name in failed.err

@@ -330,7 +330,7 @@ def test_an_embedder_that_cannot_be_is_refused_at_once(
     file.write_text(file.read_text().replace('"words"', f'"{embed}"'))
     done = run("serve", *more)
     assert done.code == 2
-    assert f"cache.embed: {embed!r} is no embedder" in " ".join(done.err.split())
+    assert f"cache.embed: embedder is unknown, got {embed!r}" in " ".join(done.err.split())
 
 
 def test_without_torch_the_start_fails_at_once(
@@ -343,3 +343,13 @@ def test_without_torch_the_start_fails_at_once(
     assert "pip install 'bottega-vlm[local]'" in run("serve", "--demo", "--port", "0").err
     file.write_text(file.read_text().replace('"words"', '"dual"'))
     assert "pip install 'bottega-vlm[local]'" in run("serve", "--port", "0").err
+
+
+def test_a_misspelt_model_of_a_tier_is_refused_with_its_place(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bottega.toml"
+    file.write_text('[tiers.small]\nmodel = "bundled:mastr"\n')
+    done = run("serve", "--check", "--config", str(file))
+    assert done.code == 2
+    said = " ".join(done.err.split())
+    assert "tiers.small.model: model is unknown, got 'bundled:mastr'" in said
+    assert "did you mean bundled:master?" in said

@@ -32,11 +32,15 @@ def open_prompt(name: str) -> Prompter | None:
         "interleaved": Interleaved(),
     }
     if name not in prompts:
-        raise SettingError(f"unknown prompt {name!r}", hint="use auto, paper or interleaved")
+        raise SettingError(
+            f"prompt is unknown, got {name!r}",
+            hint=f"{naming.suggestion(name, prompts)}use auto, paper or interleaved",
+        )
     return prompts[name]
 
 
 def open_embedder(spec: str) -> Embedder:
+    naming.check_embedder(spec)
     try:
         with waiting(f"loading the embedder {spec}"):
             return naming.open_embedder(spec)
@@ -50,7 +54,10 @@ def open_embedder(spec: str) -> Embedder:
 
 def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name not in RETRIEVE:
-        raise SettingError(f"cannot retrieve by {name!r}", hint=f"use {', '.join(RETRIEVE)}")
+        raise SettingError(
+            f"retrieval is unknown, got {name!r}",
+            hint=f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}",
+        )
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
             f"hybrid compares tokens of the bundled tower or PreFLMR, not vectors of {embed}",
@@ -67,8 +74,14 @@ def open_tokens(embed: str) -> MultiVectorEmbedder | None:
     """None for the bundled ones. Documents are encoded with their images, as RCTS does."""
     if not embed.startswith(FLMR):
         return None
+    name = embed.removeprefix(FLMR)
+    if not naming.is_folder_or_hub_id(name):
+        raise SettingError(
+            f"PreFLMR checkpoint is unknown, got {name!r}",
+            hint="use --embed flmr:FOLDER or flmr:OWNER/NAME",
+        )
     with waiting(f"loading the embedder {embed}"):
-        return FlmrEmbedder(embed.removeprefix(FLMR), document_images=True, threads=os.cpu_count())
+        return FlmrEmbedder(name, document_images=True, threads=os.cpu_count())
 
 
 def open_retrieval(retrieve: str, embed: str) -> Embedder:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,7 +72,8 @@ class Staff:
 def hire(config: Config, environment: Mapping[str, str]) -> Staff:
     """No model is loaded and nobody is asked yet. Raises `SettingError`, and for what the tiers or
     the cache would load with a package that is not here `MissingDependencyError`."""
-    _check_embedder(config)
+    with _errors_naming(f"{config.file}: cache.embed"):
+        check_embedder(config.cache.embed)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
     prices = _prices(config, served)
@@ -109,7 +111,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 
 
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
-    generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier)
+    generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier, config)
     unsure = config.route.by == "confidence" and tier is not config.master
     asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
     if config.route.samples is not None:
@@ -135,17 +137,19 @@ def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
     return OpenAICompatible(name, **how), HttpUpstream(name, **how)
 
 
-def _local(tier: TierSettings) -> tuple[Generator, Upstream]:
+def _local(tier: TierSettings, config: Config) -> tuple[Generator, Upstream]:
     check_torch()
-    generator = open_model(tier.model)
+    with _errors_naming(f"{config.file}: tiers.{tier.name}.model"):
+        generator = open_model(tier.model)
     return generator, LocalUpstream(generator)
 
 
-def _check_embedder(config: Config) -> None:
+@contextmanager
+def _errors_naming(setting: str) -> Iterator[None]:
     try:
-        check_embedder(config.cache.embed)
+        yield
     except SettingError as error:
-        raise SettingError(f"{config.file}: cache.embed: {error}", hint=error.hint) from error
+        raise SettingError(f"{setting}: {error}", hint=error.hint) from error
 
 
 def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> None:

@@ -1,0 +1,105 @@
+"""Names of embedders and models that cannot exist are refused before a hub is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega import naming
+from bottega.cli.resolving import open_embedder, open_prompt, open_tokens
+from bottega.errors import SettingError
+from bottega.naming import check_embedder, open_model
+from tests.cli.conftest import Run
+
+TYPOS = [("pixel", "pixels"), ("word", "words"), ("duel", "dual"), ("Bundled", "bundled")]
+IMPOSSIBLE = ["", "xyz", "./nowhere", "/no/such/folder", "a/b/c", "flmr"]
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(name: str, **_: object) -> None:
+        raise AssertionError(f"a hub was asked for {name!r}")
+
+    monkeypatch.setattr(naming, "SentenceEmbedder", ask)
+    monkeypatch.setattr(naming, "Transformers", ask)
+
+
+@pytest.mark.parametrize(("typo", "meant"), TYPOS)
+def test_a_misspelt_embedder_is_refused_with_the_name_that_was_meant(typo: str, meant: str) -> None:
+    with pytest.raises(SettingError, match=f"embedder is unknown, got '{typo}'") as raised:
+        open_embedder(typo)
+    assert f"did you mean {meant}?" in raised.value.hint
+
+
+@pytest.mark.parametrize("spec", [*IMPOSSIBLE, "clip-ViT-B-32", "xyz:text"])
+def test_an_embedder_that_no_hub_can_have_is_refused_with_the_choices(spec: str) -> None:
+    with pytest.raises(SettingError, match="embedder is unknown, got") as raised:
+        open_embedder(spec)
+    for choice in ("dual", "bundled", "words", "pixels", "sentence-transformers/"):
+        assert choice in raised.value.hint
+    assert "did you mean" not in raised.value.hint
+
+
+@pytest.mark.parametrize("spec", ["pixels", "words", "dual", "bundled", "owner/name:average"])
+def test_real_names_of_embedders_are_accepted(spec: str) -> None:
+    check_embedder(spec)
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("bundeld", "bundled"),
+        ("bundled:mastr", "bundled:master"),
+        ("bundled:Apprentice", "bundled:apprentice"),
+        ("master", "bundled:master"),
+        ("openai", "openai:NAME"),
+        ("opneai:gpt-4o", "openai:gpt-4o"),
+        ("OpenAI:gpt-4o", "openai:gpt-4o"),
+    ],
+)
+def test_a_misspelt_model_is_refused_with_the_name_that_was_meant(typo: str, meant: str) -> None:
+    with pytest.raises(SettingError, match=f"model is unknown, got '{typo}'") as raised:
+        open_model(typo)
+    assert f"did you mean {meant}?" in raised.value.hint
+
+
+@pytest.mark.parametrize("spec", [*IMPOSSIBLE, "bundled:xyz"])
+def test_a_model_that_no_hub_can_have_is_refused_with_the_choices(spec: str) -> None:
+    with pytest.raises(SettingError, match="model is unknown, got") as raised:
+        open_model(spec)
+    for choice in ("bundled", "bundled:master", "openai:NAME", "OWNER/NAME"):
+        assert choice in raised.value.hint
+
+
+def test_folders_and_hub_ids_are_looked_up(tmp_path: Path) -> None:
+    for spec in (str(tmp_path), "owner/name"):
+        with pytest.raises(AssertionError, match="a hub was asked"):
+            open_model(spec)
+        with pytest.raises(AssertionError, match="a hub was asked"):
+            open_embedder(spec)
+
+
+def test_a_preflmr_folder_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bottega.cli.resolving.FlmrEmbedder", lambda name, **_: pytest.fail(name))
+    for spec in ("flmr:", "flmr:nowhere", "flmr:./nowhere"):
+        with pytest.raises(SettingError, match="PreFLMR checkpoint is unknown, got"):
+            open_tokens(spec)
+
+
+def test_a_misspelt_prompt_is_refused_with_the_name_that_was_meant() -> None:
+    with pytest.raises(SettingError) as raised:
+        open_prompt("interleave")
+    assert "did you mean interleaved?" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "command", [("add", "k.db", "pets", "--embed", "pixel"), ("ask", "?", "--model", "bundeld")]
+)
+def test_commands_refuse_a_misspelt_name_as_wrong_usage(
+    run: Run, pets: Path, command: tuple[str, ...]
+) -> None:
+    failed = run(*command)
+    assert failed.code == 2
+    assert "did you mean" in failed.err
+    assert not Path("k.db").exists()
