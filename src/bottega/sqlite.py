@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,11 +20,12 @@ UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
 @dataclass(frozen=True)
 class FileKind:
     """`application_id` tells our file from any other SQLite file. `migrations` is append only:
-    entry n turns a file of version n into one of version n + 1."""
+    entry n turns a file of version n into one of version n + 1. It holds SQL statements, or is a
+    function that works within the transaction of its connection."""
 
     name: str
     application_id: int
-    migrations: tuple[str, ...]
+    migrations: tuple[str | Callable[[sqlite3.Connection], None], ...]
 
     @property
     def version(self) -> int:
@@ -50,8 +51,11 @@ class FileKind:
         _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
         # Asked again under the write lock: another process may have migrated meanwhile.
-        for statements in self.migrations[self._found(connection, path) :]:
-            for statement in statements.split(";"):
+        for migration in self.migrations[self._found(connection, path) :]:
+            if callable(migration):
+                migration(connection)
+                continue
+            for statement in migration.split(";"):
                 connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {self.application_id}")
         connection.execute(f"PRAGMA user_version = {self.version}")

@@ -101,11 +101,10 @@ def test_a_file_of_an_older_format_says_that_it_must_be_brought_to_this_one(
     kb: KnowledgeBase, path: Path
 ) -> None:
     with kb._rows.transaction() as connection:
-        connection.execute("DROP INDEX examples_by_asked")
-        connection.execute("ALTER TABLE examples DROP COLUMN asked")
-        connection.execute("PRAGMA user_version = 4")
+        connection.execute("ALTER TABLE examples RENAME COLUMN question_digest TO asked")
+        connection.execute("PRAGMA user_version = 5")
     kb.close()
     found, told = read(path)
     assert found == []
-    assert "format 4, must be brought to 5" in told
+    assert "format 5, must be brought to 6" in told
     assert "open it, or a copy, once" in told

@@ -144,9 +144,9 @@ def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
         plan = connection.execute(
             "EXPLAIN QUERY PLAN SELECT key FROM examples"
             " WHERE namespace = 'a' AND key != 3"
-            " AND asked = (SELECT asked FROM examples WHERE key = 3)"
+            " AND question_digest = (SELECT question_digest FROM examples WHERE key = 3)"
         ).fetchall()
         pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_ANSWERS}", ("a", "[]")).fetchall()
-    assert "examples_by_asked" in plan[0][-1]
-    assert "examples_by_asked" in pins[0][-1]
-    assert KNOWLEDGE_BASE.version == 5
+    assert "examples_by_question" in plan[0][-1]
+    assert "examples_by_question" in pins[0][-1]
+    assert KNOWLEDGE_BASE.version == 6

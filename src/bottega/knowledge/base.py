@@ -122,8 +122,9 @@ class KnowledgeBase(Searchable, Closing):
     ) -> Added:
         """Stores what is new. Each batch is durable before the next begins.
 
-        The same images, question and answer are the same example. What cannot be decoded or
-        embedded goes to `on_bad`, which raises unless it is given; the batches before remain.
+        The same images, context, question, choices and answer are the same example. What cannot be
+        decoded or embedded goes to `on_bad`, which raises unless it is given; the batches before
+        remain.
         `progress` is told how many examples were done since it was last told. `new` also counts
         those that a `capacity` has evicted again.
         """
@@ -158,9 +159,9 @@ class KnowledgeBase(Searchable, Closing):
         self, examples: Sequence[Example], *, on_bad: OnBad | None = None
     ) -> list[str | None]:
         """Stores newer answers, in one commit: each takes the place of what was answered here to
-        the same question (images, text and the tag `context`); of several to one question the
-        last. A pinned answer stays, and the newer one is not stored. Their ids in order, that of
-        the pinned one where it stays, None for a bad one, which goes to `on_bad` as in `add`."""
+        the same question (images, text, choices and the tag `context`); of several to one question
+        the last. A pinned answer stays, and the newer one is not stored. Their ids in order, that
+        of the pinned one where it stays, None for a bad one, which goes to `on_bad` as in `add`."""
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()

@@ -85,9 +85,11 @@ class ChangeLog(Database):
             ]
 
     def named_changes_since(self, seq: int, limit: int) -> list[Changed]:
-        # Of what was deleted before the log kept ids, nobody can have made anything.
+        # Changes from before the log kept ids are left out: no follower can know their rows. A
+        # row may have got another id (format 6): the earlier one counts as deleted.
         found = self.read(
-            "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples WHERE key = changes.key)"
+            "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples"
+            " WHERE key = changes.key AND id = changes.id)"
             " FROM changes WHERE namespace = ? AND id IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?",
             self.namespace,
             seq,

@@ -44,13 +44,30 @@ class Standing:
 
 
 def identity(example: Example) -> str:
-    """Equal for examples with the same image bytes, context, question and answer."""
-    return _digest([*_asked(example), example.answer])[:ID_LENGTH]
+    """Equal for examples with the same image bytes, context, question, choices and answer."""
+    return digest(*_question(example), example.answer)[:ID_LENGTH]
+
+
+def identity_without_choices(example: Example) -> str:
+    """Return the id that format 5 and older gave the example."""
+    query = example.query
+    return identity(replace(example, query=replace(query, choices=())))
 
 
 def question_digest(example: Example) -> str:
-    """Equal for examples with the same image bytes, context and question, whatever the answer."""
-    return _digest(_asked(example))
+    """Equal for examples with the same image bytes, context, question and choices."""
+    return digest(*_question(example))
+
+
+def query_digests(query: Query) -> set[str]:
+    """Return the digests of the examples that ask this query. An example without a context, or
+    without choices, suits every one."""
+    hashes = [image.sha256 for image in query.images]
+    return {
+        digest(*question_parts(hashes, query.text, context, choices))
+        for context in (None, query.context)
+        for choices in ((), query.choices)
+    }
 
 
 def is_itself(example: Example) -> bool:
@@ -61,14 +78,27 @@ def is_itself(example: Example) -> bool:
         return False
 
 
-def _asked(example: Example) -> list[object]:
-    images = [image.sha256 for image in example.query.images]
-    context = example.tags.get(CONTEXT)
-    return [images, example.query.text, *([] if context is None else [[context]])]
+def question_parts(
+    image_hashes: Sequence[str], text: str, context: str | None, choices: Sequence[str]
+) -> list[object]:
+    """Return what identifies a question. A list holds a context and an object holds choices, so
+    that neither is taken for the other. Without choices the digest is that of older formats."""
+    parts: list[object] = [image_hashes, text]
+    if context is not None:
+        parts.append([context])
+    if choices:
+        parts.append({"choices": choices})
+    return parts
 
 
-def _digest(parts: object) -> str:
+def digest(*parts: object) -> str:
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+
+
+def _question(example: Example) -> list[object]:
+    query = example.query
+    hashes = [image.sha256 for image in query.images]
+    return question_parts(hashes, query.text, example.tags.get(CONTEXT), query.choices)
 
 
 def damage(example: Example) -> str | None:
@@ -77,7 +107,7 @@ def damage(example: Example) -> str | None:
         data = image.data  # SQLite holds any type in any column
         if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != image.sha256:
             return f"the bytes of image {image.sha256} are not those that were stored"
-    return None if is_itself(example) else "it has another question, answer or image"
+    return None if is_itself(example) else "it has another question, choice, answer or image"
 
 
 def is_text(value: object) -> bool:

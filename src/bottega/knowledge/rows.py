@@ -120,7 +120,7 @@ class SqliteRows(ChangeLog):
 
     def pinned_answers(self, asked: Collection[str]) -> dict[str, str]:
         found = self.read(writing.PINNED_ANSWERS, self.namespace, listed(asked))
-        return {row["asked"]: row["id"] for row in found}
+        return {row["question_digest"]: row["id"] for row in found}
 
     def own_keys(self, query: Query) -> set[int]:
         if not query.images and query.id is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bottega.knowledge.identity_migration import add_choices_to_identities
 from bottega.sqlite import FileKind
 
 KNOWLEDGE_BASE = FileKind(
@@ -132,5 +133,7 @@ KNOWLEDGE_BASE = FileKind(
         ALTER TABLE examples ADD COLUMN asked TEXT;
         CREATE INDEX examples_by_asked ON examples (namespace, asked) WHERE asked IS NOT NULL;
         """,
+        # Answer choices become part of a question, and so of ids.
+        add_choices_to_identities,
     ),
 )

@@ -17,7 +17,13 @@ from bottega.errors import ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.bad import OnBad
 from bottega.knowledge.loading.labelled import open_within
-from bottega.knowledge.records import Standing, damage, identity, is_text
+from bottega.knowledge.records import (
+    Standing,
+    damage,
+    identity,
+    identity_without_choices,
+    is_text,
+)
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
@@ -175,8 +181,8 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
         tags=dict(fields.tags),
         source=fields.source,
     )
-    if fields.id != identity(example):
-        raise ValueError("its id is not that of its question, answer and images")
+    if fields.id not in (identity(example), identity_without_choices(example)):
+        raise ValueError("its id is not that of its question, choices, answer and images")
     return Imported(example, _standing(fields.standing))
 
 

@@ -18,12 +18,12 @@ from bottega.types import Example
 PLACES = ", ".join("?" * (len(COLUMNS) + 2))
 # Not OR IGNORE, which would also pass over what a column refuses.
 INSERT = (
-    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, asked) VALUES ({PLACES})"
+    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, question_digest) VALUES ({PLACES})"
     " ON CONFLICT (namespace, id) DO NOTHING"
 )
 PINNED_ANSWERS = (
-    "SELECT asked, id FROM examples JOIN uses USING (key)"
-    f" WHERE namespace = ? AND asked IN {LISTED} AND pinned"
+    "SELECT question_digest, id FROM examples JOIN uses USING (key)"
+    f" WHERE namespace = ? AND question_digest IN {LISTED} AND pinned"
 )
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
@@ -117,7 +117,7 @@ def annotate(
 ) -> bool:
     """Gives the row another rationale, if one is `told`, and more tags, and with them another
     key: what was read by a key never changes. False if no row has this id."""
-    columns = ("key", *COLUMNS, "namespace", "asked")
+    columns = ("key", *COLUMNS, "namespace", "question_digest")
     row = connection.execute(
         f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?",
         (namespace, id),
@@ -177,15 +177,15 @@ def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
 
 def has_pinned_answer(connection: sqlite3.Connection, namespace: str, example: Example) -> bool:
     """To the question of this example, which nothing may supersede then."""
-    asked = listed([question_digest(example)])
-    return connection.execute(PINNED_ANSWERS, (namespace, asked)).fetchone() is not None
+    digests = listed([question_digest(example)])
+    return connection.execute(PINNED_ANSWERS, (namespace, digests)).fetchone() is not None
 
 
 def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
     """Removes the older answers to the question of this row."""
     older = connection.execute(
         "SELECT key FROM examples WHERE namespace = ?1 AND key != ?2"
-        " AND asked = (SELECT asked FROM examples WHERE key = ?2)",
+        " AND question_digest = (SELECT question_digest FROM examples WHERE key = ?2)",
         (namespace, key),
     ).fetchall()
     if older:

@@ -31,10 +31,10 @@ class Remember:
     """Keeps the answers of the tiers that are `teachers`, and of nobody else: a `Recorder`.
 
     An answer that is invalid or was cut short is not kept, nor is an example whose texts have more
-    than `longest` characters. The same question (images, text and the tag `context`) is kept once:
-    a newer answer takes the place of the older one, unless that is pinned: then it stays as it is.
-    `source` says which tier and model answered. Answers that arrive together share one commit.
-    Raises `StoreError`.
+    than `longest` characters. The same question (images, text, choices and the tag
+    `context`) is kept once: a newer answer takes the place of the older one, unless that is pinned:
+    then it stays as it is. `source` says which tier and model answered. Answers that arrive
+    together share one commit. Raises `StoreError`.
     """
 
     def __init__(

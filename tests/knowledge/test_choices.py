@@ -1,0 +1,67 @@
+"""Answer choices are part of a question: other choices make another example."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.records import identity_without_choices
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.knowledge.doubles import SeededEmbedder
+
+IMAGE = picture(7)
+
+
+@pytest.fixture
+def kb() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as opened:
+        yield opened
+
+
+def colour(answer: str, *choices: str, text: str = "Which colour?") -> Example:
+    return Example(Query(text, (IMAGE,), choices), answer)
+
+
+def test_the_same_text_with_other_choices_is_another_example(kb: KnowledgeBase) -> None:
+    one, other, free = colour("red", "red", "blue"), colour("red", "red", "grey"), colour("red")
+    assert kb.add([one, other, free]).new == 3
+    assert {example.query.choices for example in kb} == {("red", "blue"), ("red", "grey"), ()}
+    assert kb.add([one, other, free]).new == 0
+
+
+def test_a_newer_answer_replaces_the_one_with_the_same_choices_only(kb: KnowledgeBase) -> None:
+    kb.replace([colour("red", "red", "blue"), colour("green", "green", "grey")])
+    kb.replace([colour("blue", "red", "blue")])
+    answers = {example.query.choices: example.answer for example in kb}
+    assert answers == {("red", "blue"): "blue", ("green", "grey"): "green"}
+
+
+def test_a_context_is_never_taken_for_choices(kb: KnowledgeBase) -> None:
+    in_context = replace(colour("red"), tags={"context": "red"})
+    assert kb.add([in_context, colour("red", "red")]).new == 2
+
+
+def test_both_survive_an_export(kb: KnowledgeBase, tmp_path: Path) -> None:
+    kb.add([colour("red", "red", "blue"), colour("red", "red", "grey")])
+    kb.export_to(tmp_path / "out")
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as again:
+        assert again.import_from(tmp_path / "out").new == 2
+        assert again.ids() == kb.ids()
+
+
+def test_an_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Path) -> None:
+    kb.add([colour("red", "red", "blue")])
+    kb.export_to(tmp_path / "out")
+    listed = tmp_path / "out" / "examples.jsonl"
+    line = json.loads(listed.read_text())
+    line["id"] = identity_without_choices(kb.get(kb.ids()[0]))
+    listed.write_text(json.dumps(line))
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as again:
+        assert again.import_from(tmp_path / "out").new == 1
+        assert again.ids() == kb.ids()
