@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -186,3 +187,28 @@ async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
     )
     await workshop.answer(asked("Capital of France?").query)
     assert [one.query.text for one in cache] == ["Capital of France?"]
+
+
+async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
+    cache: KnowledgeBase,
+) -> None:
+    apprentice = model("tiny")
+    routes = cold_start(1, Tier("master", Scripted(large)), then=always(Tier("a", apprentice, 4)))
+    pipeline = cache_of_thought(cache, master=Scripted(large), apprentice=apprentice, route=routes)
+    first = shown(1).query
+    await pipeline.answer(first)
+    await pipeline.answer(shown(1, question="Which?").query)
+    assert turns(apprentice) == ["What?", "it has whiskers\nAnswer: cat", "Which?"]
+    await pipeline.answer(first)
+    assert turns(apprentice) == ["What?"]
+
+
+async def test_answers_to_one_text_with_other_choices_both_stay(cache: KnowledgeBase) -> None:
+    master = Tier("master", Scripted(large))
+    pipeline = cache_of_thought(
+        cache, master=master.generator, apprentice=model("tiny"), route=always(master)
+    )
+    both = [replace(shown(1).query, choices=("cat", other)) for other in ("dog", "cow")]
+    for query in (*both, *both):
+        await pipeline.answer(query)
+    assert [example.query.choices for example in cache] == [query.choices for query in both]

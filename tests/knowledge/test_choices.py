@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bottega.exclusion import is_excluded
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.records import identity_without_choices
+from bottega.knowledge.records import identity, identity_without_choices
 from bottega.types import Example, Query
 from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder
@@ -65,3 +66,38 @@ def test_an_export_of_an_earlier_version_is_read(kb: KnowledgeBase, tmp_path: Pa
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as again:
         assert again.import_from(tmp_path / "out").new == 1
         assert again.ids() == kb.ids()
+
+
+def test_a_search_may_exclude_the_same_question_only(kb: KnowledgeBase) -> None:
+    asked = colour("red", "red", "blue").query
+    stored = {
+        "other text": colour("red", "red", "blue", text="Which shape?"),
+        "other choices": colour("red", "red", "grey"),
+        "the same": colour("blue", "red", "blue"),
+        "no choices": colour("red"),
+        "other context": replace(colour("blue", "red", "blue"), tags={"context": "c"}),
+    }
+    kb.add(stored.values())
+    names = {identity(example): name for name, example in stored.items()}
+
+    def found(query: Query) -> set[str]:
+        hits = kb.search(query, 9, exclude="same-question")
+        assert {hit.example.id for hit in hits} == {
+            id for id, name in names.items() if not is_excluded(query, kb.get(id), "same-question")
+        }
+        return {names[str(hit.example.id)] for hit in hits}
+
+    assert found(asked) == {"other text", "other choices", "other context"}
+    assert found(replace(asked, context="c")) == {"other text", "other choices"}
+    assert found(replace(asked, images=())) == set(stored)
+    by_id = Query("?", id=next(iter(names)))
+    assert found(by_id) == set(stored) - {"other text"}
+    assert kb.search(Query("?", (IMAGE,)), 9) == []  # the default excludes the image
+    (none,) = kb.nearest(kb.vectors([next(iter(names))]), 9, excluded_for=[asked])
+    assert none == []
+
+
+def test_a_text_question_is_not_shown_its_own_answer(kb: KnowledgeBase) -> None:
+    kb.add([Example(Query("Why?"), "because"), Example(Query("How?"), "so")])
+    (found,) = kb.search(Query("Why?"), 9, exclude="same-question")
+    assert found.example.query.text == "How?"

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from bottega.errors import NotFoundError
+from bottega.exclusion import is_excluded
 from bottega.protocols import Vectors
-from bottega.retrieval.own import is_self
 from bottega.types import Candidate, Changed, Example, Query
 from tests.builders import ListPool, picture
 
@@ -98,7 +98,7 @@ class Memory:
         found = [
             Candidate(example, float(self.embed.embed([example.query])[0] @ vector))
             for id, example in self.examples.items()
-            if (within is None or id in set(within)) and not is_self(query, example)
+            if (within is None or id in set(within)) and not is_excluded(query, example)
         ]
         return sorted(found, key=lambda candidate: -candidate.score)[:k]
 

@@ -12,6 +12,7 @@ from bottega.cli.measuring import Run, print_results
 from bottega.cli.output import note, say, to_json
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.budget import Budget
+from bottega.evaluation.episodes import EXCLUDE
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.outcomes import titled
@@ -28,7 +29,8 @@ def report(
         say(f"{asked['model']}, examples by {asked['retrieve']} ({asked['embedder']})")
     print_results(data, results, compared)
     if file is not None and results:
-        file.write_bytes(to_json({**asked, **_sizes(data), "results": results, "paired": compared}))
+        head = {**asked, "exclude": EXCLUDE, **_sizes(data)}
+        file.write_bytes(to_json({**head, "results": results, "paired": compared}))
 
 
 def _sizes(data: Benchmark) -> dict[str, int | str | None]:

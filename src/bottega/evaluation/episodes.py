@@ -10,10 +10,16 @@ from functools import partial
 from bottega.errors import NotFoundError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
+from bottega.exclusion import DESCRIPTIONS, Exclude
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Retriever
 from bottega.retrieval import Dense, Pool
 from bottega.types import Candidate, Example, Query
+
+# An item is never shown an example that shares an image with it: another question about the same
+# image may give its answer away.
+EXCLUDE: Exclude = "same-image"
+RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 
 
 class Shelf:
@@ -94,7 +100,7 @@ def nearest(
 ) -> Retriever:
     """In the whole knowledge base, or among the query's episode: by its own exact search, or by
     another one that takes `within`."""
-    search = search or knowledge.search
+    search = partial(search or knowledge.search, exclude=EXCLUDE)
     if not data.episode_of:
         return Dense(search)
     retrievers = {

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.episodes import ByEpisode, nearest
+from bottega.evaluation.episodes import EXCLUDE, ByEpisode, nearest
 from bottega.evaluation.memo import MemoEmbedder, MemoTokens
 from bottega.knowledge import (
     KnowledgeBase,
@@ -113,7 +113,7 @@ def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
 
 
 def _by_words(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
-    return _in_parts(data, knowledge, lambda part: BM25(Still(part)))
+    return _in_parts(data, knowledge, lambda part: BM25(Still(part), exclude=EXCLUDE))
 
 
 def _by_hashtags(
@@ -127,7 +127,8 @@ def _by_hashtags(
         count = LeaveOneOut(_vectors(part, embed), _vectors(part, words, _said), seed=seed)
         tree = HashtagTree(count, seed=seed)
         changes = Still(part).changes
-        retrieve = Hashtags(changes, _vectors(part, words), words, knowledge.search, tree)
+        search = partial(knowledge.search, exclude=EXCLUDE)
+        retrieve = Hashtags(changes, _vectors(part, words), words, search, tree)
         retrieve.build()
         return retrieve
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from bottega.exclusion import Exclude
 from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.records import Standing
@@ -122,8 +123,9 @@ class RowStore(Protocol):
         """The ids of the pinned examples by the digests of their questions."""
         ...
 
-    def own_keys(self, query: Query) -> set[int]:
-        """The rows that are the query itself: its id, or one of its images."""
+    def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
+        """Return the rows that the rule excludes: the query's id, and those that share an image
+        with it or are the same question."""
         ...
 
     def ids_with_prefix(self, prefix: str, limit: int) -> list[str]: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from bottega.exclusion import Exclude
 from bottega.image import Image
 from bottega.knowledge import writing
 from bottega.knowledge.change_log import ChangeLog
@@ -18,9 +19,10 @@ from bottega.knowledge.ports import (
     Use,
 )
 from bottega.knowledge.pruning import prune
-from bottega.knowledge.records import Standing, from_row, text_of
+from bottega.knowledge.records import Standing, from_row, query_digests, text_of
 from bottega.types import Example, Query
 
+THIRD = "(SELECT value FROM json_each(?3))"
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -122,16 +124,19 @@ class SqliteRows(ChangeLog):
         found = self.read(writing.PINNED_ANSWERS, self.namespace, listed(asked))
         return {row["question_digest"]: row["id"] for row in found}
 
-    def own_keys(self, query: Query) -> set[int]:
-        if not query.images and query.id is None:
+    def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
+        own_id = "SELECT key FROM examples WHERE namespace = ?1 AND id = ?2"
+        if exclude == "same-question":
+            asks_it = f"namespace = ?1 AND question_digest IN {THIRD}"
+            either = f"{own_id} UNION SELECT key FROM examples WHERE {asks_it}"
+            wanted = listed(query_digests(query))
+            found = self.read(either, self.namespace, query.id, wanted)
+        elif query.images or query.id is not None:
+            shows_it = f"SELECT key FROM example_images WHERE sha256 IN {THIRD}"
+            wanted = listed({image.sha256 for image in query.images})
+            found = self.read(f"{own_id} UNION {shows_it}", self.namespace, query.id, wanted)
+        else:
             return set()
-        found = self.read(
-            f"SELECT key FROM example_images WHERE sha256 IN {LISTED}"
-            " UNION SELECT key FROM examples WHERE namespace = ? AND id = ?",
-            listed({image.sha256 for image in query.images}),
-            self.namespace,
-            query.id,
-        )
         return {row[0] for row in found}
 
     def ids_with_prefix(self, prefix: str, limit: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from bottega.errors import SettingError
+from bottega.exclusion import Exclude
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import Metric
 from bottega.knowledge.listing import Listing
@@ -32,15 +33,23 @@ class Searchable(Listing):
         where: Filter | None = None,
         within: Collection[str] | None = None,
         include_self: bool = False,
+        exclude: Exclude = "same-image",
     ) -> list[Candidate]:
         """The `k` nearest examples, best first; fewer only if there are fewer.
 
-        Never the query's own id or image unless `include_self`. `by` names the view, `where` and
-        `within` (ids) restrict the search. An empty knowledge base raises
-        `EmptyKnowledgeBaseError`.
+        Excludes the query's own id, and by `exclude` every example that shares an image with it or
+        only the same question (images, text, choices, context); nothing if `include_self`. `by`
+        names the view, `where` and `within` (ids) restrict the search. An empty knowledge base
+        raises `EmptyKnowledgeBaseError`.
         """
         found = self.search_many(
-            [query], k, by=by, where=where, within=within, include_self=include_self
+            [query],
+            k,
+            by=by,
+            where=where,
+            within=within,
+            include_self=include_self,
+            exclude=exclude,
         )
         return found[0]
 
@@ -53,6 +62,7 @@ class Searchable(Listing):
         where: Filter | None = None,
         within: Collection[str] | None = None,
         include_self: bool = False,
+        exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
         """As `search`, with all queries embedded and compared at once."""
         _check_k(k)
@@ -62,7 +72,9 @@ class Searchable(Listing):
             return []
         vectors = embedded(self._searcher.view(by)[1].embed, queries, "queries")
         own = None if include_self else queries
-        return self.nearest(vectors, k, by=by, where=where, within=within, excluded_for=own)
+        return self.nearest(
+            vectors, k, by=by, where=where, within=within, excluded_for=own, exclude=exclude
+        )
 
     def nearest(
         self,
@@ -73,16 +85,22 @@ class Searchable(Listing):
         where: Filter | None = None,
         within: Collection[str] | None = None,
         excluded_for: Sequence[Query] | None = None,
+        exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
         """As `search_many`, by the caller's own vectors (n, dimension).
 
-        `excluded_for` are the queries that they were made of: each one's own id and images are
-        left out of what its vector finds.
+        `excluded_for` are the queries that they were made of: `exclude` applies to each.
         """
         _check_k(k)
         self._check_embeds()
         return self._searcher.nearest(
-            vectors, k, by=by, where=where, within=within, excluded_for=excluded_for
+            vectors,
+            k,
+            by=by,
+            where=where,
+            within=within,
+            excluded_for=excluded_for,
+            exclude=exclude,
         )
 
     def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:

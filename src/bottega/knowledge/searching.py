@@ -10,6 +10,7 @@ from threading import Lock
 import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
+from bottega.exclusion import Exclude
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.following import Follower, OutOfDate
 from bottega.knowledge.index import FaissIndex, Metric
@@ -80,13 +81,14 @@ class Searcher:
         where: Filter | None,
         within: Collection[str] | None,
         excluded_for: Sequence[Query] | None,
+        exclude: Exclude,
     ) -> list[list[Candidate]]:
         rebuilt = False
         while True:
             index = self.follow(by)
             own = None
             if excluded_for is not None:
-                own = [self._rows.own_keys(query) for query in excluded_for]
+                own = [self._rows.own_keys(query, exclude) for query in excluded_for]
             allowed = self._allowed(where, within, most=len(index))
             searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar, cast
 
 from bottega.errors import SettingError
@@ -64,6 +65,9 @@ def cache_of_thought(
     they `observe`. A cache that is not empty is the paper's warm start, `cold_start` its cold
     one. Without `remember` the cache stays as it is (static).
 
+    A query is shown other questions about its image, never its own earlier answer; a `retrieve` of
+    the caller has its own rule.
+
     The master is asked for its reasoning unless `reasoning` is False, or is not given and the
     master says `turns_only`. Only its answers are kept: never an invalid one or one that was cut.
     """
@@ -77,7 +81,7 @@ def cache_of_thought(
         route=router,
         escalate=escalation,
         tiers=tiers,
-        retrieve=UnlessEmpty(Alike(retrieve or Dense(cache.search))),
+        retrieve=UnlessEmpty(Alike(retrieve or _search(cache))),
         rerank=rerank or TopK("nearest-last"),
         prompt=prompt or Interleaved(),
         parse=parse or LabelParser(),
@@ -91,6 +95,10 @@ def cache_of_thought(
         sampling=sampling or Sampling(max_tokens=512),
         choices=tuple(labels),
     )
+
+
+def _search(cache: KnowledgeBase) -> Retriever:
+    return Dense(partial(cache.search, exclude="same-question"))
 
 
 def _tiers(

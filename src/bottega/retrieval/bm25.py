@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.exclusion import Exclude, is_excluded
 from bottega.protocols import Vectors
 from bottega.retrieval.following import Follower
-from bottega.retrieval.own import is_self
 from bottega.retrieval.ports import Feed
 from bottega.types import Candidate, Example, Query
 
@@ -29,7 +29,8 @@ class BM25:
     answer. Examples that share no word have score 0 and come last, oldest first. A search sees
     what the feed has seen: the first one after a change rebuilds the index, at about 50
     microseconds an example. The default `words` keeps digits and single letters, which bm25s's own
-    tokenizer drops: "3 + 5" is all that some questions say.
+    tokenizer drops: "3 + 5" is all that some questions say. `exclude` names what a query must not
+    find: every example that shares an image with it, or only the same question.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class BM25:
         words: Words | None = None,
         k1: float = 1.5,
         b: float = 0.75,
+        exclude: Exclude = "same-image",
     ) -> None:
         if not 0 <= k1 < math.inf or not 0 <= b <= 1:
             raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
         self._feed = feed
+        self._exclude = exclude
         self._follower = Follower(feed.changes, self._take)
         self._reads = reads or everything_said
         self._words = words or plain_words
@@ -78,7 +81,7 @@ class BM25:
             found += [
                 Candidate(example, float(scores[place]))
                 for place, example in zip(page, examples, strict=True)
-                if not is_self(query, example)
+                if not is_excluded(query, example, self._exclude)
             ]
             if len(found) >= k:
                 break

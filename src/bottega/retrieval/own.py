@@ -1,14 +1,8 @@
-"""What identifies a query, and which examples are the query itself."""
+"""The text that seeds the random retrievers."""
 
 from __future__ import annotations
 
-from bottega.types import Example, Query
-
-
-def is_self(query: Query, example: Example) -> bool:
-    """Whether the example has the query's id or shows one of its images."""
-    same_id = query.id is not None and query.id == example.id
-    return same_id or not set(query.images).isdisjoint(example.query.images)
+from bottega.types import Query
 
 
 def identity(query: Query) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
-from bottega.retrieval.own import identity, is_self
+from bottega.exclusion import is_excluded
+from bottega.retrieval.own import identity
 from bottega.retrieval.ports import Pool
 from bottega.types import Candidate, Example, Query
 
@@ -66,7 +67,7 @@ def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candid
     taken: list[Candidate] = []
     for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
         for example in _present(pool, order[start : start + k]):
-            if not is_self(query, example):
+            if not is_excluded(query, example):
                 taken.append(Candidate(example, 0.0))
         if len(taken) >= k:
             break

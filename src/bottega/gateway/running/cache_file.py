@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -192,4 +192,6 @@ class CacheFile:
 
 
 def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:
-    return BM25(base) if cache.retrieve == "bm25" else Dense(base.search)
+    if cache.retrieve == "bm25":
+        return BM25(base, exclude="same-question")
+    return Dense(partial(base.search, exclude="same-question"))

@@ -9,6 +9,7 @@ from threading import Lock
 import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError
+from bottega.exclusion import Exclude, is_excluded
 from bottega.knowledge.closing import Closing
 from bottega.knowledge.late.checking import one_for_each
 from bottega.knowledge.late.news import Followed, news, present
@@ -16,7 +17,7 @@ from bottega.knowledge.late.search import Effort
 from bottega.knowledge.late.searching import TokenIndex
 from bottega.knowledge.late.tokens import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Query
 
 
 class LateIndex(Closing):
@@ -72,18 +73,20 @@ class LateIndex(Closing):
         k: int,
         *,
         include_self: bool = False,
+        exclude: Exclude = "same-image",
         within: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Candidate]:
         """The `k` examples of the highest MaxSim, best first; fewer only if there are fewer.
 
-        Never the query's own id or image unless `include_self`. `within` restricts the search to
-        these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
+        Excludes the query's own id, and by `exclude` what shares an image with it or only the same
+        question; nothing if `include_self`. `within` restricts the search to these ids. `exact`
+        scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
         [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
         self._catch_up()
-        return self._found(query, tokens, k, include_self, within, exact)
+        return self._found(query, tokens, k, None if include_self else exclude, within, exact)
 
     def _catch_up(self) -> None:
         self.follow()
@@ -97,7 +100,7 @@ class LateIndex(Closing):
         query: Query,
         tokens: Vectors,
         k: int,
-        include_self: bool,
+        exclude: Exclude | None,
         within: Collection[str] | None,
         exact: bool,
     ) -> list[Candidate]:
@@ -108,7 +111,7 @@ class LateIndex(Closing):
             found = [
                 Candidate(example, scores[id])
                 for id, example in present(self._knowledge, list(scores))
-                if include_self or not _is_self(query, example)
+                if exclude is None or not is_excluded(query, example, exclude)
             ]
             if len(found) >= k or len(hits) < wanted:
                 return found[:k]
@@ -130,8 +133,3 @@ class LateIndex(Closing):
     def _marked(self, rows: Vectors) -> Vectors:
         """An example of which no token is left gets one that is like none: its score is 0."""
         return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)
-
-
-def _is_self(query: Query, example: Example) -> bool:
-    same_id = query.id is not None and query.id == example.id
-    return same_id or not set(query.images).isdisjoint(example.query.images)

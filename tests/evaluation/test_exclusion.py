@@ -1,0 +1,75 @@
+"""An evaluation shows no item an example that shares its image, whatever that example asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bottega.evaluation.benchmark import labelled
+from bottega.evaluation.episodes import RULE
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.methods import plan
+from bottega.evaluation.report.writing import write_report
+from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.searching import searching, stored
+from bottega.generation import Scripted
+from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
+from bottega.prompting import Interleaved
+from bottega.protocols import Embedder
+from bottega.recipes import Classification
+from bottega.types import Example, Prompt, Query
+from tests.builders import QUESTION, picture
+from tests.evaluation.report.builders import benchmark, kept, three_methods
+
+SECRET = "it is the secret"
+SHADES = range(0, 400, 100)
+ITEMS = [Example(Query(QUESTION, (picture(s),), id=f"i{s}"), f"{SECRET} {s % 2}") for s in SHADES]
+# Nearly the item's own question, about the same image, with its answer.
+LEAKS = [
+    Example(Query(text, item.query.images), item.answer)
+    for item in ITEMS
+    for text in (f"{QUESTION} ", QUESTION.lower(), "Which one is it?")
+]
+HARMLESS = [Example(Query(QUESTION, (picture(s + 7),)), f"harmless {s % 2}") for s in SHADES]
+DATA = labelled("leaking", (*LEAKS, *HARMLESS), ITEMS)
+
+
+@pytest.fixture(scope="module")
+def embed() -> Embedder:
+    return MemoEmbedder(DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled()))
+
+
+@pytest.mark.parametrize("retrieve", ["image", "bm25", "hashtag"])
+async def test_another_question_about_the_items_image_is_never_shown(
+    retrieve: str, embed: Embedder
+) -> None:
+    prompts: list[Prompt] = []
+
+    def record(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "harmless 0"
+
+    with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
+        knowledge.add(DATA.knowledge)
+        methods = ("random", "balanced", "visual-rag", "top-k", "majority")
+        settings = Classification(Scripted(record), labels=DATA.labels, prompt=Interleaved())
+        search = searching(retrieve, embed)
+        for method in plan(methods, (12,), DATA, knowledge, settings, seed=0, search=search):
+            await evaluate(DATA, method, Conditions())
+    own = {item.query.images[0]: item.answer for item in ITEMS}
+    assert len(prompts) >= len(methods) * len(ITEMS)
+    for prompt in prompts:
+        *shown, last = prompt.messages
+        (image,) = (part for part in last.parts if part in own)
+        assert any(message.role == "assistant" for message in shown)
+        assert not any(image in message.parts for message in shown)
+
+
+async def test_the_head_of_a_report_names_the_rule(tmp_path: Path) -> None:
+    assert RULE == "Demonstrations exclude every example that shares an image with the query."
+    data = benchmark(6, known=6, side=8)
+    run = await kept(tmp_path / "run", data, three_methods(data)[:1])
+    page, _, markdown, *_ = write_report([run], tmp_path / "out").files
+    assert RULE in page.read_text("utf-8").partition("<section")[0]
+    assert RULE in markdown.read_text("utf-8").partition("## ")[0]

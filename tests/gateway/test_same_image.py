@@ -1,0 +1,72 @@
+"""Two questions about one image: each is shown the other's stored answer, never its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.gateway.running.building import build
+from tests.gateway.harness import Kitchen, asked, client, kitchen, raw
+from tests.gateway.houses import ENVIRONMENT, configured, serving
+from tests.server import Server, ok
+
+COLOUR, SHAPE = "Which colour is it?", "Which shape is it?"
+
+
+def ask(found: Kitchen, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
+    return raw(found, asked(shade, text=text), model, **more)
+
+
+def shots(response: Any) -> int:
+    return int(response.headers["x-bottega-demonstrations"])
+
+
+def test_the_second_question_is_shown_the_first_ones_answer(tmp_path: Path) -> None:
+    with kitchen(tmp_path, replays=False) as found:
+        assert ask(found, COLOUR, "bottega/master").headers["x-bottega-stored"]
+        second = ask(found, SHAPE)
+        assert shots(second) == 1
+        assert second.parse().choices[0].message.content == f"{SHAPE} (1 shown)"
+
+
+def test_the_identical_question_is_not_shown_its_own_answer(tmp_path: Path) -> None:
+    with kitchen(tmp_path, replays=False) as found:
+        ask(found, COLOUR, "bottega/master")
+        assert shots(ask(found, COLOUR)) == 0
+        ask(found, SHAPE, "bottega/master")
+        assert shots(ask(found, COLOUR)) == 1
+        assert shots(ask(found, "Anything else?")) == 2
+
+
+def test_another_context_is_still_kept_apart(tmp_path: Path) -> None:
+    with kitchen(tmp_path, replays=False) as found:
+        ask(found, COLOUR, "bottega/master", stop=["."])
+        assert shots(ask(found, SHAPE)) == 0
+        assert shots(ask(found, SHAPE, stop=["."])) == 1
+
+
+def test_both_of_two_questions_with_other_choices_stay(tmp_path: Path) -> None:
+    """Over HTTP choices are words of the question."""
+    few, more = "Which colour? (a) red (b) blue", "Which colour? (a) red (b) grey"
+    with kitchen(tmp_path, replays=False) as found:
+        ask(found, few, "bottega/master")
+        ask(found, more, "bottega/master")
+        assert [example.query.text for example in found.examples()] == [few, more]
+
+
+@pytest.mark.parametrize("kind", ["nearest", "bm25"])
+def test_a_configured_gateway_shows_it_too(endpoint: Server, tmp_path: Path, kind: str) -> None:
+    endpoint.answers = [ok("seven")]
+    config = configured(tmp_path, endpoint.url, f'retrieve = "{kind}"\n[replay]\nseconds = 0\n')
+    with serving(build(config, ENVIRONMENT)) as url, client(url) as real:
+        for model, text, shown in (
+            ("bottega/large", COLOUR, 0),
+            ("bottega/small", COLOUR, 0),
+            ("bottega/small", SHAPE, 1),
+        ):
+            response = real.chat.completions.with_raw_response.create(
+                model=model, messages=asked(7, text=text)
+            )
+            assert shots(response) == shown, (model, text)
