@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from bottega import pixels
 from bottega.errors import ImageError
 from bottega.image import MAX_PIXELS, WIRE_SIDE, Image
 
@@ -27,8 +28,8 @@ def encoded(picture: Pillow.Image, format: str = "PNG", **options: object) -> by
 
 
 def photo(width: int = 64, height: int = 48) -> Pillow.Image:
-    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    return Pillow.fromarray(pixels)
+    values = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Pillow.fromarray(values)
 
 
 def wire(image: Image) -> Pillow.Image:
@@ -257,7 +258,15 @@ DECODING = """
 import sys
 from bottega.image import Image
 image = Image.open(sys.argv[1])
-image.decode() if sys.argv[2] == "whole" else image.decode(at_least=64)
+match sys.argv[2]:
+    case "whole":
+        image.decode()
+    case "reduced":
+        image.decode(at_least=64)
+    case "strips":
+        list(map(len, (strip.tobytes() for strip in image.rgb_strips())))
+    case "model":
+        image.decode_for_model()
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
 
@@ -267,7 +276,14 @@ print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 @pytest.mark.parametrize(
     ("mode", "how", "side", "megabytes"),
     # The process alone holds 70; all pixels as float64 would be 160 more at 4450 on a side.
-    [("I;16", "whole", 4450, 240), ("I;16", "reduced", 8900, 400), ("RGBA", "whole", 4450, 300)],
+    [
+        ("I;16", "whole", 4450, 240),
+        ("I;16", "reduced", 8900, 400),
+        ("RGBA", "whole", 4450, 300),
+        ("1", "reduced", 6320, 160),
+        ("1", "strips", 6320, 160),
+        ("1", "model", 6320, 190),
+    ],
 )
 def test_an_image_of_many_pixels_takes_little_memory(
     tmp_path: Path, mode: str, how: str, side: int, megabytes: int
@@ -277,6 +293,93 @@ def test_an_image_of_many_pixels_takes_little_memory(
     command = [sys.executable, "-c", DECODING, str(path), how]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1024 < megabytes
+
+
+COSTING = """
+import io, sys
+from pathlib import Path
+from PIL import Image as Pillow
+from bottega.image import Image
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+for kind in sys.argv[1:]:
+    format, mode, *options = kind.split("/")
+    buffer = io.BytesIO()
+    known = {"WEBP": {"lossless": True}, "AVIF": {"speed": 10}, "PNG": {"compress_level": 1}}
+    options = dict.fromkeys(options, True) | known.get(format, {})
+    Pillow.new(mode, (1200, 1200)).save(buffer, format, **options)
+    image = Image.from_bytes(buffer.getvalue())
+    for at_least in (None, 64):
+        cost = image.cost(at_least)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is held now
+        before = peak()
+        image.decode(at_least)
+        print(kind, at_least, cost.peak, peak() - before)
+"""
+KINDS = [
+    "PNG/1",
+    "PNG/P",
+    "PNG/RGB",
+    "PNG/RGBA",
+    "PNG/I;16",
+    "GIF/P",
+    "BMP/RGB",
+    "TIFF/RGB",
+    "TIFF/F",
+    "JPEG/RGB",
+    "JPEG/RGB/progressive",
+    "JPEG/L",
+    "WEBP/RGB",
+    "AVIF/RGB",
+    "JPEG2000/RGB",
+]
+
+
+@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
+def test_the_cost_of_decoding_is_estimated_before_it_is_decoded() -> None:
+    kinds = [kind for kind in KINDS if kind.split("/")[0] in Pillow.SAVE]
+    done = subprocess.run(
+        [sys.executable, "-c", COSTING, *kinds], capture_output=True, text=True, check=True
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == 2 * len(kinds)
+    for kind, at_least, estimated, measured in rows:
+        assert int(measured) < int(estimated) * 1.1 + 4_000_000, (kind, at_least)
+
+
+def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that no strip and no reduction divides evenly."""
+    monkeypatch.setattr(pixels, "LARGE_PIXELS", 250_000)
+    monkeypatch.setattr(pixels, "STRIP_PIXELS", 10_000)
+    picture = photo(607, 413).convert("P")
+    image = Image.from_bytes(encoded(picture))
+    expected = picture.convert("RGB").reduce(8)
+    assert image.decode(at_least=48).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["1", "P"])
+def test_ordinary_images_are_decoded_as_they_always_were(mode: str) -> None:
+    """Vectors made from these pixels are stored."""
+    picture = photo(900, 600).convert(mode)
+    image = Image.from_bytes(encoded(picture))
+    expected = picture.convert("RGB").tobytes()
+    assert image.decode(at_least=64).tobytes() == expected
+    assert image.decode_for_model().tobytes() == expected
+    assert b"".join(strip.tobytes() for strip in image.rgb_strips()) == expected
+
+
+def test_strips_are_the_upright_pixels() -> None:
+    picture = photo(64, 48)
+    turned = picture.getexif()
+    turned[0x0112] = 6
+    image = Image.from_bytes(encoded(picture, exif=turned.tobytes()))
+    strips = b"".join(strip.tobytes() for strip in image.rgb_strips())
+    assert strips == image.decode().tobytes()
+    assert image.decode().size == (48, 64)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "I;16"])

@@ -108,6 +108,30 @@ class Image:
             return self._decoded
         return self._decode(at_least)
 
+    def decode_for_model(self) -> Pillow.Image:
+        """Return the pixels for a model that takes images of any size: those of `decode`, but an
+        image of more than `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as
+        vision endpoints do with every image."""
+        large = self.width * self.height > pixels.LARGE_PIXELS
+        return self._reduced_for_wire() if large else self.decode()
+
+    def cost(self, at_least: int | None = None) -> pixels.Cost:
+        """Estimate the memory of `decode(at_least)` from the header."""
+        return pixels.cost(_header(self.data, self._name), at_least)
+
+    def rgb_strips(self) -> Iterator[Pillow.Image]:
+        """Yield the pixels of `decode()` from top to bottom, a few rows at a time, so that the
+        whole image is never held as RGB. Raises `ImageError`."""
+        picture = self._loaded(None)
+        with _naming_damage(self._name):
+            turn = pixels.turn(picture)
+            if pixels.is_deep(picture):
+                picture = pixels.eight_bits(picture)
+            if turn is not None:
+                picture = pixels.rgb(picture).transpose(turn)
+            for _, strip in pixels.strips(picture):
+                yield pixels.rgb(strip)
+
     def apart(self) -> Image:
         """An equal image that has the pixels which this one has decoded, while this one keeps
         nothing of what the other decodes."""
@@ -168,7 +192,7 @@ class Image:
         picture = self._loaded(at_least)
         with _naming_damage(self._name):
             turn = pixels.turn(picture)
-            if picture.mode.startswith("I") or picture.mode == "F":
+            if pixels.is_deep(picture):
                 picture = pixels.eight_bits(picture)
             # A smaller size is the JPEG decoder's work: all formats are reduced alike.
             if at_least is not None and picture.size == (self.width, self.height):

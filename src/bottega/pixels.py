@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,15 @@ PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
 REDUCIBLE_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
 STRIP_PIXELS = 1 << 20
+# Larger than photographs usually are. Below it the pixels of an image are what they always were,
+# and so are stored embeddings; above it memory counts more.
+LARGE_PIXELS = 16_000_000
+# Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers of their
+# own beside the raster. Formats that are not listed hold the raster alone.
+CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 8}
+MODE_BYTES = {"1": 1, "L": 1, "P": 1}
+RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
+PROGRESSIVE_BYTES = 6  # coefficients of a progressive JPEG, which are all held until its last scan
 ORIENTATION = 0x0112
 TURNS = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -34,13 +44,66 @@ def turn(picture: Pillow.Image) -> Pillow.Transpose | None:
         return None
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that decoding takes: at its peak, and for the result."""
+
+    peak: int
+    result: int
+
+
+def cost(header: Pillow.Image, at_least: int | None) -> Cost:
+    """Estimate what `Image.decode(at_least)` takes from an opened image, without decoding it."""
+    count = header.width * header.height
+    scale = 1 if at_least is None else scale_of(header.size, at_least)
+    if header.format == "JPEG":
+        result = RGB_BYTES * count // scale**2  # its decoder itself reduces
+        coefficients = PROGRESSIVE_BYTES * count if "progressive" in header.info else 0
+        return Cost(coefficients + 2 * result, result)
+    raster = CODEC_BYTES.get(header.format or "", MODE_BYTES.get(header.mode, RGB_BYTES)) * count
+    if not (_is_reducible(header) or is_deep(header) or count > LARGE_PIXELS):
+        scale = 1
+    result = RGB_BYTES * count // scale**2
+    whole = scale == 1 and "transparency" in header.info
+    layer = RGB_BYTES * count if whole or "A" in header.getbands() else 0
+    if is_deep(header):  # a strip as float64, some of them at a time
+        layer += 32 * min(count, STRIP_PIXELS)
+    return Cost(raster + layer + result, result)
+
+
+def scale_of(size: tuple[int, int], at_least: int) -> int:
+    """Return 8, 4, 2 or 1: the strongest reduction that leaves both sides `at_least` pixels."""
+    return next((scale for scale in (8, 4, 2) if min(size) >= scale * at_least), 1)
+
+
 def reduced(picture: Pillow.Image, at_least: int) -> Pillow.Image:
     """By 8, 4 or 2, as long as both sides keep `at_least` pixels."""
-    scale = next((scale for scale in (8, 4, 2) if min(picture.size) >= scale * at_least), 1)
-    # A transparent colour would be mixed with its neighbours.
-    if scale == 1 or picture.mode not in REDUCIBLE_MODES or "transparency" in picture.info:
+    scale = scale_of(picture.size, at_least)
+    if scale == 1:
         return picture
-    return picture.reduce(scale)
+    if _is_reducible(picture):
+        return picture.reduce(scale)
+    large = picture.width * picture.height > LARGE_PIXELS
+    return _reduced_in_strips(picture, scale) if large else picture
+
+
+def is_deep(picture: Pillow.Image) -> bool:
+    """Whether its values have more than eight bits."""
+    return picture.mode.startswith("I") or picture.mode == "F"
+
+
+def _is_reducible(picture: Pillow.Image) -> bool:
+    # A transparent colour would be mixed with its neighbours.
+    return picture.mode in REDUCIBLE_MODES and "transparency" not in picture.info
+
+
+def _reduced_in_strips(picture: Pillow.Image, scale: int) -> Pillow.Image:
+    """RGB pixels, converted and reduced strip by strip: the whole image as RGB would take four
+    times the memory of one with a palette or of one bit."""
+    small = Pillow.new("RGB", tuple(-(-side // scale) for side in picture.size))
+    for top, strip in strips(picture, multiple=scale):
+        small.paste(rgb(strip).reduce(scale), (0, top // scale))
+    return small
 
 
 def rgb(picture: Pillow.Image) -> Pillow.Image:
@@ -57,7 +120,7 @@ def eight_bits(picture: Pillow.Image) -> Pillow.Image:
     """Integers of 16 or 32 bits and floats as grey of 8 bits."""
     low, high = _range(picture)
     grey = Pillow.new("L", picture.size)
-    for top, values in _strips(picture):
+    for top, values in _values(picture):
         finite = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
         scaled = (finite - low) * (255 / ((high - low) or 1))
         grey.paste(Pillow.fromarray(scaled.round().astype(np.uint8)), (0, top))
@@ -68,7 +131,7 @@ def _range(picture: Pillow.Image) -> tuple[float, float]:
     """What becomes black, and what white."""
     if picture.mode.startswith("I;16"):
         return 0, 65535
-    finite = (values[np.isfinite(values)] for _, values in _strips(picture))
+    finite = (values[np.isfinite(values)] for _, values in _values(picture))
     ends = [(float(values.min()), float(values.max())) for values in finite if values.size]
     if not ends:
         raise ValueError("no pixel is a finite number")
@@ -78,12 +141,19 @@ def _range(picture: Pillow.Image) -> tuple[float, float]:
     return (0, fitting[0]) if fitting else (low, high)
 
 
-def _strips(picture: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """A few rows at a time: all pixels as float64 would be eight times the file and more."""
+def strips(picture: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pillow.Image]]:
+    """Yield the image from top to bottom, a few rows at a time; only the last strip may have a
+    number of rows that is not a `multiple`."""
     width, height = picture.size
     rows = max(1, STRIP_PIXELS // width)
+    rows += -rows % multiple
     for top in range(0, height, rows):
-        strip = picture.crop((0, top, width, min(top + rows, height)))
+        yield top, picture.crop((0, top, width, min(top + rows, height)))
+
+
+def _values(picture: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """All pixels as float64 would be eight times the file and more."""
+    for top, strip in strips(picture):
         yield top, np.asarray(strip, np.float64)
 
 

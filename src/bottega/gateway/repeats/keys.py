@@ -87,9 +87,9 @@ def image_digest(image: Image, identity: Identity) -> str:
     """
     if identity == "bytes" or not _shows_its_pixels(image):
         return f"bytes:{image.sha256}"
-    picture = image.decode()
-    digest = hashlib.sha256(f"{picture.width}x{picture.height}:".encode())
-    digest.update(picture.tobytes())
+    digest = hashlib.sha256(f"{image.width}x{image.height}:".encode())
+    for strip in image.rgb_strips():
+        digest.update(strip.tobytes())
     return f"pixels:{digest.hexdigest()}"
 
 
