@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import orjson
@@ -20,6 +21,7 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.augmenting import DataUrl, augmented, fitting
+from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Completed, Served
 from bottega.gateway.refusals import Refusal
@@ -108,6 +110,7 @@ class Answering:
     random: random.Random = field(default_factory=random.Random)
     warn: Warn = field(default_factory=Warn)
     fallback: Fallback = "any"
+    decoding: DecodeBudget = field(default_factory=DecodeBudget)
 
     async def complete(self, asked: Asked) -> Answered:
         """Raises the last tier's `GenerationError` if none answers, or the `SettingError` of one
@@ -205,6 +208,8 @@ class Answering:
             return self.served[0 if asked.chat.passes in CHEAP else -1].name, False
         try:
             return (await question.pipeline.route(question.query)).name, False
+        except Refusal:
+            raise
         except BottegaError as error:
             self.warn("no tier chosen, the cheapest asked", error)
             return self.served[0].name, False
@@ -214,11 +219,16 @@ class Answering:
         if not shown:
             return Call(served, self._asking(asked, served, asked.chat.body))
         kept = fitting(shown, asked.chat, served.takes)
-        if any(one.example.query.images for one in kept):  # to be encoded
-            body = await asyncio.to_thread(augmented, asked.chat, kept, self.data_url)
-        else:
-            body = augmented(asked.chat, kept, self.data_url)
+        body = await self.augmented(asked.chat, kept)
         return Call(served, self._asking(asked, served, body), tuple(kept))
+
+    async def augmented(self, chat: Chat, shown: Sequence[Candidate]) -> Body:
+        """Return the body with the demonstrations, whose images are encoded off the event loop."""
+        images = [image for one in shown for image in one.example.query.images]
+        if not images:
+            return augmented(chat, shown, self.data_url)
+        encoded = partial(asyncio.to_thread, augmented, chat, shown, self.data_url)
+        return await self.decoding.run(images, encoded)
 
     def _asking(self, asked: Asked, served: Served, body: Body) -> Body:
         wanted = served.asks and self._escalates(asked)
@@ -236,6 +246,8 @@ class Answering:
             return await question.pipeline.demonstrations(question.query, tier)
         except EmptyKnowledgeBaseError:
             return []
+        except Refusal:
+            raise
         except BottegaError as error:
             self.warn("no demonstrations", error)
             return []

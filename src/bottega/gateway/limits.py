@@ -29,7 +29,6 @@ from bottega.gateway.refusals import Refusal
 from bottega.image import MAX_PIXELS, Image
 
 MB = 1 << 20
-TOGETHER = 5  # times the pixels of one image: 16 photographs of 12 million pixels
 ONCE = (b"authorization", b"x-bottega-")
 ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
@@ -37,7 +36,8 @@ ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 @dataclass(frozen=True)
 class Limits:
     """Of one request. `image_mb` is what its images weigh together, decoded from base64 or
-    fetched; `image_pixels` is for each. `depth` counts brackets inside of each other."""
+    fetched; `image_pixels` is for each, `request_pixels` for all of them. `depth` counts brackets
+    inside of each other."""
 
     body_mb: int = 20
     messages: int = 200
@@ -45,6 +45,7 @@ class Limits:
     images: int = 16
     image_mb: int = 20
     image_pixels: int = 40_000_000
+    request_pixels: int = 50_000_000
     header_bytes: int = 32_768
     headers: int = 100
     depth: int = 64
@@ -141,8 +142,8 @@ class Limits:
         for image in images:
             self.check_image(image, param)
         pixels = sum(image.width * image.height for image in images)
-        if pixels > (most := TOGETHER * self.image_pixels):
-            too_much(param, f"images of more than {most:,} pixels together")
+        if pixels > self.request_pixels:
+            too_much(param, f"images of more than {self.request_pixels:,} pixels together")
         if sum(len(image.data) for image in images) > self.image_mb * MB:
             too_much(param, f"images of more than {self.image_mb} MB together")
 

@@ -8,12 +8,13 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
+from bottega.gateway.decoding import CLIENT, DecodeBudget
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
@@ -70,6 +71,7 @@ class Gateway:
     limiter: Limiter | None = None
     replaying: Replaying | None = None
     fetch: Fetch | None = None
+    decoding: DecodeBudget = field(default_factory=DecodeBudget)
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
     def __post_init__(self) -> None:
@@ -98,7 +100,8 @@ class Gateway:
         progress.namespace = _namespace(progress.account, overrides)
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
-            chat = replace(chat, body=with_fetched(chat.body, found))
+            body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
+            chat = replace(chat, body=await self.decoding.run(found.values(), body_with_fetched))
         asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
@@ -127,6 +130,7 @@ class Gateway:
     def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
         progress.account, progress.namespace = account, account.namespace
+        CLIENT.set(account.id)
         if self.limiter is None:
             return
         wait = self.limiter.admit(account)
@@ -159,6 +163,8 @@ class Gateway:
         parts = [one for one in chat.images if wanted or is_web(one.url)]
         found = await pictures(parts, self.fetch, self.limits, chat.body) if parts else {}
         self.limits.check_fetched(found.values(), "messages")
+        if found:
+            await asyncio.to_thread(self.decoding.check, found.values())
         return found
 
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
@@ -187,7 +193,8 @@ class Gateway:
         if replaying is None or not overrides.replay or chat.passes is not None:
             return None
         if replaying.identity == "pixels":
-            digests = await asyncio.to_thread(_digests, found, replaying.identity)
+            decoded = partial(asyncio.to_thread, _digests, found, replaying.identity)
+            digests = await self.decoding.run(found.values(), decoded)
         else:
             digests = _digests(found, replaying.identity)
         # What is asked for by the model's name or by headers, however it is said.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from bottega.errors import BottegaError
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question
-from bottega.gateway.augmenting import augmented, fitting
+from bottega.gateway.augmenting import fitting
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Completed, Served
 from bottega.gateway.settling import Settling
@@ -112,7 +112,7 @@ class Shadowing:
         own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
         own.shots = len(shown)
         try:
-            body = await asyncio.to_thread(augmented, asked.chat, shown, self.answering.data_url)
+            body = await self.answering.augmented(asked.chat, shown)
             completed = await served.upstream.complete(body)
             # Only what is kept is the master's: no router has to learn of it.
             alone = replace(asked, question=None) if shown else asked

@@ -25,6 +25,8 @@ Done = TypeVar("Done")
 # Seconds to wait for more requests: those of one task group arrive well within.
 LINGER = 0.002
 MOST_LINGERS = 10
+# Decoded images of one batch, by their pixels: 128 MB as RGB.
+BATCH_PIXELS = 32_000_000
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,20 @@ class Transformers:
                 yield members[start : start + size]
 
     def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, Rendered]]) -> None:
-        ready = list(_each(batch, model.decode))
+        for ready in _portions(_each(batch, model.decode)):
+            self._answer_decoded(model, ready)
+
+    def _answer_decoded(
+        self, model: LoadedModel, ready: Sequence[tuple[Request, Rendered]]
+    ) -> None:
         try:
-            answers = model.answer([rendered for _, rendered in ready]) if ready else []
+            answers = model.answer([rendered for _, rendered in ready])
         except BottegaError as error:
             if len(ready) == 1:
                 _fail([ready[0][0]], error)
             else:  # one prompt may be the culprit: the others get their answers
                 for pair in ready:
-                    self._answer(model, [pair])
+                    self._answer_decoded(model, [pair])
             return
         for (request, _), (completions, usage) in zip(ready, answers, strict=True):
             seconds = time.perf_counter() - request.start
@@ -226,6 +233,22 @@ def _each(
             yield request, step(work)
         except BottegaError as error:
             _fail([request], error)
+
+
+def _portions(
+    decoded: Iterator[tuple[Request, Rendered]],
+) -> Iterator[list[tuple[Request, Rendered]]]:
+    """Yield what is decoded as soon as its images have `BATCH_PIXELS` pixels together."""
+    ready: list[tuple[Request, Rendered]] = []
+    pixels = 0
+    for request, rendered in decoded:
+        ready.append((request, rendered))
+        pixels += sum(one.width * one.height for one in rendered.pictures.values())
+        if pixels >= BATCH_PIXELS:
+            yield ready
+            ready, pixels = [], 0
+    if ready:
+        yield ready
 
 
 def _fail(requests: Sequence[Request], error: BaseException) -> None:

@@ -122,6 +122,8 @@ class ClientLimits:
     images: int = within(16, 0)
     image_mb: int = within(20, 1)
     image_pixels: int = within(40_000_000, 1)
+    request_pixels: int = within(50_000_000, 1)
+    decoding_mb: int = within(256, 1)
     fetch_images: bool = False
     fetch_hosts: tuple[str, ...] = ()
     fetch_mb: int = within(20, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import cast
 
 from bottega.errors import SettingError
@@ -16,6 +16,7 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.answering import Answering, Fallback
 from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
+from bottega.gateway.decoding import BudgetedRetriever, DecodeBudget
 from bottega.gateway.fetching.fetcher import Fetcher
 from bottega.gateway.limits import Limits
 from bottega.gateway.pictures import Fetch
@@ -44,10 +45,11 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
     staff = hire(config, environment)
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in staff.served)
-        file = CacheFile(config, staff.timed(metrics), metrics, ledger)
+        decoding = DecodeBudget(config.limits.decoding_mb * MB)
+        file = CacheFile(config, staff.timed(metrics), metrics, ledger, decoding)
         file.check()
         spaces = Namespaces(file.open, config.cache.open_namespaces)
-        house = _house(config, file.staff, spaces, metrics, accounts, ledger)
+        house = _house(config, file.staff, spaces, metrics, accounts, ledger, decoding)
         opened.pop_all()
     gateway = house.gateway
     if config.shadow.rate:
@@ -67,7 +69,10 @@ def build_around(pipeline: Pipeline, config: Config) -> House:
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         staff = hired(pipeline).timed(metrics)
-        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger)
+        decoding = DecodeBudget(config.limits.decoding_mb * MB)
+        if pipeline.retrieve is not None:
+            pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
+        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)
         opened.pop_all()
     house.open_door()
     return house
@@ -93,6 +98,7 @@ def _house(
     metrics: Metrics,
     accounts: Accounts,
     ledger: Ledger,
+    decoding: DecodeBudget,
 ) -> House:
     protected = check_keys(config, accounts)
     limiter = Limiter(ledger)
@@ -103,6 +109,7 @@ def _house(
             _data_urls(),
             warn=warn,
             fallback=cast(Fallback, config.route.fallback),
+            decoding=decoding,
         ),
         spaces,
         Settling(staff.prices, warn),
@@ -112,6 +119,7 @@ def _house(
         limiter=limiter,
         replaying=_replaying(config),
         fetch=_fetch(config.limits),
+        decoding=decoding,
     )
     return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
 

@@ -16,6 +16,7 @@ import orjson
 from bottega.errors import BottegaError, EmbedderMismatchError, SettingError, StoreBusyError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.settings import Cache, Config
+from bottega.gateway.decoding import BudgetedKeeper, BudgetedRetriever, DecodeBudget
 from bottega.gateway.door import Progress
 from bottega.gateway.running.namespaces import Opened
 from bottega.gateway.running.routes import routed
@@ -77,6 +78,7 @@ class CacheFile:
     staff: Staff
     metrics: Metrics
     ledger: Ledger
+    decoding: DecodeBudget
     _gates: dict[str, BenefitGate] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
@@ -136,7 +138,7 @@ class CacheFile:
     def _workshop(self, base: KnowledgeBase, namespace: str) -> Workshop:
         config, teachers = self.config, frozenset(self.config.teachers)
         keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
-        timed = TimedKeeper(keeper, self.metrics.store)
+        timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
         # The router and the demonstrations look for the same.
         found = self._search(base)
         pipeline = self._pipeline(base, found)
@@ -158,7 +160,8 @@ class CacheFile:
     def _search(self, base: KnowledgeBase) -> Shared:
         timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
         most = max(1, *(tier.shots for tier in self.staff.tiers))
-        return Shared(UnlessEmpty(Alike(timed)), least=most)
+        budgeted = BudgetedRetriever(timed, self.decoding)
+        return Shared(UnlessEmpty(Alike(budgeted)), least=most)
 
     def _pipeline(self, base: KnowledgeBase, found: Shared) -> Pipeline:
         config, tiers = self.config, self.staff.tiers
