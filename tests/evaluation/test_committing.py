@@ -51,3 +51,53 @@ async def test_a_writer_without_a_connection_is_told(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError):
             await asyncio.wait_for(committer.write(lambda connection: None), 5)
     committer.close()
+
+
+async def test_a_failing_commit_is_raised_and_the_next_write_is_stored(tmp_path: Path) -> None:
+    path = tmp_path / "said.db"
+
+    def connect() -> sqlite3.Connection:
+        connection = connected(path)
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute(
+            "CREATE TABLE replies (word INTEGER REFERENCES said (rowid)"
+            " DEFERRABLE INITIALLY DEFERRED)"
+        )
+        return connection
+
+    committer = Committer(connect)
+    with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):  # raised by COMMIT alone
+        await committer.write(partial(_insert, "INSERT INTO replies VALUES (99)"))
+    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO said VALUES ('a')")), 5)
+    committer.close()
+    assert said(path) == ["a"]
+
+
+@pytest.mark.parametrize("conflict", ["INSERT", "INSERT OR ROLLBACK"])
+async def test_all_writes_of_a_failing_transaction_fail_and_the_next_one_is_stored(
+    tmp_path: Path, conflict: str
+) -> None:
+    path, go_on = tmp_path / "said.db", threading.Event()
+    committer = Committer(partial(connected, path))
+
+    def first(connection: sqlite3.Connection) -> None:
+        go_on.wait(10)
+        connection.execute("CREATE UNIQUE INDEX once ON said (word)")
+
+    begun = asyncio.create_task(committer.write(first))
+    await asyncio.sleep(0.05)  # its transaction has begun: the next two share another one
+    words = ("a", "b", "b")
+    statements = [f"{conflict} INTO said VALUES ('{word}')" for word in words]
+    together = [asyncio.create_task(committer.write(partial(_insert, sql))) for sql in statements]
+    await asyncio.sleep(0)
+    go_on.set()
+    await begun
+    errors = await asyncio.wait_for(asyncio.gather(*together, return_exceptions=True), 5)
+    assert [type(error) for error in errors] == [sqlite3.IntegrityError] * 3
+    await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO said VALUES ('c')")), 5)
+    committer.close()
+    assert said(path) == ["c"]
+
+
+def _insert(statement: str, connection: sqlite3.Connection) -> None:
+    connection.execute(statement)

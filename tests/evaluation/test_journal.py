@@ -123,6 +123,16 @@ async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: P
     assert learnt[:10] == learnt[10:]
 
 
+async def test_the_cost_of_a_run_is_the_sum_of_its_answers(tmp_path: Path) -> None:
+    method = Method("m", 1, always_a)
+    with journal(tmp_path) as ledger:
+        for place, cost in enumerate((0.25, 0.5, 0.125)):
+            scored = Scored(place, ITEMS[place], Answer("a"), (1.0,), cost_usd=cost)
+            await ledger.keep(method, scored, Outcome(Answer("a")))
+    with journal(tmp_path) as ledger:
+        assert ledger.spent() == (0.875, 0.5)
+
+
 def test_another_run_is_refused(tmp_path: Path) -> None:
     with journal(tmp_path):
         pass

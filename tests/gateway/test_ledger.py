@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.entries import Batch
 from bottega.gateway.accounting.ledger import Entry, Ledger
 
 NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
@@ -115,6 +117,44 @@ def test_what_was_spent_is_known_at_once_and_after_a_restart(file: Path) -> None
     ledger.close()
     again = Ledger.open(file)
     assert (again.spent_this_month("a"), again.dearest_this_month("b")) == (0.75, 9.0)
+    again.close()
+
+
+def test_the_most_expensive_request_is_known_whatever_order_it_came_in(file: Path) -> None:
+    ledger = Ledger.open(file)
+    for cost in (0.25, 0.5, 0.125):
+        ledger.note(entry(cost=cost))
+        ledger.flush()
+    ledger.close()
+    again = Ledger.open(file)
+    assert (again.spent_this_month("a"), again.dearest_this_month("a")) == (0.875, 0.5)
+    again.close()
+
+
+def test_spending_during_a_failed_write_is_kept(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger.open(file)
+    written = ledger._file.write
+    failures = [StoreError("no space left")]
+
+    def write(batch: Batch) -> None:
+        if failures:
+            ledger.note(entry(cost=0.25))  # another request ends meanwhile
+            raise failures.pop()
+        written(batch)
+
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)  # only this test writes
+    monkeypatch.setattr(ledger._file, "write", write)
+    ledger.note(entry(cost=0.5))
+    with pytest.raises(StoreError):
+        ledger.flush()
+    assert ledger.spent_this_month("a") == 0.75
+    ledger.flush()
+    assert ledger.spent_this_month("a") == 0.75
+    ledger.close()
+    again = Ledger.open(file)
+    assert (again.spent_this_month("a"), again.dearest_this_month("a")) == (0.75, 0.5)
     again.close()
 
 
@@ -237,6 +277,7 @@ def test_gates_keep_their_state(file: Path) -> None:
 
 WRITER = """
 import sys, time
+from bottega.gateway.accounting.entries import Batch
 from bottega.gateway.accounting.ledger import Entry, Ledger
 ledger = Ledger.open(sys.argv[1])
 number = 0

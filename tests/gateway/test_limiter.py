@@ -87,6 +87,12 @@ def test_what_is_under_way_counts_until_it_is_over() -> None:
     assert limiter.admit(account) is None
 
 
+def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
+    limiter, account = Limiter(Purse([0.25])), Account("a", "a", usd_per_month=0.5)
+    assert limiter.admit(account) is None
+    assert limiter.admit(account) == 1.0
+
+
 def test_a_budget_of_nothing_buys_nothing() -> None:
     with pytest.raises(Refusal):
         Limiter(Purse()).admit(Account("a", "a", usd_per_month=0.0))
