@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from bottega.evaluation.metrics.intervals import accuracy
+from bottega.evaluation.metrics.intervals import accuracy, mean
 from bottega.evaluation.metrics.labels import macro_f1
 
 LABELS = ("a", "b", "c")
@@ -24,6 +25,27 @@ def test_the_interval_holds_the_value_and_stays_within_bounds(correct: list[bool
     estimate = accuracy(correct)
     assert 0 <= estimate.low <= estimate.value + 1e-12
     assert estimate.value - 1e-12 <= estimate.high <= 1
+
+
+def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
+    """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
+    scores = np.random.default_rng(0).uniform(0, 1, 400)
+    estimate, error = mean([*scores], seed=0), scores.std() / 20
+    assert estimate.value == pytest.approx(scores.mean())
+    assert estimate.value - estimate.low == pytest.approx(1.96 * error, rel=0.08)
+    assert estimate.high - estimate.value == pytest.approx(1.96 * error, rel=0.08)
+
+
+def test_the_interval_of_macro_f1_is_one_of_95_percent() -> None:
+    """With every label right or wrong in the same share it lies around that share."""
+    rng = np.random.default_rng(0)
+    truth = [("a",)] * 400
+    said = [("a",) if right else () for right in rng.uniform(0, 1, 400) < 0.5]
+    estimate = macro_f1(truth, said, ("a",), seed=0)
+    share = sum(map(bool, said)) / 400
+    error = 2 / (1 + share) ** 2 * (share * (1 - share) / 400) ** 0.5  # F1 is 2s / (1 + s)
+    assert estimate.value == pytest.approx(2 * share / (1 + share))
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * error, rel=0.08)
 
 
 @given(st.data(), LABEL_SETS)

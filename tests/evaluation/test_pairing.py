@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multinomial
 
-from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
+from bottega.evaluation.metrics.intervals import (
+    PERMUTATIONS,
+    mcnemar,
+    paired_difference,
+    sign_flips,
+)
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.pairing import difference, paired
 from bottega.evaluation.runner import Conditions, evaluate
@@ -166,6 +171,24 @@ def test_scores_between_0_and_1_are_compared_by_resampling() -> None:
     gain, p_value = difference([*theirs], [*rng.permutation(theirs)], seed=0)
     assert gain.low < 0 < gain.high
     assert p_value > 0.05
+
+
+def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
+    """Of many items it is nearly the normal one, 1.96 standard errors to either side."""
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.uniform(0, 1, 400), rng.uniform(0, 1, 400)
+    gain, _ = difference([*ours], [*theirs], seed=0)
+    error = (ours - theirs).std() / 20
+    assert gain.value == pytest.approx((ours - theirs).mean())
+    assert gain.value - gain.low == pytest.approx(1.96 * error, rel=0.08)
+    assert gain.high - gain.value == pytest.approx(1.96 * error, rel=0.08)
+
+
+def test_a_p_value_is_never_nothing() -> None:
+    better, worse = [0.9] * 60, [0.1] * 60
+    assert sign_flips(better, worse, seed=0) == pytest.approx(1 / (PERMUTATIONS + 1))
+    # Of 3 differences in one direction 2 of the 8 ways to assign signs are as extreme.
+    assert sign_flips(better[:3], worse[:3], seed=0) == pytest.approx(1 / 4, abs=0.02)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
