@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range, searching
 from bottega.knowledge.filters import MOST_PARTS
+from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
@@ -82,6 +83,33 @@ def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch)
             kb.add([asked(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
             assert len(kb.search(Query("q"), 9, where=red)) == 5
         assert len(kb._searcher._filters[red].keys) <= 10 + 2 * 5 + 5
+
+
+def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "FILTERS_KEPT", 3)
+    resolved: list[Filter] = []
+    keys_where = SqliteRows.keys_where
+
+    def counted(rows: SqliteRows, where: Filter, after: int = 0) -> list[int]:
+        resolved.append(where)
+        return keys_where(rows, where, after)
+
+    monkeypatch.setattr(SqliteRows, "keys_where", counted)
+    first, *rest = (Eq("tags.hue", hue) for hue in ("red", "blue", "green", "pink", "grey"))
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
+        kb.add([asked("a", tags={"hue": "red"})])
+
+        def search(where: Filter) -> int:
+            return len(kb.search(Query("q"), 9, where=where))
+
+        for where in rest[:2]:
+            search(where)
+        for where in rest:  # the first of them are evicted, `first` is used all the time
+            assert (search(first), search(where)) == (1, 0)
+        assert resolved == [*rest[:2], first, *rest[2:]]
+        assert search(rest[0]) == 0
+        assert resolved[-1] == rest[0] and len(resolved) == 6
+        assert len(kb._searcher._filters) == 3
 
 
 def test_where_and_within_must_both_hold(kb: KnowledgeBase) -> None:

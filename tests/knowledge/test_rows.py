@@ -3,6 +3,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from threading import Thread
 
@@ -15,7 +16,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
-from bottega.knowledge.ports import Embedded
+from bottega.knowledge.ports import Embedded, Use
 from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
@@ -72,6 +73,50 @@ def test_images_are_stored_once_and_go_with_their_last_example(path: str) -> Non
     assert rows.footprint().images == 1
     rows.delete([second])
     assert rows.footprint().images == 0
+    rows.close()
+
+
+class Interrupted(SqliteRows):
+    """Rows that another process changes right after their keys were read."""
+
+    def __init__(self, path: str, change: Callable[[], object]) -> None:
+        super().__init__(path)
+        self._change = change
+
+    def keys(self, ids: Collection[str]) -> dict[str, int]:
+        found = super().keys(ids)
+        self._change()
+        return found
+
+
+def test_an_example_that_another_process_annotates_is_found(path: str) -> None:
+    other = SqliteRows(path)
+    (id,) = put(other, shown(1))
+    rows = Interrupted(path, lambda: other.annotate(id, {"rationale": "because"}, {}))
+    assert set(rows.get([id])) == {id}
+    rows.close()
+    other.close()
+
+
+def test_a_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
+    rows = SqliteRows(path)
+    kept, gone = put(rows, shown(1), shown(2))
+    rows.add_uses({kept: Use(1, 100.0, 0.0), gone: Use(1, 100.0, 0.0)})
+    rows.delete([gone])
+    rows.close()
+    connection = sqlite3.connect(path)
+    for table in ("examples", "vectors", "example_images", "images", "uses"):
+        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (1,), table
+    connection.close()
+
+
+def test_uses_that_are_told_late_do_not_make_an_example_look_older(path: str) -> None:
+    rows = SqliteRows(path)
+    (id,) = put(rows, asked("a"))
+    for last in (100.0, 300.0, 200.0):
+        rows.add_uses({id: Use(2, last, 0.5)})
+    found = rows.read("SELECT count, last, saved_usd FROM uses")
+    assert [tuple(row) for row in found] == [(6, 300.0, 1.5)]
     rows.close()
 
 

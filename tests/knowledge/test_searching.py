@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from threading import Event, Thread
 
@@ -145,6 +145,27 @@ def test_a_search_that_cannot_be_set_right_says_what_to_do(
         with pytest.raises(StoreError) as raised:
             kb.search(Query("a"), 1)
         assert "--repair" in raised.value.hint
+
+
+def test_the_vector_of_an_example_that_another_process_annotates_is_found(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SqliteRows.keys
+    with (
+        KnowledgeBase.open(path, SeededEmbedder()) as kb,
+        KnowledgeBase.open(path, SeededEmbedder()) as other,
+    ):
+        kb.add([asked("a")])
+        (id,) = kb.ids()
+
+        def keys(rows: SqliteRows, ids: Collection[str]) -> dict[str, int]:
+            found = read(rows, ids)
+            if rows is kb._rows:
+                other.annotate(id, rationale="because")
+            return found
+
+        monkeypatch.setattr(SqliteRows, "keys", keys)
+        np.testing.assert_allclose(kb.vectors([id]), vector_of(Query("a"))[None])
 
 
 class Wider(SeededEmbedder):
