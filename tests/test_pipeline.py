@@ -116,6 +116,21 @@ async def test_without_a_reranker_the_nearest_are_shown() -> None:
     assert [c.example.answer for c in (await plain.trace(QUERY)).candidates] == list("abc")
 
 
+async def test_without_a_reranker_no_more_than_the_shots_are_shown() -> None:
+    steps = Steps()
+    plain = Pipeline(
+        route=always(Tier("small", steps.model, shots=2)),
+        retrieve=steps.retrieve,
+        prompt=Interleaved(),
+        parse=LabelParser(),
+        fetch=5,
+    )
+    trace = await plain.trace(QUERY)
+    assert steps.taken == ["retrieve 5"]
+    assert [c.example.answer for c in trace.candidates] == ["a", "b"]
+    assert len(trace.prompt.messages) == 5  # two messages a demonstration, and the query
+
+
 def test_the_sync_facade_answers_again_and_again() -> None:
     pipeline = Steps().pipeline()
     assert [pipeline.answer_sync(QUERY).text for _ in range(3)] == ["b", "b", "b"]

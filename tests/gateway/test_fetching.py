@@ -134,6 +134,32 @@ async def test_what_a_server_may_not_send(world: World, answer: Answer, said: st
         assert said in str(await world.refused(world.url(), max_bytes=100_000, seconds=0.5))
 
 
+async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: World) -> None:
+    open_now, most = 0, 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.02)
+        open_now -= 1
+        return await shows()(request)
+
+    world.answer = answer
+    fetcher = world.fetcher(concurrency=2)
+    found = await asyncio.gather(*(fetcher.fetch(world.url()) for _ in range(5)))
+    assert (found, most) == ([PIXEL] * 5, 2)
+
+
+async def test_waiting_for_another_fetch_counts_as_time(world: World) -> None:
+    world.answer = silent
+    fetcher = world.fetcher(concurrency=1, seconds=0.2)
+    async with fetcher._slots:  # as a fetch that does not end
+        with pytest.raises(Refusal, match=r"within 0\.2 seconds"):
+            await asyncio.wait_for(fetcher.fetch(world.url()), 5)
+    assert not world.requests
+
+
 @pytest.mark.parametrize("status", [204, 206, 300, 304, 401, 404, 500])
 async def test_only_200_is_an_image(world: World, status: int) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -163,6 +163,17 @@ def test_brackets_nest_no_deeper_than_the_limit(field: str, opening: Any) -> Non
     assert refused(BODY | {field: nested(200)}).code == "limit_exceeded"
 
 
+@pytest.mark.parametrize("depth", [1, 64])
+def test_the_limit_of_nesting_is_exact(depth: int) -> None:
+    value: object = []
+    for _ in range(depth - 1):
+        value = [value]
+    limits = Limits(depth=depth)
+    limits.check(asked({"type": "text", "text": "a"}, unknown=value))
+    with pytest.raises(Refusal, match=f"nested deeper than {depth}"):
+        limits.check(asked({"type": "text", "text": "a"}, unknown=[value]))
+
+
 @pytest.mark.parametrize("kind", ["text", "image_url", "other"])
 @pytest.mark.parametrize("name", ["text", "image_url", "more"])
 def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:

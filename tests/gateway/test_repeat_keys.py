@@ -90,6 +90,9 @@ def test_unequal_by_meaning() -> None:
         BODY | {"temperature": 0},
         BODY | {"top_p": None},
         BODY | {"seed": 8},
+        BODY | {"top_p": 0.5},
+        BODY | {"seed": 2**53},
+        BODY | {"seed": 2.0**53},  # may have been sent as 2**53 + 1
         BODY | {"max_tokens": 17},
         BODY | {"max_completion_tokens": 16},
         BODY | {"stop": ["END", "\n"]},

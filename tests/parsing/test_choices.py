@@ -39,6 +39,9 @@ def said(reply: str, query: Query = CITIES) -> str | None:
         ("A or B , or C , or A after all", "Rome"),
         ("It is the city of new york, I am sure", "New York"),
         ("It is either Rome or Paris for all I know", "Paris"),
+        # An option counts inside a reply of 6 words or more, as in the official code.
+        ("It is the beautiful city Paris", "Paris"),
+        ("It is the city Paris", None),
         ("Answer: (B)\nConfidence Score: 0.7", "Paris"),
         ("(A) is too small.\n**Answer:** C", "New York"),
         ("Answer: I cannot say", None),

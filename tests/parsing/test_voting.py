@@ -29,6 +29,12 @@ def test_most_samples_win_and_their_share_is_the_confidence() -> None:
     assert (chosen.labels, chosen.confidence) == (("b",), 0.6)
 
 
+def test_invalid_samples_count_against_the_confidence() -> None:
+    invalid = Answer("?", valid=False)
+    chosen = most_frequent([invalid, *said("a", "b", "a"), invalid])
+    assert (chosen.labels, chosen.confidence) == (("a",), 0.4)
+
+
 def test_of_equally_many_the_first_wins() -> None:
     assert most_frequent(said("c", "a", "a", "c")).text == "c"
 

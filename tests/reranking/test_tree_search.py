@@ -79,6 +79,15 @@ async def test_an_answer_that_all_agree_on_is_not_judged() -> None:
     assert [leaf.visits for leaf in leaves(found.tree.root)] == [0, 0]
 
 
+async def test_two_answers_that_agree_are_judged_all_the_same() -> None:
+    """Early stopping needs three answers: the query alone, the nearest, and a sampled branch."""
+    model = Scripted(lambda prompt: "I see.\nAnswer: left")
+    found = await rcts(model, rollouts=1).search(QUERY, known(5), 2)
+    assert found.tree is not None
+    assert (found.tree.ended, found.tree.root.visits) == ("rollouts", 1)
+    assert [set(leaf.rewards) for leaf in leaves(found.tree.root)] == [{"self", "mutual"}]
+
+
 async def test_answers_that_are_invalid_agree_on_nothing() -> None:
     found = await rcts(Scripted(lambda prompt: ""), rollouts=3).search(QUERY, known(5), 2)
     assert found.tree is not None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.generation import Scripted
-from bottega.types import Prompt, Reply, Sampling
-from tests.reranking.searches import QUERY, known, leaf_at, leaves, names, opinion, rcts
+from bottega.reranking import Asker, Worth
+from bottega.types import Answer, Candidate, Prompt, Query, Reply, Sampling
+from tests.reranking.searches import (
+    QUERY,
+    SHORT,
+    known,
+    leaf_at,
+    leaves,
+    names,
+    opinion,
+    rcts,
+    reminded,
+    repeated,
+)
 
 
 @given(
@@ -69,6 +81,24 @@ async def test_what_the_budget_did_not_judge_is_answered_by_the_nearest(
     assert names(found.shown) == shown
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests) == ("budget", most_calls)
+
+
+async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
+    """No more branches begin than can be paid for by the most expensive one so far."""
+    costs = iter([4, 1, 4, 4, 4])
+
+    async def reward(
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
+    ) -> Worth:
+        for number in range(next(costs)):
+            await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
+        return Worth(0.5, {"paid": 0.5})
+
+    # Three answers, rewards of 4 and 1, and 6 calls left: for one more branch of 5, not for two.
+    search = rcts(Scripted(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 1 + 6)
+    found = await search.search(QUERY, known(20), 2)
+    assert found.tree is not None
+    assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
 
 
 async def test_a_budget_without_an_answer_is_refused() -> None:

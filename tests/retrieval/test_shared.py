@@ -130,6 +130,23 @@ async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> N
     assert (slow.asked, slow.cancelled) == ([2, 2], 1)
 
 
+async def test_a_caller_that_gives_up_leaves_the_larger_search_to_others() -> None:
+    slow, query = Slow(), Query("q")
+    shared = Shared(slow)
+    slow.gate.clear()
+    small = asyncio.create_task(shared(query, 2))
+    await asyncio.sleep(0)
+    large = asyncio.create_task(shared(query, 5))
+    await asyncio.sleep(0)
+    small.cancel()
+    await asyncio.gather(small, return_exceptions=True)
+    third = asyncio.create_task(shared(query, 4))
+    await asyncio.sleep(0)
+    slow.gate.set()
+    assert [letters(found) for found in await asyncio.gather(large, third)] == ["abcde", "abcd"]
+    assert slow.asked == [2, 5]
+
+
 def test_what_one_event_loop_found_another_may_have() -> None:
     slow, query = Slow(), Query("q")
     shared = Shared(slow)
