@@ -87,6 +87,17 @@ def test_the_scale_of_scores_does_not_matter_once_it_was_calibrated() -> None:
     torch.testing.assert_close(said[0], said[1])
 
 
+def test_calibration_makes_one_standard_deviation_within_a_query_one_nat() -> None:
+    scores = torch.tensor([[0.0, 0.0, 0.0, 8.0], [100.0, 102.0, 104.0, 106.0]])  # 12 and 5
+    one = aggregator()
+    one.calibrate(scores)
+    temperature = one.log_temperature.exp()
+    torch.testing.assert_close(temperature, torch.tensor(8.5).sqrt())
+
+    one.calibrate(scores + torch.tensor([[1000.0], [-50.0]]))
+    torch.testing.assert_close(one.log_temperature.exp(), temperature)
+
+
 @pytest.mark.parametrize("dcvq", [True, False])
 def test_image_and_question_alone_count_with_dcvq(dcvq: bool) -> None:
     documents, image, question, both = parts()

@@ -43,6 +43,21 @@ def test_what_never_varies_stays_as_it_is_whatever_was_learned() -> None:
     assert keys[..., 1].std() > 100
 
 
+def test_what_varies_by_less_than_the_least_stays_at_its_mean() -> None:
+    modulation = Modulation(8, GEOMETRY, 5)
+    joined = modulation.join(real())
+    joined[..., 1] = 3.0 + 1e-4 * torch.sign(torch.arange(40) - 19.5)[:, None]
+    nearly = modulation.split(joined)
+    modulation.calibrate(nearly)
+
+    keys, _ = modulation(100 * torch.randn(6, 5, 8)).layers[0]
+    assert torch.allclose(keys[:, 0, :, 1], torch.tensor(3.0), atol=1e-6)
+
+    modulation.calibrate(nearly, least=1e-6)
+    keys, _ = modulation(100 * torch.randn(6, 5, 8)).layers[0]
+    assert not torch.allclose(keys[:, 0, :, 1], torch.tensor(3.0), atol=1e-4)
+
+
 def test_the_fit_finds_a_linear_relation() -> None:
     modulation = Modulation(8, GEOMETRY, 5)
     modulation.calibrate(real())
