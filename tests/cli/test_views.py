@@ -202,7 +202,7 @@ def test_repair_makes_its_own_vectors_and_names_the_others(run: Run, file: Path)
     repaired = run("verify", file, "--repair")
     assert repaired.code == 1
     assert "repaired: 1 vectors 'looks'" in repaired.out
-    assert "WRONG: 1 vectors 'answer' are missing or not whole" in repaired.out
+    assert "WRONG: 1 vectors 'answer' are missing or damaged" in repaired.out
     assert "; repaired only with the embedder" in repaired.out
 
 

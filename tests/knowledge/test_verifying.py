@@ -34,7 +34,7 @@ SPOILED: list[Spoil] = [
     ("DELETE FROM vectors WHERE key = 1", "1 vectors", True),
     ("UPDATE vectors SET vector = x'00ff' WHERE key = 2", "1 vectors", True),
     (f"UPDATE vectors SET vector = x'{'00' * 28}0000807f' WHERE key = 2", "1 vectors", True),
-    ("INSERT INTO vectors VALUES (99, 1, zeroblob(32))", "1 vectors of no example", True),
+    ("INSERT INTO vectors VALUES (99, 1, zeroblob(32), NULL)", "1 vectors of no example", True),
     ("INSERT INTO uses (key) VALUES (99)", "1 uses of no example", True),
     ("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')", "images of no example", True),
     ("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')", "rows whose delete", True),
@@ -157,11 +157,58 @@ def test_verify_leaves_what_is_not_its_own(path: Path) -> None:
 
 ZEROS = "UPDATE vectors SET vector = zeroblob(32) WHERE key = 2"
 ANOTHERS = "UPDATE vectors SET vector = (SELECT vector FROM vectors WHERE key = 1) WHERE key = 2"
+HUGE = "UPDATE vectors SET vector = substr(vector, 1, 28) || x'00a981fe' WHERE key = 2"  # -8.6e37
+SIGN = "UPDATE vectors SET vector = x'00000080' || substr(vector, 5) WHERE key = 2"
+# As vectors are that an older version stored.
+UNCHECKED = "UPDATE vectors SET checksum = NULL"
 # The last number is as large as those of a unit vector are.
 TURNED = "UPDATE vectors SET vector = substr(vector, 1, 28) || x'0000003f' WHERE key = 2"
 
 
-@pytest.mark.parametrize("statement", [ZEROS, ANOTHERS, TURNED])
+@pytest.mark.parametrize("exact_up_to", [2, 100])
+@pytest.mark.parametrize("statement", [ZEROS, ANOTHERS, TURNED, HUGE, SIGN])
+def test_a_changed_vector_is_found_without_embedding(
+    path: Path, statement: str, exact_up_to: int
+) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
+        kb.add([shown(1), asked("two"), asked("three")])
+        kb.search(Query("x"), 1)
+        kb.settle()
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        whole = kb.ids()[1]
+    with KnowledgeBase.open(path, None) as kb:
+        problem, *of_index = kb.verify().problems
+        assert problem.what.startswith("1 vectors 'default' are missing or damaged: of")
+        assert whole in problem.what
+        assert len(of_index) == (exact_up_to == 2)
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
+        assert kb.verify(repair=True).sound
+        assert kb.verify(deep=True).problems == ()
+        assert kb.search(Query("two"), 1)[0].score == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("statement", [ZEROS, HUGE])
+def test_a_vector_without_a_checksum_must_be_comparable(path: Path, statement: str) -> None:
+    with KnowledgeBase.open(path, SeededEmbedder()) as kb:
+        kb.add([shown(1), asked("two")])
+        with kb._rows.transaction() as connection:
+            connection.execute(UNCHECKED)
+        assert kb.verify().problems == ()
+        with kb._rows.transaction() as connection:
+            connection.execute(statement)
+        (problem,) = kb.verify().problems
+        assert problem.what.startswith("1 vectors 'default' are missing or damaged")
+        assert kb.verify(repair=True).sound
+
+
+def test_a_vector_of_zeros_that_the_embedder_made_is_sound(path: Path) -> None:
+    with KnowledgeBase.open(path, Rounding()) as kb:
+        kb.add([asked("nothing"), asked("something")])
+        assert kb.verify().problems == ()
+
+
+@pytest.mark.parametrize("statement", [ANOTHERS, TURNED])
 def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
     path: Path, statement: str
 ) -> None:
@@ -170,6 +217,7 @@ def test_a_vector_that_is_whole_but_wrong_is_found_by_embedding_again(
         assert kb.verify(deep=True).problems == ()
         with kb._rows.transaction() as connection:
             connection.execute(statement)
+            connection.execute(UNCHECKED)
         assert kb.verify().problems == ()
         (problem,) = kb.verify(deep=True).problems
         assert problem.what.startswith("1 vectors 'default' are not what the embedder makes: of")
@@ -210,6 +258,7 @@ def test_what_cannot_be_embedded_again_is_told(path: Path) -> None:
         kb.add([shown(1), asked("no image"), shown(2)])
         with kb._rows.transaction() as connection:
             connection.execute(ANOTHERS.replace("key = 2", "key = 3"))
+            connection.execute(UNCHECKED)
     with KnowledgeBase.open(path, OnlyImages()) as kb:
         told = [problem.what for problem in kb.verify(deep=True, repair=True).problems]
         assert told[0].startswith("1 vectors 'default' are not")

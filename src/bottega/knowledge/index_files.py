@@ -95,4 +95,5 @@ def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
 
 
 def _same(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
-    return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)
+    with np.errstate(over="ignore", invalid="ignore"):  # the stored vector may be damaged
+        return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)

@@ -10,7 +10,7 @@ from bottega.knowledge.database import LISTED, listed
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View, check_name
-from bottega.knowledge.writing import blob, check_widths
+from bottega.knowledge.writing import check_widths, checked_blob
 from bottega.types import Example
 
 LACKING = (
@@ -96,8 +96,9 @@ def _embed(
         _check_there(connection, number)
         # Only for rows that are still there.
         connection.executemany(
-            "INSERT OR REPLACE INTO vectors SELECT key, ?, ? FROM examples WHERE key = ?",
-            [(number, blob(v), key) for key, v in zip(examples, vectors, strict=True)],
+            "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
+            " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
+            [(number, *checked_blob(v), key) for key, v in zip(examples, vectors, strict=True)],
         )
         if logged:
             connection.execute(

@@ -135,5 +135,9 @@ KNOWLEDGE_BASE = FileKind(
         """,
         # Answer choices become part of a question, and so of ids.
         add_choices_to_identities,
+        # Vectors from before this version have no checksum: computing it would read all of them.
+        """
+        ALTER TABLE vectors ADD COLUMN checksum INTEGER;
+        """,
     ),
 )

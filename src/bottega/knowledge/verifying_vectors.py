@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +42,7 @@ def wrong_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding
 
 
 def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    """Those that are missing, of another length, or not finite."""
+    """Find vectors that are missing or damaged: of another length, changed, or not comparable."""
     for stored in rows.views().values():
         wrong = [
             key
@@ -51,7 +52,7 @@ def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Findi
         ]
         if not wrong:
             continue
-        what = f"{len(wrong)} vectors {stored.name!r} are missing or not whole{_of(rows, wrong)}"
+        what = f"{len(wrong)} vectors {stored.name!r} are missing or damaged{_of(rows, wrong)}"
         view = views.get(stored.name)
         if view is not None:
             yield what, _embedding(rows, wrong, stored, view)
@@ -132,24 +133,30 @@ def _alike(stored: Vectors, made: Vectors) -> bool:
 def _whole_vectors(
     rows: SqliteRows, keys: list[int], view: StoredView
 ) -> dict[int, Vectors | None]:
-    """None for what is missing or not whole; nothing of examples and views that another process
+    """None for what is missing or damaged; nothing of examples and views that another process
     has taken away since the keys were read."""
     found = rows.read(
-        "SELECT examples.key, CAST(vector AS BLOB) FROM json_each(?1) AS chosen"
+        "SELECT examples.key, CAST(vector AS BLOB), checksum FROM json_each(?1) AS chosen"
         " CROSS JOIN examples ON examples.key = chosen.value"
         " LEFT JOIN vectors ON vectors.key = examples.key AND view = ?2"
         " WHERE EXISTS (SELECT 1 FROM views WHERE number = ?2)",
         listed(keys),
         view.number,
     )
-    return {key: _whole(blob, view.dimension) for key, blob in found}
+    return {key: _whole(blob, checksum, view.dimension) for key, blob, checksum in found}
 
 
-def _whole(blob: bytes | None, dimension: int) -> Vectors | None:
+def _whole(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors | None:
+    """Return the vector, or None if it is damaged. Without a checksum (format 6 and older) a vector
+    of zeros counts as damaged, because an embedder rarely makes one."""
     if blob is None or len(blob) != 4 * dimension:
         return None
+    if checksum is not None and zlib.crc32(blob) != checksum:
+        return None
     vector = np.frombuffer(blob, np.float32)
-    return vector if np.isfinite(vector).all() else None
+    with np.errstate(over="ignore", invalid="ignore"):
+        length = np.vdot(vector, vector)  # infinite if any number is, or is too large to compare
+    return vector if np.isfinite(length) and (length or checksum is not None) else None
 
 
 def _embedding(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:

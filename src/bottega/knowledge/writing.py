@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -98,8 +99,8 @@ def insert(
             (key, place, image.sha256, image.source),
         )
     connection.executemany(
-        "INSERT INTO vectors VALUES (?, ?, ?)",
-        [(key, view, blob(vector)) for view, vector in vectors.items()],
+        "INSERT INTO vectors (key, view, vector, checksum) VALUES (?, ?, ?, ?)",
+        [(key, view, *checked_blob(vector)) for view, vector in vectors.items()],
     )
     connection.execute(
         "INSERT INTO changes (op, key, id, namespace) VALUES ('put', ?, ?, ?)",
@@ -146,8 +147,10 @@ def stand(connection: sqlite3.Connection, key: int, standing: Standing) -> None:
     )
 
 
-def blob(vector: Vectors) -> bytes:
-    return np.ascontiguousarray(vector, np.float32).tobytes()
+def checked_blob(vector: Vectors) -> tuple[bytes, int]:
+    """Return the bytes of a vector and their checksum."""
+    data = np.ascontiguousarray(vector, np.float32).tobytes()
+    return data, zlib.crc32(data)
 
 
 def log_change(connection: sqlite3.Connection, op: str, keys: Sequence[int]) -> None:
