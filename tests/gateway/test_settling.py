@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,13 @@ from bottega.errors import RejectedError, StoreError
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.workshop import Workshop
 from bottega.generation import Scripted
+from bottega.image import Image
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Example, Query, Trace, Usage
 from tests.gateway.harness import asked, client, kitchen, raw
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 
 class Speaking:
@@ -92,6 +96,42 @@ def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
         traces.append(trace)
 
     return lambda pipeline: replace(pipeline, record=record)
+
+
+def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
+    traces: list[Trace] = []
+    before = time.time()
+    with kitchen(tmp_path, change=recording(traces), asks={"n": 2}) as found:
+        system = {"role": "system", "content": "Be brief."}
+        raw(found, [system, *asked(1)], "bottega/master")
+        raw(found, [system, *asked(2)])
+        over = found.wait(2)
+        [example] = found.examples()
+    trace = traces[-1]
+    assert before <= trace.time <= time.time()
+    assert (trace.tier, trace.id) == ("apprentice", over.request_id)
+    assert [one.example.id for one in trace.candidates] == [example.id]
+    assert [message.role for message in trace.prompt.messages] == [
+        "system",
+        *("user", "assistant"),  # the demonstration
+        "user",
+    ]
+    demonstration = trace.prompt.messages[1].parts
+    assert [one for one in demonstration if isinstance(one, Image)] == [*example.query.images]
+    assert (trace.cost_usd, trace.reply.usage) == (over.cost_usd, over.usage)
+    assert 0 < trace.seconds < 60
+
+
+def test_what_is_not_sent_on_to_a_router_is_counted_all_the_same(tmp_path: Path) -> None:
+    """A request that passes straight through, as with tools, has a cost and no trace."""
+    traces: list[Trace] = []
+    with kitchen(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
+        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        raw(found, asked(1), "bottega/master", tools=TOOLS)
+        over = found.wait(1)
+    assert over.usage == Usage(100, 10)
+    assert over.cost_usd == pytest.approx(110e-6)
+    assert traces == []
 
 
 def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> None:

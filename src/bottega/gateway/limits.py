@@ -193,7 +193,6 @@ class Limits:
                 if not isinstance(text := part["text"], str):
                     wrong_type(f"{here}.text", "a string", text)
                 count.text(text, "{}.text", here)
-                known += ("text",)
             elif kind == "image_url":
                 required(part, "image_url", here)
                 self._check_image_url(part["image_url"], f"{here}.image_url", count)

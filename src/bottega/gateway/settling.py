@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -126,7 +125,7 @@ def _trace(progress: Progress, asked: Asked, question: Question, answered: Answe
     answers = [pipeline.parse(question.query, one) for one in completed.completions]
     return Trace(
         id=progress.request_id,
-        time=time.time() - progress.seconds,
+        time=progress.begun,
         query=question.query,
         tier=answered.call.served.name,
         candidates=answered.call.shown,
