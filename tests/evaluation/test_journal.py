@@ -133,6 +133,19 @@ async def test_the_cost_of_a_run_is_the_sum_of_its_answers(tmp_path: Path) -> No
         assert ledger.spent() == (0.875, 0.5)
 
 
+def test_a_folder_whose_journal_is_damaged_is_not_left_locked(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database at all" * 99)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not a"):
+            journal(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match="cannot be made"):
+        journal(tmp_path / "file" / "run")
+
+
 def test_another_run_is_refused(tmp_path: Path) -> None:
     with journal(tmp_path):
         pass

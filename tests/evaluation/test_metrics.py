@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
 from bottega.evaluation.metrics.intervals import accuracy, mean
-from bottega.evaluation.metrics.labels import macro_f1
+from bottega.evaluation.metrics.labels import MacroF1, macro_f1
+from bottega.evaluation.metrics.metric import Judged
+from bottega.types import Answer, Example, Query
 
 LABELS = ("a", "b", "c")
 LABEL_SETS = st.lists(st.sets(st.sampled_from(LABELS)), min_size=1, max_size=30)
@@ -64,6 +66,17 @@ def test_macro_f1_agrees_with_scikit_learn(data: st.DataObject, truth: list[set[
     ]
     assert estimate.value == pytest.approx(sum(each) / len(each))
     assert estimate.low <= estimate.high
+
+
+def test_macro_f1_of_a_run_is_that_of_its_answers() -> None:
+    truth, said = [("a",), ("a", "b"), ("b",)], [("a",), ("a",), ("c",)]
+    judged = [
+        Judged(Example(Query(str(i)), "", labels=gold), Answer("", labels=reply), 0.0)
+        for i, (gold, reply) in enumerate(zip(truth, said, strict=True))
+    ]
+    estimate = MacroF1(LABELS).estimate(judged, seed=0)
+    assert estimate == macro_f1(truth, said, LABELS, seed=0)
+    assert estimate.value == pytest.approx(1 / 3)  # a: 1, b: 0, c: 0
 
 
 def test_macro_f1_is_repeatable_for_a_seed() -> None:

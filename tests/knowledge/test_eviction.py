@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.errors import NotFoundError, SettingError, StoreFullError
+from bottega.errors import NotFoundError, SettingError, StoreBusyError, StoreFullError
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,
@@ -174,6 +174,31 @@ def counts(path: Path) -> list[tuple[int, float]]:
     found = connection.execute("SELECT count, saved_usd FROM uses ORDER BY key").fetchall()
     connection.close()
     return found
+
+
+def test_uses_that_could_not_be_written_are_written_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or an example that saves much would be evicted as if it had saved nothing."""
+    with opened(9, LeastSaving()) as kb:
+        kb.add([asked("a")])
+        id = id_of(kb, "a")
+        kb.used([id], saved_usd=0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr(kb._rows, "add_uses", _raising(StoreBusyError("another process writes")))
+            with pytest.raises(StoreBusyError):
+                kb._uses.flush()
+        kb.used([id], saved_usd=0.25)
+        kb._uses.flush()
+        [row] = kb._rows.read("SELECT count, saved_usd FROM uses")
+        assert tuple(row) == (2, 0.75)
+
+
+def _raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_many_uses_do_not_wait_for_the_end(tmp_path: Path) -> None:

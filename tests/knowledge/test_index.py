@@ -43,6 +43,21 @@ def assert_best(hits: list[Hit], truth: dict[int, float], k: int) -> None:
     assert len({hit.key for hit in hits}) == len(hits)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize("share", [1, 4, 5, 40])
+def test_a_few_allowed_rows_of_many_are_found_in_order(metric: Metric, share: int) -> None:
+    """Fewer than a tenth of the rows are compared one by one, more by a scan."""
+    rng = np.random.default_rng(share)
+    vectors = rng.standard_normal((50, WIDTH)).astype(np.float32)
+    queries = rng.standard_normal((3, WIDTH)).astype(np.float32)
+    allowed = {int(key) for key in rng.choice(50, share, replace=False) + 1}
+    found = filled(vectors, metric).search(queries, 3, allowed=allowed)
+    for query, hits in zip(queries, found, strict=True):
+        truth = brute_force(vectors, query, metric)
+        assert_best(hits, {key: truth[key] for key in allowed}, 3)
+        assert {hit.key for hit in hits} <= allowed
+
+
 @given(tables, arrays(np.float32, WIDTH, elements=whole_numbers), st.integers(1, 15), st.data())
 @settings(max_examples=60)
 def test_search_agrees_with_brute_force(

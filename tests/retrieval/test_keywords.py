@@ -13,6 +13,7 @@ from bottega.retrieval import (
     GeneratedKeywords,
     Keyworded,
     ResponseProbe,
+    keyword_query,
     keywords_of,
     with_keywords,
 )
@@ -149,3 +150,12 @@ async def test_a_probe_searches_by_what_the_apprentice_says(
     await probe(query, 3)
     assert [(q.text, q.images, q.id) for q in search.queries] == [(text, query.images, "q")]
     assert model.calls[0].prompt == prompt(query, ())
+
+
+def test_the_keywords_of_an_example_are_searched_for_in_the_place_of_its_question() -> None:
+    query = Query("What is it?", (picture(1),))
+    tagged = Example(query, "a cat", tags={"keywords": "cat, whiskers"})
+    assert keywords_of(tagged) == ("cat", "whiskers")
+    assert keyword_query(tagged) == Query("cat, whiskers", query.images)
+    assert keyword_query(Example(query, "a cat", tags={"keywords": " , "})) == query
+    assert keyword_query(Example(query, "a cat")) == query

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.evaluation.metrics.metric import Judged
-from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch, WholeMatch
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("shape: large", id="0"), "Three")
@@ -44,3 +44,33 @@ def test_the_figure_is_a_share_with_wilson_s_interval() -> None:
     estimate = Containment().estimate(judged, seed=0)
     assert estimate.value == 0.5
     assert estimate.low == pytest.approx(0.15, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gold", "reply", "score"),
+    [
+        ("Three", "Three", 1),
+        ("Three", "three.", 1),
+        ("Three", "Three\nNext question", 1),
+        ("Three", "Three. That is all.", 1),
+        ("3.5", "3.5", 1),
+        ("3", "3.5", 0),
+        ("Three", "four\nThree", 0),
+        ("Three", "four. Three", 0),
+        ("?!", "?!", 1),
+        ("?!", "!!", 0),
+    ],
+)
+def test_a_whole_match_is_the_reply_its_first_line_or_its_first_sentence(
+    gold: str, reply: str, score: float
+) -> None:
+    item = Example(Query("q"), gold)
+    assert WholeMatch().score(item, Answer(reply)) == score
+    assert WholeMatch().score(item, Answer(reply, valid=False)) == 0
+
+
+def test_the_estimate_is_the_mean_of_the_scores() -> None:
+    judged = [Judged(ITEM, Answer("three"), score) for score in (1.0, 1.0, 0.0, 1.0)]
+    for metric in (ExactMatch(), WholeMatch(), Containment()):
+        estimate = metric.estimate(judged, seed=0)
+        assert estimate.low < estimate.value == 0.75 < estimate.high

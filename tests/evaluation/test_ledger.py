@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from bottega.evaluation.ledger import Shown
+from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
+from tests.builders import candidates
+from tests.evaluation.test_runner import always_a
+
+ITEM = Example(Query("?"), "a")
+
+
+def shown(*labels: str) -> Outcome:
+    reply, answer = Reply("m", (Completion("a"),)), Answer("a")
+    found = tuple(candidates(*labels))
+    return Outcome(answer, Trace("t", 0.0, ITEM.query, "m", found, Prompt(()), reply, answer, 0.0))
+
+
+async def test_the_demonstrations_of_one_method_at_one_number_of_shots_are_remembered() -> None:
+    ledger = Shown("visual-rag", 2)
+    ours, fewer, other = (
+        Method(name, shots, always_a)
+        for name, shots in (("visual-rag", 2), ("visual-rag", 1), ("random", 2))
+    )
+    for method, label in ((fewer, "x"), (ours, "a"), (other, "y")):
+        scored = Scored(7, ITEM, Answer("a"), (1.0,))
+        await ledger.keep(method, scored, shown(label, "b"))
+    await ledger.keep(ours, Scored(8, ITEM, Answer("a"), (1.0,)), Outcome(Answer("a")))
+    assert ledger.by_place == {7: tuple(candidates("a", "b"))}
