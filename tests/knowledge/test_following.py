@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
+import numpy as np
 import pytest
 
+from bottega.knowledge import following
+from bottega.knowledge.following import Follower
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
-from tests.knowledge.shelf import Shelf, settled
+from bottega.knowledge.index_files import wrong_index_files
+from bottega.knowledge.rows import SqliteRows
+from tests.knowledge.shelf import WIDTH, Shelf, settled
 
 
 @pytest.fixture
@@ -55,3 +61,144 @@ def test_closing_does_not_wait_for_a_whole_graph(shelf: Shelf) -> None:
     follower.current()
     follower.close()
     shelf.rows.close()
+
+
+def test_a_short_process_begins_no_graph(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(following, "empty_graph", lambda *shape: begun.append(shape))
+    shelf.add(300)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    assert begun == []
+    shelf.rows.close()
+
+
+def test_what_a_short_process_has_read_is_loaded_by_the_next_one(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.add(300)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    shelf.rows.delete(shelf.rows.ids_where()[:20])
+    shelf.add(30)
+    pages = watch_pages(monkeypatch)
+    again = shelf.follow()
+    index = again.current()
+    assert isinstance(index, FlatIndex)
+    assert index.digest() == shelf.truth().digest()
+    queries = np.eye(WIDTH, dtype=np.float32)
+    assert index.search(queries, 9) == shelf.truth().search(queries, 9)
+    assert pages == []
+    assert isinstance(settled(again), HnswIndex)  # which takes the place of the file
+    again.close()
+    last = shelf.follow()
+    assert isinstance(last.current(), HnswIndex)
+    last.close()
+    shelf.rows.close()
+
+
+def test_few_changes_do_not_write_the_file_again(shelf: Shelf) -> None:
+    shelf.add(300)
+    for _ in range(2):
+        follower = shelf.follow()
+        follower.current()
+        follower.close()
+        (file,) = Path(shelf.rows.path).parent.glob("*.index")
+        written = file.stat().st_mtime_ns
+        shelf.add(5)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    assert file.stat().st_mtime_ns == written
+    shelf.rows.close()
+
+
+def test_a_small_index_is_not_kept(shelf: Shelf) -> None:
+    shelf.add(50)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    assert list(Path(shelf.rows.path).parent.glob("*.index")) == []
+    shelf.rows.close()
+
+
+def test_an_unfinished_graph_is_continued(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "SAVED_EVERY", 20)
+    monkeypatch.setattr(following, "BUILT_AT_ONCE", 16)
+    monkeypatch.setattr(following, "BUILD_AFTER_SECONDS", 0.0)
+    shelf.add(300)
+    follower = shelf.follow()
+    close_after(follower, pages=5, monkeypatch=monkeypatch)
+    folder = Path(shelf.rows.path).parent
+    (unfinished,) = folder.glob("*.unfinished")
+    assert wrong(shelf) == []
+    shelf.rows.delete(shelf.rows.ids_where()[:20])
+    shelf.add(30)
+    pages = watch_pages(monkeypatch)
+    again = shelf.follow()
+    index = settled(again)
+    assert isinstance(index, HnswIndex)
+    assert min(pages) > 20
+    assert index.digest() == shelf.truth().digest()
+    assert not unfinished.exists()
+    again.close()
+    assert wrong(shelf) == []
+    shelf.rows.close()
+
+
+def test_an_unfinished_graph_of_other_rows_is_forgotten(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "SAVED_EVERY", 20)
+    monkeypatch.setattr(following, "BUILT_AT_ONCE", 16)
+    monkeypatch.setattr(following, "BUILD_AFTER_SECONDS", 0.0)
+    shelf.add(300)
+    close_after(shelf.follow(), pages=5, monkeypatch=monkeypatch)
+    with shelf.rows.transaction() as connection:  # no change tells of it
+        connection.execute("DELETE FROM examples WHERE key = 3")
+        connection.execute("DELETE FROM vectors WHERE key = 3")
+    for kind in (FlatIndex, HnswIndex):  # the second one begins again
+        again = shelf.follow()
+        assert isinstance(settled(again), kind)
+        again.close()
+    shelf.rows.close()
+
+
+def wrong(shelf: Shelf) -> list[str]:
+    return [what for what, _ in wrong_index_files(shelf.rows)]
+
+
+def close_after(follower: Follower, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Close the follower while its graph has so many pages of rows."""
+    filled = Event()
+    append = HnswIndex._append
+    count = 0
+
+    def counted(self: HnswIndex, keys: object, vectors: object) -> None:
+        nonlocal count
+        append(self, keys, vectors)  # type: ignore[arg-type]
+        count += 1
+        if count == pages:
+            filled.set()
+            follower._stopping.wait(10)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HnswIndex, "_append", counted)
+        follower.current()
+        assert filled.wait(10)
+        follower.close()
+
+
+def watch_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The keys after which whole pages of rows are read from now on."""
+    pages: list[int] = []
+    read = SqliteRows.vectors_after
+
+    def watched(self: SqliteRows, key: int, limit: int, view: int) -> object:
+        pages.append(key)
+        return read(self, key, limit, view)
+
+    monkeypatch.setattr(SqliteRows, "vectors_after", watched)
+    return pages

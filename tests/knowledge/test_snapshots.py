@@ -81,7 +81,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     assert old is not None
     # As many rows, in another order, as after a graph was built anew.
     turned = faiss.IndexHNSWFlat(WIDTH, 8)
-    turned.add(old.graph.reconstruct_n(0, 300)[::-1])
+    turned.add(old.index.reconstruct_n(0, 300)[::-1])
     save(newer, Snapshot(old.head, turned, old.keys[::-1]))
     read = faiss.read_index
 
@@ -94,7 +94,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     found = load(path)
     assert found is not None
     assert found.keys[0] == old.keys[299]
-    assert np.array_equal(found.graph.reconstruct(0), old.graph.reconstruct(299))
+    assert np.array_equal(found.index.reconstruct(0), old.index.reconstruct(299))
     shelf.rows.close()
 
 

@@ -1,4 +1,4 @@
-"""One index that keeps up with the rows: loaded, caught up, and rebuilt behind the searches."""
+"""One index that keeps up with the rows: loaded, caught up, and rebuilt in the background."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
+from typing import cast
 
 import faiss
 
@@ -14,7 +15,7 @@ from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import RowStore, StoredView
-from bottega.knowledge.snapshots import Head, Snapshot, load, save, snapshot_path
+from bottega.knowledge.snapshots import Head, Snapshot, load, save, snapshot_path, unfinished_path
 from bottega.protocols import Vectors
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ BUILT_AT_ONCE = 256
 SMALL_LAG = 64
 DEAD_SHARE = 0.2
 SAVED_EVERY = 5000
+# A process that ends sooner begins no graph: it would be thrown away.
+BUILD_AFTER_SECONDS = 2.0
 
 
 class OutOfDate(Exception):
@@ -33,7 +36,8 @@ class OutOfDate(Exception):
 
 class Follower:
     """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
-    built in the background, and searches stay exact until it is there."""
+    built in the background, and searches stay exact until it is there. A process that ends before
+    leaves the plain vectors in a file, so that the next one need not read every row."""
 
     def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -47,6 +51,7 @@ class Follower:
         self._lock = Lock()
         self._worker: Thread | None = None
         self._stopping = Event()
+        self._awaited = Event()  # set by whoever waits for the background
         self._gave_up = False
 
     def current(self) -> FaissIndex:
@@ -69,13 +74,14 @@ class Follower:
             return self._index
 
     def close(self, *, keep: bool = True) -> None:
-        """Waits for what runs in the background, and keeps the graph for the next start."""
+        """Waits for what runs in the background, and keeps a large index for the next start."""
         self._stopping.set()
+        self._awaited.set()
         if self._worker is not None:
             self._worker.join()
         with self._lock:
             index = self._ready or self._index
-            if keep and isinstance(index, HnswIndex) and index.watermark > self._saved_at:
+            if keep and index is not None and self._is_unsaved(index):
                 self._save(index)
             self._index = self._ready = None
 
@@ -85,6 +91,7 @@ class Follower:
 
     def settle(self) -> None:
         """Waits until nothing is being built."""
+        self._awaited.set()
         while self.is_building:
             if self._worker is not None:
                 self._worker.join()
@@ -99,17 +106,24 @@ class Follower:
         if self._rows.views().get(self._view.name) != self._view:
             raise OutOfDate
 
-    def _loaded(self) -> HnswIndex | None:
+    def _is_unsaved(self, index: FaissIndex) -> bool:
+        if isinstance(index, HnswIndex):
+            return index.watermark > self._saved_at
+        return len(index) > self._hnsw_above and self._may_write() and self._is_far_behind(index)
+
+    def _is_far_behind(self, index: FaissIndex) -> bool:
+        """Whether the file is missing, or lacks so much that it is worth writing again."""
+        behind = index.watermark - self._saved_at
+        return not self._saved_at or behind > max(SAVED_EVERY, len(index) // 10)
+
+    def _may_write(self) -> bool:
+        return self._path is not None and os.access(self._path.parent, os.W_OK)
+
+    def _loaded(self) -> FaissIndex | None:
         found = load(self._path) if self._path else None
         if found is None or not self._fits(found.head):
             return None
-        index = restored(
-            found.graph,
-            found.keys,
-            self._metric,
-            exact_up_to=self._hnsw_above,
-            watermark=found.head.seq,
-        )
+        index = self._restored(found)
         # In one moment, or another process's commit in between would look like damage.
         with self._rows.snapshot():
             told = self._catch_up(index)
@@ -122,6 +136,20 @@ class Follower:
             return None
         self._saved_at = found.head.seq
         return index
+
+    def _restored(self, found: Snapshot) -> FaissIndex:
+        if isinstance(found.index, faiss.IndexFlat):
+            return FlatIndex.restored(found.index, found.keys, self._metric, found.head.seq)
+        return self._graph_of(found)
+
+    def _graph_of(self, found: Snapshot) -> HnswIndex:
+        return restored(
+            cast(faiss.IndexHNSWFlat, found.index),
+            found.keys,
+            self._metric,
+            exact_up_to=self._hnsw_above,
+            watermark=found.head.seq,
+        )
 
     def _fits(self, head: Head) -> bool:
         return head.mark is not None and head == self._head(head.seq)
@@ -138,11 +166,12 @@ class Follower:
         return index
 
     def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
-        index.fill(self._pages(page), self._rows.last_seq())
+        """With the rows after those that it holds, which are as they were at its watermark."""
+        watermark = index.watermark if len(index) else self._rows.last_seq()
+        index.fill(self._pages(page, index.last_key()), watermark)
         return index
 
-    def _pages(self, size: int) -> Iterator[Sequence[tuple[int, Vectors]]]:
-        key = 0
+    def _pages(self, size: int, key: int = 0) -> Iterator[Sequence[tuple[int, Vectors]]]:
         while not self._stopping.is_set():
             page = self._rows.vectors_after(key, size, self._view.number)
             if not page:
@@ -177,8 +206,8 @@ class Follower:
             return
         if isinstance(index, HnswIndex):
             stale = index.dead_share > DEAD_SHARE
-            unsaved = index.watermark - self._saved_at > max(SAVED_EVERY, len(index) // 10)
-            work = self._rebuild if stale else self._save_current if unsaved else None
+            unsaved = self._is_far_behind(index)
+            work = self._rebuild if stale else self._save if unsaved else None
         else:
             work = self._rebuild if len(index) > self._hnsw_above else None
         if work is not None:
@@ -197,23 +226,52 @@ class Follower:
                 log.warning("the index of %s was not rebuilt: %s", self._rows.path, error)
 
     def _rebuild(self, old: FaissIndex) -> None:
+        if isinstance(old, FlatIndex):
+            self._awaited.wait(BUILD_AFTER_SECONDS)
+        if self._stopping.is_set():
+            return
         new: FaissIndex = FlatIndex(*self._shape)
         if len(old) > self._hnsw_above:
-            graph = empty_graph(*self._shape)
-            new = HnswIndex(graph, self._metric, exact_up_to=self._hnsw_above)
+            new = self._unfinished() or HnswIndex(
+                empty_graph(*self._shape), self._metric, exact_up_to=self._hnsw_above
+            )
+        begun = len(new)
         self._filled(new, BUILT_AT_ONCE)
-        if not self._catch_up(new, SMALL_LAG) or self._stopping.is_set():
+        if self._stopping.is_set():
+            if isinstance(new, HnswIndex) and len(new) - begun >= SAVED_EVERY:
+                self._save(new, unfinished=True)
+            return
+        if not self._catch_up(new, SMALL_LAG) or (begun and not self._is_whole(new)):
+            self._forget_unfinished()
             return
         if isinstance(new, HnswIndex):
             self._save(new)
+            self._forget_unfinished()
         self._ready = new
 
-    def _save_current(self, index: FaissIndex) -> None:
-        if isinstance(index, HnswIndex):
-            self._save(index)
+    def _unfinished(self) -> HnswIndex | None:
+        """Return the part of a graph that an earlier process has built."""
+        found = load(unfinished_path(self._path)) if self._path else None
+        if found is None or not self._fits(found.head):
+            return None
+        return self._graph_of(found)
 
-    def _save(self, index: HnswIndex) -> None:
+    def _forget_unfinished(self) -> None:
         if self._path is not None:
-            graph, keys, seq = index.copied()
-            save(self._path, Snapshot(self._head(seq), graph, keys))
+            with suppress(OSError):
+                unfinished_path(self._path).unlink(missing_ok=True)
+
+    def _is_whole(self, index: FaissIndex) -> bool:
+        with self._rows.snapshot():
+            return self._catch_up(index) and index.digest() == self._rows.keys_digest()
+
+    def _save(self, index: FaissIndex, unfinished: bool = False) -> None:
+        if self._path is None:
+            return
+        copy, keys, seq = index.copied()
+        found = Snapshot(self._head(seq), copy, keys)
+        if unfinished:
+            save(unfinished_path(self._path), found)
+        else:
+            save(self._path, found)
             self._saved_at = seq

@@ -45,11 +45,9 @@ class HnswIndex(FaissIndex):
     def dead_share(self) -> float:
         return self._slots.dead / max(1, len(self._slots.keys))
 
-    def copied(self) -> tuple[faiss.IndexHNSWFlat, Keys, int]:
-        """The graph, the keys by slot (`NOWHERE` where dead) and the watermark, of one moment."""
-        with self._lock:
-            graph = cast(faiss.IndexHNSWFlat, faiss.clone_index(self._graph))
-            return graph, self._slots.marked_keys(), self._watermark
+    @property
+    def _inner(self) -> faiss.Index:
+        return self._graph
 
     @property
     def _width(self) -> int:

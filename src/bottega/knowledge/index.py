@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
-from typing import Literal, cast
+from typing import Literal, Self, cast
 
 import faiss
 import numpy as np
@@ -97,6 +97,21 @@ class FaissIndex(ABC):
         with self._lock:
             return len(self._slots), int(self._slots.living_keys().sum())
 
+    def last_key(self) -> int:
+        """Return the highest key, 0 if there is none."""
+        with self._lock:
+            return int(self._slots.living_keys().max(initial=0))
+
+    def copied(self) -> tuple[faiss.Index, Keys, int]:
+        """Return the faiss index, the keys by slot (`NOWHERE` where dead) and the watermark, all of
+        one moment."""
+        with self._lock:
+            return faiss.clone_index(self._inner), self._slots.marked_keys(), self._watermark
+
+    @property
+    @abstractmethod
+    def _inner(self) -> faiss.Index: ...
+
     @property
     @abstractmethod
     def _width(self) -> int: ...
@@ -134,7 +149,18 @@ class FlatIndex(FaissIndex):
     def __init__(self, dimension: int, metric: Metric) -> None:
         super().__init__(metric, Slots(), 0)
         flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
-        self._faiss = flat(dimension)
+        self._faiss: faiss.IndexFlat = flat(dimension)
+
+    @classmethod
+    def restored(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
+        """Return an index of what `copied` gave."""
+        index = cls(flat.d, metric)
+        index._faiss, index._slots, index._watermark = flat, Slots.marked(keys), watermark
+        return index
+
+    @property
+    def _inner(self) -> faiss.Index:
+        return self._faiss
 
     @property
     def _width(self) -> int:

@@ -45,7 +45,7 @@ def index_files(rows: SqliteRows) -> list[Path]:
     # What people keep beside it is theirs.
     ours = re.compile(
         rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"
-        r"(\.index|\.part|\.index\.[0-9]+-[0-9]+\.part)"
+        r"(\.index(\.unfinished)?|\.part|\.index(\.unfinished)?\.[0-9]+-[0-9]+\.part)"
     )
     return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
 
@@ -88,7 +88,7 @@ def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
         vectors = rows.vectors(found.keys[chosen].tolist(), head.view)
         for slot in chosen.tolist():
             row = vectors.get(int(found.keys[slot]))  # None: deleted since
-            indexed = cast(Vectors, found.graph.reconstruct(slot))
+            indexed = cast(Vectors, found.index.reconstruct(slot))
             if row is not None and not _same(indexed, row, metric):
                 return False
     return True

@@ -1,4 +1,5 @@
-"""Search graphs kept beside the database, so that opening a large one is quick.
+"""Search indexes kept beside the database, so that opening a large one is quick: graphs, or plain
+vectors while there is no graph yet.
 
 A file is what faiss writes, then the keys, a JSON head and a foot with a checksum. It is derived
 and never believed without proof: whatever does not fit is as good as not there.
@@ -17,7 +18,6 @@ import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import faiss
 import numpy as np
@@ -37,7 +37,7 @@ FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the 
 
 @dataclass(frozen=True)
 class Head:
-    """What the graph was made from; `mark` is that of change `seq` (`RowStore.mark`)."""
+    """What the index was made from; `mark` is that of change `seq` (`RowStore.mark`)."""
 
     view: int
     fingerprint: str
@@ -51,7 +51,7 @@ class Head:
 @dataclass(frozen=True)
 class Snapshot:
     head: Head
-    graph: faiss.IndexHNSWFlat
+    index: faiss.Index
     keys: Keys
 
 
@@ -63,11 +63,16 @@ def snapshot_path(database: str, view: str, namespace: str) -> Path | None:
     return Path(f"{database}.{view}{space}.index")
 
 
+def unfinished_path(path: Path) -> Path:
+    """Return where the part of a graph is kept that a process has built before it ended."""
+    return path.with_name(f"{path.name}.unfinished")
+
+
 def save(path: Path, found: Snapshot) -> bool:
     """Whether it could be written: a full disk or a read-only folder costs time, nothing else."""
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        faiss.write_index(found.graph, str(part))
+        faiss.write_index(found.index, str(part))
         head = orjson.dumps(asdict(found.head))
         with part.open("r+b") as file:
             file.seek(0, os.SEEK_END)
@@ -107,8 +112,8 @@ def load(path: Path) -> Snapshot | None:
                 if magic != MAGIC or checksum_of(body) != checksum:
                     raise ValueError("its checksum is wrong")
             head = Head(**orjson.loads(data[end - head_size : end]))
-            graph = cast(faiss.IndexHNSWFlat, faiss.read_index(str(path)))
-            start = end - head_size - 8 * graph.ntotal
+            index = faiss.read_index(str(path))
+            start = end - head_size - 8 * index.ntotal
             keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
             # faiss opens the path by itself, where another process may have put a newer file.
             replaced = not os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -117,4 +122,4 @@ def load(path: Path) -> Snapshot | None:
     except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
         log.warning("%s is left out and will be made again: %s", path, error)
         return None
-    return load(path) if replaced else Snapshot(head, graph, keys)
+    return load(path) if replaced else Snapshot(head, index, keys)
