@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.parsing import LabelParser, plain_text
+from bottega.parsing.replies import plain
 from bottega.types import Completion, Query
 
 CHOICES = ("cat", "Dog", "salt and pepper", "a, b", "Straße", "no_parking")
@@ -68,6 +69,65 @@ def test_a_choice_that_looks_like_a_template_or_like_nothing() -> None:
     assert not ONE(marks, Completion("")).valid
 
 
+TOPICS = Query("?", choices=("biology", "geography", "history of art", "B"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "label"),
+    [
+        ("biology\n\nWhich of", "biology"),
+        ("**Biology**\nWhich of these is it?", "biology"),
+        ("- geography", "geography"),
+        ("\u2022 geography\n", "geography"),
+        ("> geography", "geography"),
+        ("### History of art", "history of art"),
+        ("- **geography**.", "geography"),
+        ("**B**", "B"),
+        ("- B\n\nbecause it has leaves", "B"),
+        ("Answer: **biology**.", "biology"),
+        ("**Answer:** - biology\n\nQuestion: what is", "biology"),
+        ("  \n'biology'\n\n\n...", "biology"),
+        ("biology\nbiology\nbiology", "biology"),
+    ],
+)
+def test_a_label_that_stands_on_its_own_line_is_read(reply: str, label: str) -> None:
+    answer = ONE(TOPICS, Completion(reply))
+    assert (answer.valid, answer.labels) == (True, (label,))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "biology\ngeography",
+        "biology\n\n- geography",
+        "- biology\n- geography",
+        "biology\n\nno, rather history of art.",
+        "It has leaves.\nbiology",
+        "biology of plants\nbiology",
+        "geography\n**B**",
+    ],
+)
+def test_a_reply_that_may_mean_two_labels_is_refused(reply: str) -> None:
+    assert not ONE(TOPICS, Completion(reply)).valid
+
+
+def test_a_bullet_is_not_mistaken_for_a_sign() -> None:
+    numbers = Query("?", choices=("5", "-5"))
+    assert ONE(numbers, Completion("-5")).labels == ("-5",)
+    assert not ONE(numbers, Completion("- 5")).valid
+    assert ONE(Query("?", choices=("5", "6")), Completion("- 5")).labels == ("5",)
+
+
+@given(st.sampled_from(CHOICES[:3]), st.sampled_from(["", "- ", "* ", "> ", "\u2022 ", "## "]))
+def test_any_listed_label_followed_by_other_text_is_read(label: str, bullet: str) -> None:
+    assert ONE(QUERY, Completion(f"{bullet}**{label}**\n\nWhich one")).labels == (label,)
+
+
+@given(st.permutations(CHOICES[:3]), st.sampled_from(["\n", "\n\n", "\n- ", "\nor "]))
+def test_two_labels_are_never_read_as_one(labels: list[str], between: str) -> None:
+    assert not ONE(QUERY, Completion(between.join(labels[:2]))).valid
+
+
 def test_choices_that_differ_only_in_case_are_told_apart_or_refused() -> None:
     query = Query("?", choices=("Polish", "polish"))
     assert ONE(query, Completion("polish")).labels == ("polish",)
@@ -89,6 +149,7 @@ def test_confidence_falls_back_to_the_probability_of_the_tokens() -> None:
         ("cat\ndog\ncat", ("cat", "Dog")),
         ("cat, and dog", ("cat", "Dog")),
         ("None.", ()),
+        ("- cat\n- **dog**", ("cat", "Dog")),
     ],
 )
 def test_several_labels(reply: str, labels: tuple[str, ...]) -> None:
@@ -119,6 +180,23 @@ def test_time_grows_linearly_with_replies_that_repeat_themselves(
     counts = (times // 8, times)
     short, long = (min(cpu_seconds(begin + repeated * n) for _ in range(2)) for n in counts)
     assert long < 0.01 + 24 * short  # linear: 8 times, quadratic: 64 times
+
+
+@pytest.mark.parametrize("reply", ["cat\n" * 9000, "- " * 18_000, "cat\n\n- x" + " cats" * 9000])
+def test_a_long_reply_is_normalized_a_fixed_number_of_times(
+    reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = 0
+
+    def counted(text: str) -> str:
+        nonlocal seen
+        seen += len(text)
+        return plain(text)
+
+    monkeypatch.setattr("bottega.parsing.labels.plain", counted)
+    monkeypatch.setattr("bottega.parsing.replies.plain", counted)
+    ONE(QUERY, Completion(reply))
+    assert len(reply) <= seen <= 5 * len(reply)
 
 
 def test_no_number_is_no_confidence() -> None:

@@ -6,11 +6,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from bottega.parsing.replies import QUOTES, before, confidence, match, plain, spoken, stated_answers
+from bottega.parsing.replies import (
+    QUOTES,
+    WORDS,
+    before,
+    confidence,
+    match,
+    plain,
+    spoken,
+    stated_answers,
+)
 from bottega.types import Answer, Completion, Query
 
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 NO_LABEL = "none"
+# Markdown that opens a line. The blank after it tells a bullet from a minus sign.
+BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>]|#{1,6})\s+")
+WORD = re.compile(r"\w+")
 
 
 def plain_text(query: Query, completion: Completion, /) -> Answer:
@@ -23,10 +35,11 @@ class LabelParser:
     """Reads `Answer Choice: ...` and `Confidence Score: ...` (the last of each, as a model that
     repeats the template answers last), or else takes the whole reply as the label.
 
-    The label must equal one of the query's choices up to case, outer punctuation and spacing; with
-    no choices, any text is an answer. What stands before the first answer is the rationale. With
-    `multi_label` the reply may list several choices separated by commas, or say "none". Everything
-    else is `Answer(valid=False)`.
+    The label must equal one of the query's choices up to case, outer punctuation and spacing, with
+    or without a bullet before it. It may stand alone on the first line of a longer reply that names
+    no other choice ("biology" above "Which of"). With no choices, any text is an answer. What
+    stands before the first answer is the rationale. With `multi_label` the reply may list several
+    choices separated by commas, or say "none". Everything else is `Answer(valid=False)`.
     """
 
     def __init__(self, *, multi_label: bool = False) -> None:
@@ -48,7 +61,9 @@ class LabelParser:
         if not choices:
             bare = text.strip(QUOTES)
             return (bare,) if bare else None
-        one = match(text, choices)
+        one = _listed(text, choices)
+        if one is None and not self.multi_label:
+            one = _first_line(text, choices)
         if one is not None:
             return (one,)
         if not self.multi_label:
@@ -56,6 +71,41 @@ class LabelParser:
         if plain(text) == NO_LABEL:
             return ()
         return _split(text, choices)
+
+
+def _listed(text: str, choices: Sequence[str]) -> str | None:
+    """The choice that the text is, with or without a bullet. None for "- 5" beside "-5"."""
+    label = match(text, choices)
+    bullet = BULLET.match(text)
+    if label is not None or bullet is None:
+        return label
+    if match("".join(text.split()), choices) is not None:
+        return None
+    return match(text[bullet.end() :], choices)
+
+
+def _first_line(text: str, choices: Sequence[str]) -> str | None:
+    """The choice that is the whole first line, unless a later line names another choice."""
+    lines = [line for line in text.splitlines() if WORDS.search(line)]
+    label = _listed(lines[0], choices) if lines else None
+    if label is None or _names_another(lines[1:], label, choices):
+        return None
+    return label
+
+
+def _names_another(lines: Sequence[str], label: str, choices: Sequence[str]) -> bool:
+    """Whether a line is another choice, or holds one as whole words. A single letter counts only as
+    a whole line: "a" is an article. One pass over the lines for each choice keeps it linear."""
+    own = plain(label)
+    others = {plain(choice) for choice in choices} - {own}
+    if any(plain(BULLET.sub("", line)) in others for line in lines):
+        return True
+    rest = f" {_words(' '.join(lines))} ".replace(f" {_words(own)} ", " ")
+    return any(f" {_words(other)} " in rest for other in others if len(_words(other)) > 1)
+
+
+def _words(text: str) -> str:
+    return " ".join(WORD.findall(plain(text)))
 
 
 def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
@@ -68,7 +118,7 @@ def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
     start = 0
     while start < len(parts):
         for end in range(min(len(parts), start + most), start, -2):
-            label = match("".join(parts[start:end]), choices)
+            label = _listed("".join(parts[start:end]), choices)
             if label is not None:
                 found.append(label)
                 start = end + 1
