@@ -74,13 +74,19 @@ class Texts:
         return joined
 
     def answers(self, queries: Sequence[Query], answers: Sequence[str]) -> list[list[int]]:
-        """The tokens of each answer, without the one that ends a reply."""
+        """The tokens of each answer at the start of a reply, without the one that ends a reply."""
         told = [
             Prompt((_turn(query), Message("assistant", (answer,))))
             for query, answer in zip(queries, answers, strict=True)
         ]
         before, after = rows(self.questions(queries)), rows(self._encode(told))
         return [_between(opened, ids) for opened, ids in zip(before, after, strict=True)]
+
+    def answers_in_text(self, answers: Sequence[str]) -> list[list[int]]:
+        """The tokens of each answer after another word. Byte-level tokenizers put the space before
+        a word into its first token, which `answers` then lacks."""
+        texts = [Prompt((Message("user", (f"{QUESTION.parts[0]} {one}",)),)) for one in answers]
+        return [_between(self._without, ids) for ids in rows(self._encode(texts))]
 
     def reading(self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]) -> Inputs:
         """As the model is asked with all passages before the question: concatenation."""

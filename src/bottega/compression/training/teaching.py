@@ -172,32 +172,68 @@ class Teaching:
         return inputs, labels
 
     def _annotated(self, lessons: Sequence[Lesson]) -> list[list[int]]:
-        queries = [lesson.query for lesson in lessons]
-        answers = self.base_texts.answers(queries, [lesson.answer for lesson in lessons])
-        return [[*answer, self.end] for answer in answers]
+        """The annotated answers in the tokens that the base model would generate: a model that
+        copies a word from a passage copies the space in its first token, too. Of the two spellings
+        the base model begins the one that it finds likelier after reading all passages.
+        """
+        answers = [lesson.answer for lesson in lessons]
+        begun = self.base_texts.answers([lesson.query for lesson in lessons], answers)
+        copied = self.base_texts.answers_in_text(answers)
+        differ = [
+            place
+            for place, (one, other) in enumerate(zip(begun, copied, strict=True))
+            if one and other and one[0] != other[0]
+        ]
+        first = self._replies(
+            [lessons[place] for place in differ],
+            [[begun[place][0], copied[place][0]] for place in differ],
+        )
+        for place, (token,) in zip(differ, first, strict=True):
+            if token == copied[place][0]:
+                begun[place] = copied[place]
+        return [[*answer, self.end] for answer in begun]
 
     def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
-        """What the base model says after reading all passages: the concatenation teacher."""
-        read = [(*(seen.query for seen in one.passages), one.query) for one in lessons]
-        said: dict[int, list[int]] = {}
-        for places in kinds([any(turn.images for turn in turns) for turns in read]):
-            rows = self._reply([lessons[place] for place in places])
-            said.update(zip(places, rows, strict=True))
-        return [said[place] for place in range(len(lessons))]
+        """The base model's replies after reading all passages: the concatenation teacher."""
+        return [_until_end(row, self.end) for row in self._replies(lessons)]
 
-    def _reply(self, lessons: Sequence[Lesson]) -> list[list[int]]:
-        """With pictures in each, or in none."""
+    def _replies(
+        self, lessons: Sequence[Lesson], first: Sequence[list[int]] = ()
+    ) -> list[list[int]]:
+        """Greedy replies after all passages; with `first` one token of each lesson's choices."""
+        read = [(*(seen.query for seen in one.passages), one.query) for one in lessons]
+        replies: dict[int, list[int]] = {}
+        for places in kinds([any(turn.images for turn in turns) for turns in read]):
+            rows = self._reply(
+                [lessons[place] for place in places],
+                [first[place] for place in places] if first else (),
+            )
+            replies.update(zip(places, rows, strict=True))
+        return [replies[place] for place in range(len(lessons))]
+
+    def _reply(self, lessons: Sequence[Lesson], first: Sequence[list[int]]) -> list[list[int]]:
+        """With images in each lesson, or in none."""
         read = self.base_texts.reading(
             [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
         )
         nothing = KeyValues.none(Geometry.of(self.base), len(lessons))
         most = self.most_answer_tokens
-        said = generate(self.base, nothing, read, max_new_tokens=most, do_sample=False)
-        return [_until_end(row, self.end) for row in said.tolist()]
+        settings = _one_token_of(first) if first else {"max_new_tokens": most}
+        tokens = generate(self.base, nothing, read, do_sample=False, **settings)
+        return [list(row) for row in tokens.tolist()]
 
 
 def _relevant(lesson: Lesson) -> Example:
     return lesson.passages[lesson.relevant.index(True)]
+
+
+def _one_token_of(choices: Sequence[list[int]]) -> dict[str, Any]:
+    """Settings of `generate` that give the likeliest of each row's choices."""
+
+    def allowed(row: int, tokens: Tensor) -> list[int]:
+        return choices[row]
+
+    return {"max_new_tokens": 1, "prefix_allowed_tokens_fn": allowed}
 
 
 def _until_end(tokens: list[int], end: int) -> list[int]:
