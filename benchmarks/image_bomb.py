@@ -125,14 +125,17 @@ async def run(server: Server, keys: tuple[str, str], kind: str, bombs: int) -> b
     url = f"{server.url}/v1/chat/completions"
     bodies = [await asyncio.to_thread(body, kind, number) for number in range(bombs)]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        while (await session.get(f"{server.url}/readyz")).status != 200:
+        while (await session.get(f"{server.url}/readyz")).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         tenant = Tenant(session, url, keys[0])
         quiet = asyncio.Event()
         asyncio.get_running_loop().call_later(20, quiet.set)
         alone = await tenant.ask(quiet)
         before, over = server.resident(), asyncio.Event()
-        beside, peak = asyncio.create_task(tenant.ask(over)), asyncio.create_task(resident(server, over))
+        beside, peak = (
+            asyncio.create_task(tenant.ask(over)),
+            asyncio.create_task(resident(server, over)),
+        )
         began = time.perf_counter()
         replies = await asyncio.gather(*(post(session, url, keys[1], one) for one in bodies))
         lasted = time.perf_counter() - began
@@ -140,17 +143,23 @@ async def run(server: Server, keys: tuple[str, str], kind: str, bombs: int) -> b
         disturbed, highest = await beside, await peak
         await asyncio.sleep(30)
     after = server.resident()
-    print(f"bombs             {bombs} x {kind}, {len(str(bodies[0])) // 1024} KB each, {lasted:.1f} s")
+    print(
+        f"bombs             {bombs} x {kind}, {len(str(bodies[0])) // 1024} KB each, {lasted:.1f} s"
+    )
     print(f"answered          {dict(Counter(status for status, _ in replies))}")
-    print(f"  e.g.            {next((said for status, said in replies if status != 200), '-')[:160]}")
+    print(
+        f"  e.g.            {next((said for status, said in replies if status != 200), '-')[:160]}"
+    )
     print(f"memory before     {before / 1e6:8.0f} MB")
     print(f"memory, peak      {highest / 1e6:8.0f} MB   bar {PEAK_MB}")
     print(f"memory after 30 s {after / 1e6:8.0f} MB   bar {AFTER_MB}")
     p99 = [float(np.percentile(one, 99)) for one in (alone, disturbed)]
     p50 = [float(np.percentile(one, 50)) for one in (alone, disturbed)]
     print(f"tenant, p50       {p50[0] * 1e3:8.0f} ms alone, {p50[1] * 1e3:.0f} ms with the bombs")
-    print(f"tenant, p99       {p99[0] * 1e3:8.0f} ms alone, {p99[1] * 1e3:.0f} ms with the bombs"
-          f" ({len(alone)} and {len(disturbed)} requests)   bar {TIMES:g} times")
+    print(
+        f"tenant, p99       {p99[0] * 1e3:8.0f} ms alone, {p99[1] * 1e3:.0f} ms with the bombs"
+        f" ({len(alone)} and {len(disturbed)} requests)   bar {TIMES:g} times"
+    )
     return highest <= PEAK_MB * 1e6 and after <= AFTER_MB * 1e6 and p99[1] <= TIMES * p99[0]
 
 

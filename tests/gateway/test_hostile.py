@@ -169,7 +169,8 @@ async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
 
 async def test_images_have_no_more_pixels_together_than_they_may(tmp_path: Path) -> None:
     """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
-    with kitchen(tmp_path, limits=Limits(image_pixels=64)) as found:
+    limits = Limits(image_pixels=64, request_pixels=5 * 64)
+    with kitchen(tmp_path, limits=limits) as found:
         sent = body()
         parts = sent["messages"][0]["content"]
         parts[:0] = [body(shade=shade)["messages"][0]["content"][0] for shade in range(20, 24)]

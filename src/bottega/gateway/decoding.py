@@ -139,7 +139,8 @@ class DecodeBudget:
             return await work()
         need = BYTES_A_PIXEL * sum(image.width * image.height for image in images)
         if need > SMALL:
-            need = min(await asyncio.to_thread(bytes_needed, images), self.most_bytes)
+            need = await asyncio.to_thread(bytes_needed, images)
+        need = min(need, self.most_bytes)
         lane = self._small if need <= min(SMALL, self.most_bytes) else self._large
         try:
             await lane.acquire(need, self.wait_seconds)

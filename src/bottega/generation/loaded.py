@@ -80,7 +80,9 @@ class LoadedModel:
             for image in rendered.images
             if self.sight is None or not self.sight.knows(image.sha256)
         }
-        return replace(rendered, pictures={sha: one.decode_for_model() for sha, one in needed.items()})
+        return replace(
+            rendered, pictures={sha: one.decode_for_model() for sha, one in needed.items()}
+        )
 
     def encode(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """What the model takes, left padded, of prompts that all have images or all have none."""

@@ -21,6 +21,7 @@ from bottega.gateway.config.settings import Listening
 from bottega.gateway.running.connection import Connection
 from bottega.gateway.running.doorway import Doorway
 from bottega.gateway.running.house import House
+from bottega.gateway.running.memory import return_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def run(house: House, listener: socket.socket, started: Callable[[], None]) -> N
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
     `drain_seconds`; a second signal does not wait."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    return_large_blocks()
     house.when_ready = _leave_alone_what_was_loaded
     config = configured(house.app)
     seconds = house.config.gateway.drain_seconds

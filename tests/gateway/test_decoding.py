@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import io
+import json
+import threading
+import time
+import urllib.error
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as Pillow
+
+from bottega.gateway import decoding
+from bottega.gateway.decoding import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.refusals import Refusal
+from bottega.gateway.running.building import build
+from bottega.gateway.running.house import House
+from bottega.image import Image
+from bottega.knowledge import PixelEmbedder
+from bottega.protocols import Vectors
+from bottega.types import Query
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server
+
+
+def png(side: int, mode: str = "1") -> Image:
+    buffer = io.BytesIO()
+    Pillow.new(mode, (side, side)).save(buffer, "PNG")
+    return Image.from_bytes(buffer.getvalue())
+
+
+@pytest.fixture(scope="module")
+def large() -> Image:
+    """6 KB, 37 million pixels."""
+    return png(6100)
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch) -> DecodeBudget:
+    """One large image at a time, on every machine."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    return DecodeBudget(64 * MB, wait_seconds=5.0)
+
+
+class Work:
+    """Notes who runs and how many at once, and ends when it is let go."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.now = self.most = 0
+        self.go = asyncio.Event()
+
+    def named(self, name: str) -> Callable[[], Awaitable[str]]:
+        async def work() -> str:
+            self.began.append(name)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await self.go.wait()
+            self.now -= 1
+            return name
+
+        return work
+
+
+async def started(task: asyncio.Task[Any], work: Work, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(work.began) < count:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+    assert not task.done()
+
+
+def begun_by(client: str, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+    token = CLIENT.set(client)
+    try:
+        return asyncio.create_task(work)
+    finally:
+        CLIENT.reset(token)
+
+
+def waiting(budget: DecodeBudget) -> int:
+    return sum(map(len, list(budget._large.waiting.values())))
+
+
+async def queued(budget: DecodeBudget, count: int) -> None:
+    async with asyncio.timeout(5):
+        while waiting(budget) < count:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+
+
+async def test_clients_take_turns_and_small_images_wait_for_none(
+    budget: DecodeBudget, large: Image
+) -> None:
+    work, tasks = Work(), []
+    for n, name in enumerate(["a1", "a2", "a3", "b1", "b2"]):
+        tasks.append(begun_by(name[0], budget.run([large], work.named(name))))
+        await (started(tasks[0], work, 1) if n == 0 else queued(budget, n))
+    quick = Work()
+    quick.go.set()
+    assert await budget.run([png(32)], quick.named("small")) == "small"
+    assert await budget.run([], quick.named("text")) == "text"
+    work.go.set()
+    assert await asyncio.gather(*tasks) == ["a1", "a2", "a3", "b1", "b2"]
+    assert work.began == ["a1", "a2", "b1", "a3", "b2"]
+    assert work.most == 1
+
+
+async def test_who_waits_too_long_gets_429(budget: DecodeBudget, large: Image) -> None:
+    work = Work()
+    first = asyncio.create_task(budget.run([large], work.named("first")))
+    await started(first, work, 1)
+    budget.wait_seconds = 0.01
+    with pytest.raises(Refusal) as refused:
+        await budget.run([large], work.named("second"))
+    assert (refused.value.status, refused.value.code) == (429, "decoding_busy")
+    assert "retry-after" in refused.value.headers
+    work.go.set()
+    assert await first == "first"
+    assert await budget.run([large], work.named("third")) == "third"
+
+
+async def test_the_room_is_held_until_the_work_has_ended(
+    budget: DecodeBudget, large: Image
+) -> None:
+    """A client that leaves stops no thread: leaving must not make room for its next request."""
+    work = Work()
+    first = asyncio.create_task(budget.run([large], work.named("first")))
+    await started(first, work, 1)
+    first.cancel()
+    second = asyncio.create_task(budget.run([large], work.named("second")))
+    await queued(budget, 1)
+    leaving = asyncio.create_task(budget.run([large], work.named("leaving")))
+    await queued(budget, 2)
+    leaving.cancel()
+    await asyncio.gather(first, leaving, return_exceptions=True)
+    assert work.began == ["first"]
+    work.go.set()
+    assert await second == "second"
+    assert work.began == ["first", "second"]
+
+
+async def test_a_failure_gives_its_room_back(budget: DecodeBudget, large: Image) -> None:
+    async def fails() -> None:
+        raise ValueError("no")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no"):
+            await budget.run([large], fails)
+
+
+async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
+    with pytest.raises(Refusal) as refused:
+        DecodeBudget(16 * MB).check([large])
+    assert (refused.value.status, refused.value.code) == (413, "images_too_large")
+    DecodeBudget(64 * MB).check([large])
+
+
+def test_what_is_needed_is_one_raster_and_the_reduced_results(large: Image) -> None:
+    assert 37 * 10**6 < bytes_needed([large]) < 45 * 10**6
+    assert bytes_needed([large] * 5) < bytes_needed([large]) + 5 * 3 * 10**6
+    assert bytes_needed([]) == 0
+    assert bytes_needed([png(64, "RGB")]) < SMALL
+
+
+def question(image: Image) -> Any:
+    part = {"type": "image_url", "image_url": {"url": image.data_url}}
+    return [part, {"type": "text", "text": "What is it?"}]
+
+
+def refused(work: Callable[[], object]) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        work()
+    with caught.value as error:
+        return error.code, json.load(error)["error"]["code"]
+
+
+class Embedding:
+    """Blocks the embedder, as a large image would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = 0
+        self.go = threading.Event()
+        self.lock = threading.Lock()
+        plain = PixelEmbedder.embed
+
+        def embed(embedder: PixelEmbedder, queries: Sequence[Query]) -> Vectors:
+            with self.lock:
+                self.now += 1
+                self.most = max(self.most, self.now)
+            self.go.wait(10)
+            with self.lock:
+                self.now -= 1
+            return plain(embedder, queries)
+
+        monkeypatch.setattr(PixelEmbedder, "embed", embed)
+
+
+def house(endpoint: Server, folder: Path) -> House:
+    config = configured(folder, endpoint.url)
+    config = dataclasses.replace(
+        config,
+        cache=dataclasses.replace(config.cache, embed="pixels"),
+        route=dataclasses.replace(config.route, cold_start=0),
+    )
+    return build(config, ENVIRONMENT)
+
+
+def test_a_gateway_embeds_large_images_one_after_the_other(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way in, and again where the answer is stored."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(decoding, "SMALL", 0)
+    gateway = house(endpoint, tmp_path)
+    with serving(gateway) as url, ThreadPoolExecutor(4) as clients:
+        ask(url, question(png(20)), model="bottega/large")
+        embedding = Embedding(monkeypatch)
+        sent: list[Future[Any]] = [
+            clients.submit(ask, url, question(png(21 + n)), model=model)
+            for n, model in enumerate(["bottega/small", "bottega/large"] * 2)
+        ]
+        budget = gateway.gateway.decoding
+        end = time.monotonic() + 10
+        while waiting(budget) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        budget.wait_seconds = 0.02
+        late = question(png(30))
+        assert refused(lambda: ask(url, late, model="bottega/small")) == (429, "decoding_busy")
+        budget.wait_seconds = 10.0
+        embedding.go.set()
+        for one in sent:
+            one.result(20)
+    assert embedding.most == 1
+
+
+def test_a_gateway_refuses_pixels_beyond_its_limits(endpoint: Server, tmp_path: Path) -> None:
+    bomb = base64.b64encode(png(6100).data).decode()
+    part: Any = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{bomb}"}}
+    other = base64.b64encode(png(6101).data).decode()
+    parts: Any = [
+        part,
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{other}"}},
+    ]
+    gateway = house(endpoint, tmp_path)
+    with serving(gateway) as url:
+        assert refused(lambda: ask(url, parts)) == (400, "limit_exceeded")
+        gateway.gateway.decoding.most_bytes = 16 * MB
+        assert refused(lambda: ask(url, parts[:1])) == (413, "images_too_large")
+    assert [body for body in endpoint.bodies if body] == []

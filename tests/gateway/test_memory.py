@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.running.memory import return_large_blocks
+
+# Eight times 16 MB, with small blocks that stay between them.
+DECODING = """
+import sys
+from pathlib import Path
+from PIL import Image as Pillow
+from bottega.gateway.running.memory import return_large_blocks
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "returned":
+    return_large_blocks()
+before, kept = resident(), []
+for _ in range(4):
+    images = []
+    for _ in range(8):
+        images.append(Pillow.new("L", (4000, 4000)))
+        kept.append(bytearray(50_000))
+    del images
+print(resident() - before)
+"""
+
+
+def grown(how: str) -> float:
+    command = [sys.executable, "-c", DECODING, how]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout) / 1e6
+
+
+@pytest.mark.skipif(
+    not (Path("/proc/self/statm").exists() and return_large_blocks()), reason="not glibc on Linux"
+)
+def test_memory_of_images_is_given_back() -> None:
+    assert grown("kept") > 30  # or else the next line would say nothing
+    assert grown("returned") < 15
