@@ -139,6 +139,7 @@ async def run(server: Server, keys: tuple[str, str], kind: str, bombs: int) -> b
         began = time.perf_counter()
         replies = await asyncio.gather(*(post(session, url, keys[1], one) for one in bodies))
         lasted = time.perf_counter() - began
+        await asyncio.sleep(max(0.0, 10 - lasted))  # refused bombs are over at once
         over.set()
         disturbed, highest = await beside, await peak
         await asyncio.sleep(30)

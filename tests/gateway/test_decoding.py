@@ -17,7 +17,8 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.gateway import decoding
-from bottega.gateway.decoding import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.decoding import MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.fairness import CLIENT
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.running.building import build
 from bottega.gateway.running.house import House

@@ -35,6 +35,20 @@ def add(
     usd_per_month: Annotated[
         float | None, typer.Option(help="Budget of a calendar month, UTC (default: none).")
     ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Requests at once (default: [keys] max_concurrent).")
+    ] = None,
+    tiers: Annotated[
+        str | None,
+        typer.Option(
+            help="Tiers that the key may choose itself, separated by commas, or * for all"
+            " (default: [keys] tiers)."
+        ),
+    ] = None,
+    max_namespaces: Annotated[
+        int | None,
+        typer.Option(help="Namespaces below its own (default: [keys] max_namespaces)."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a key. It is shown this once: only its hash is kept."""
@@ -47,6 +61,9 @@ def add(
             may_store=not no_store,
             requests_per_minute=rpm,
             usd_per_month=usd_per_month,
+            max_concurrent=max_concurrent,
+            tiers=None if tiers is None else list(filter(None, tiers.split(","))),
+            max_namespaces=max_namespaces,
         )
     if json:
         print_json({"key": token, "account": account})
@@ -63,7 +80,19 @@ def ls(data: DataFolder, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    columns = ("id", "name", "namespace", "may", "per minute", "USD a month", "created", "revoked")
+    columns = (
+        "id",
+        "name",
+        "namespace",
+        "may",
+        "per minute",
+        "USD a month",
+        "at once",
+        "tiers",
+        "namespaces",
+        "created",
+        "revoked",
+    )
     print_table(columns, [_row(account) for account in found])
     if not found:
         note("no keys yet: bottega keys add NAME")
@@ -93,6 +122,9 @@ def _row(account: Account) -> tuple[object, ...]:
         ", ".join(rights) or "ask",
         account.requests_per_minute,
         None if account.usd_per_month is None else f"{account.usd_per_month:g}",
+        account.max_concurrent,
+        None if account.tiers is None else ",".join(account.tiers) or "none",
+        account.max_namespaces,
         _day(account.created),
         _day(account.revoked),
     )

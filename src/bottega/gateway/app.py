@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from ipaddress import ip_address
 
 import orjson
 from starlette.applications import Starlette
@@ -16,14 +15,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from bottega.gateway.door import Door, Scope, Send, request_id
-from bottega.gateway.refusals import Refusal, refusal_of
+from bottega.gateway.origins import check_host
+from bottega.gateway.refusals import Refusal, refusal_of, refuse
 from bottega.gateway.responses.door import Responses
 from bottega.gateway.serving import Gateway
-from bottega.gateway.watching import Receive
+from bottega.gateway.watching import WATCHED, Receive
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
-FORWARDED = {"forwarded", "x-forwarded-for", "x-real-ip"}
 CREATED = 1767225600  # of the virtual models: clients want a number
 
 
@@ -45,21 +44,50 @@ class App:
         responses = replace(door, answer=Responses(door.answer).answer)
         self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
-        self._rest = _rest(gateway, self._ready, troubles, metrics, more, lifespan)
+        self._gateway = gateway
+        # Set once it is bound: `/metrics` needs no key there, and nothing else is served.
+        self.metrics_port: int | None = None
+        self._rest = _rest(gateway, self, troubles, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except Refusal as refusal:
+                await refuse(refusal, send)
+                return
         door = None
         if scope["type"] == "http" and scope["method"] == "POST":
             door = self._doors.get(scope["path"])
         await (door or self._rest)(scope, receive, send)
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self._is_ready()
+
+    def is_for_metrics(self, scope: Scope) -> bool:
+        """By the socket that took the connection, which no header changes."""
+        server = scope.get("server")
+        return (
+            self.metrics_port is not None and server is not None and server[1] == self.metrics_port
+        )
+
+    def _check(self, scope: Scope) -> None:
+        if self._gateway.authenticate is None:
+            named = dict(scope["headers"]).get(b"host")
+            host = None if named is None else named.decode("latin-1")
+            check_host(host, self._gateway.allowed_hosts)
+        if self.is_for_metrics(scope) and scope["path"] not in WATCHED:
+            raise Refusal(
+                "this port serves /metrics, /healthz and /readyz alone",
+                status=404,
+                code="not_found",
+                hint="ask on gateway.port",
+            )
 
 
 def _rest(
     gateway: Gateway,
-    is_ready: Callable[[], bool],
+    app: App,
     troubles: Callable[[], Mapping[str, Sequence[str]]],
     metrics: Callable[[], tuple[bytes, str]] | None,
     more: Sequence[BaseRoute],
@@ -69,13 +97,13 @@ def _rest(
         return _json({"status": "ok"})
 
     async def readyz(request: Request) -> Response:
-        ready = is_ready()
+        ready = app.is_ready()
         status = "ready" if ready else "not ready"
         return _json({"status": status, **troubles()}, 200 if ready else 503)
 
     async def models(request: Request) -> Response:
-        gateway.check_key(request.headers)
-        rows = [_model(name) for name in gateway.models]
+        account = gateway.check_key(request.headers)
+        rows = [_model(name) for name in gateway.models_of(account)]
         return _json({"object": "list", "data": rows})
 
     async def model(request: Request) -> Response:
@@ -102,7 +130,8 @@ def _rest(
 
     async def told(request: Request) -> Response:
         assert metrics is not None
-        _check_watcher(gateway, request)
+        if not app.is_for_metrics(request.scope):
+            _check_watcher(gateway, request)
         payload, kind = metrics()
         return Response(payload, media_type=kind)
 
@@ -128,8 +157,9 @@ def _rest(
 
 
 def _check_watcher(gateway: Gateway, request: Request) -> None:
-    """Metrics name tenants and what they spend: they are for this machine and for operators."""
-    if gateway.authenticate is None or _is_local(request):
+    """Metrics name tenants and what they spend. A peer on loopback may be a proxy that serves the
+    public, with or without headers that say so: without a key there is `metrics_port`."""
+    if gateway.authenticate is None:
         return
     if not gateway.check_key(request.headers).admin:
         raise Refusal(
@@ -137,18 +167,8 @@ def _check_watcher(gateway: Gateway, request: Request) -> None:
             status=403,
             type="permission_error",
             code="not_an_admin",
-            hint="bottega keys add NAME --admin makes one that may",
+            hint="send an admin's (bottega keys add NAME --admin), or set gateway.metrics_port",
         )
-
-
-def _is_local(request: Request) -> bool:
-    """Not by way of a proxy on this machine."""
-    if request.client is None or FORWARDED.intersection(request.headers.keys()):
-        return False
-    try:
-        return ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
 
 
 def _model(name: str) -> dict[str, object]:

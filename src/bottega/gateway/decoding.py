@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+from bottega.gateway.fairness import FairSemaphore
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.workshop import Keeper
 from bottega.image import Image
@@ -29,80 +27,6 @@ SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
 
-# Whose request the current task works for: waiting clients take turns.
-CLIENT: ContextVar[str] = ContextVar("client", default="")
-
-
-@dataclass(eq=False)
-class _Waiter:
-    need: int
-    admitted: asyncio.Future[None]
-
-
-@dataclass
-class _Lane:
-    """A weighted semaphore. Waiting clients are admitted in turn, each one's work in its order;
-    nothing overtakes the next in turn, so work that needs much room gets it."""
-
-    room: int
-    at_once: int
-    free: int = field(init=False)
-    running: int = 0
-    waiting: OrderedDict[str, deque[_Waiter]] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.free = self.room
-
-    async def acquire(self, need: int, seconds: float) -> None:
-        """Raises `TimeoutError`."""
-        if not self.waiting and self._fits(need):
-            self._take(need)
-            return
-        client, waiter = CLIENT.get(), _Waiter(need, asyncio.get_running_loop().create_future())
-        self.waiting.setdefault(client, deque()).append(waiter)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter.admitted
-        except BaseException:
-            if waiter.admitted.done() and not waiter.admitted.cancelled():
-                self.release(need)  # admitted in the moment in which it gave up
-            else:
-                self._forget(client, waiter)
-                self._admit()  # the next may need less than this one did
-            raise
-
-    def release(self, need: int) -> None:
-        self.free += need
-        self.running -= 1
-        self._admit()
-
-    def _fits(self, need: int) -> bool:
-        return need <= self.free and self.running < self.at_once
-
-    def _take(self, need: int) -> None:
-        self.free -= need
-        self.running += 1
-
-    def _admit(self) -> None:
-        while self.waiting:
-            client, queue = next(iter(self.waiting.items()))
-            if not self._fits(queue[0].need):
-                return
-            waiter = queue.popleft()
-            self.waiting.move_to_end(client)
-            if not queue:
-                del self.waiting[client]
-            if not waiter.admitted.done():  # else it has given up and is about to say so
-                self._take(waiter.need)
-                waiter.admitted.set_result(None)
-
-    def _forget(self, client: str, waiter: _Waiter) -> None:
-        queue = self.waiting.get(client, deque())
-        if waiter in queue:
-            queue.remove(waiter)
-            if not queue:
-                del self.waiting[client]
-
 
 class DecodeBudget:
     """At most `most_bytes` of decoded images at a time, by an estimate from their headers; beside
@@ -113,8 +37,8 @@ class DecodeBudget:
         self.most_bytes = most_bytes
         self.wait_seconds = wait_seconds
         processors = os.cpu_count() or 1
-        self._large = _Lane(most_bytes, max(1, processors // 2))
-        self._small = _Lane(SMALL_BUDGET, max(4, processors))
+        self._large = FairSemaphore(most_bytes, max(1, processors // 2))
+        self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
 
     def check(self, images: Collection[Image]) -> None:
         """Raises `Refusal` (413) for images that exceed the whole budget. Blocks."""
@@ -151,7 +75,7 @@ class DecodeBudget:
         return await asyncio.shield(running)
 
 
-def _ended(task: asyncio.Future[T], lane: _Lane, need: int) -> None:
+def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
     lane.release(need)
     if not task.cancelled():
         task.exception()  # of a client that left nobody else asks for it

@@ -40,6 +40,7 @@ class Progress:
     clock: float = field(default_factory=time.perf_counter)
     account: Account = NOBODY
     admitted: bool = False
+    entered: bool = False
     namespace: str = ""
     route: str = ""
     model: str = ""

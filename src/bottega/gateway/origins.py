@@ -1,12 +1,35 @@
-"""Which web pages may ask a gateway that asks for no key."""
+"""Which web pages and host names may ask a gateway that asks for no key."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from bottega.gateway.refusals import Refusal
 
 HERE = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
+
+LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
+PORT = re.compile(r":\d+\Z")
+
+
+def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
+    """Raise `Refusal` for a host name that is neither loopback nor allowed.
+
+    A web page whose name resolves to 127.0.0.1 (DNS rebinding) is of the same origin as the
+    gateway to a browser: the name in its Host header is all that tells it from a local client.
+    """
+    if host is None or LOOPBACK.fullmatch(host):
+        return
+    name = PORT.sub("", host).lower()
+    if name not in {one.lower() for one in allowed}:
+        raise Refusal(
+            f"a gateway without keys does not answer to the host name {name[:100]!r}",
+            status=403,
+            type="permission_error",
+            code="host_forbidden",
+            hint="use localhost, add the name to gateway.allowed_hosts, or bottega keys add NAME",
+        )
 
 
 def check_origin(origin: str | None) -> None:

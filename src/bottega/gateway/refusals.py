@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
 
 import orjson
 
@@ -18,6 +19,8 @@ from bottega.errors import (
 )
 from bottega.gateway.upstreams.breaker import PausedError
 from bottega.gateway.upstreams.errors import MisconfiguredError, RefusedError
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # The client's libraries would try again what was tried several times already.
 FINAL = {"x-should-retry": "false"}
@@ -124,3 +127,14 @@ def _upstream(status: int, code: str, said: str, wait: float | None = None) -> R
     kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
     return Refusal(said, status=status, type=kind, code=code, headers=headers)
+
+
+async def refuse(refusal: Refusal, send: Send) -> None:
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(refusal.body)),
+        **refusal.headers,
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": refusal.body})

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from bottega.errors import BottegaError, EmbeddingError, StoreError
+from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
-from bottega.gateway.decoding import CLIENT, DecodeBudget
+from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.door import NOBODY, Progress, Reply
+from bottega.gateway.fairness import CLIENT
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
@@ -69,8 +71,10 @@ class Gateway:
     shadowing: Shadowing | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
+    access: Access | None = None
     replaying: Replaying | None = None
     fetch: Fetch | None = None
+    allowed_hosts: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
@@ -98,6 +102,7 @@ class Gateway:
         chat = read_chat(self.limits.read(raw), background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
+        await self._check_access(progress, overrides)
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
@@ -127,10 +132,21 @@ class Gateway:
             raise unknown_key(key)
         return account
 
+    def models_of(self, account: Account) -> list[str]:
+        """Return the model ids that the key may ask for."""
+        access = self.access
+        if access is None or account is NOBODY:
+            return list(self.models)
+        tiers = self.models.items()
+        return [id for id, tier in tiers if not tier or access.may_choose(account, tier)]
+
     def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
         progress.account, progress.namespace = account, account.namespace
         CLIENT.set(account.id)
+        if self.access is not None and account is not NOBODY:
+            self.access.enter(account)
+            progress.entered = True
         if self.limiter is None:
             return
         wait = self.limiter.admit(account)
@@ -147,6 +163,17 @@ class Gateway:
                 hint="wait, or ask the operator for more requests per minute",
             )
         progress.admitted = True
+
+    async def _check_access(self, progress: Progress, overrides: Overrides) -> None:
+        account = progress.account
+        if self.access is None or account is NOBODY:
+            return
+        if overrides.tier is not None:
+            self.access.check_tiers(account, [overrides.tier])
+        if overrides.master_rate is not None:  # a coin between the first tier and the last one
+            served = self.answering.served
+            self.access.check_tiers(account, [served[0].name, served[-1].name])
+        await self.access.check_namespace(account, progress.namespace)
 
     def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
         """A body that was understood before, and whose reply is remembered."""

@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,16 +26,20 @@ LOOK_SECONDS = 0.8
 LONGEST_NAME = 200
 # Clients such as VLMEvalKit take only keys that begin with sk-.
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
+TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NOBODY = "0" * 12, "0" * 64
 COLUMNS = (
-    "id, name, namespace, admin, may_store, requests_per_minute, usd_per_month, created, revoked"
+    "id, name, namespace, admin, may_store, requests_per_minute, usd_per_month, created, revoked,"
+    " max_concurrent, tiers, max_namespaces"
 )
 
 
 @dataclass(frozen=True)
 class Account:
-    """`requests_per_minute` and `usd_per_month` are None where nothing limits them. Times are unix
-    seconds; `revoked` is None while the key is good."""
+    """`requests_per_minute` and `usd_per_month` are None where nothing limits them. For
+    `max_concurrent`, `tiers` (the tiers that the key may choose itself, "*" for all) and
+    `max_namespaces` (below its own) None is the gateway's default. Times are unix seconds;
+    `revoked` is None while the key is good."""
 
     id: str
     name: str
@@ -46,6 +50,9 @@ class Account:
     usd_per_month: float | None = None
     created: float = 0.0
     revoked: float | None = None
+    max_concurrent: int | None = None
+    tiers: tuple[str, ...] | None = None
+    max_namespaces: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,15 @@ class Accounts:
         may_store: bool = True,
         requests_per_minute: int | None = None,
         usd_per_month: float | None = None,
+        max_concurrent: int | None = None,
+        tiers: Sequence[str] | None = None,
+        max_namespaces: int | None = None,
     ) -> tuple[Account, str]:
         """The account and its key, which is never shown again. Raises `SettingError`."""
         _check_name(name)
         _check_namespace(namespace)
         _check_limits(requests_per_minute, usd_per_month)
+        _check_access(max_concurrent, tiers, max_namespaces)
         secret = secrets.token_hex(32)
         account = Account(
             secrets.token_hex(6),
@@ -116,12 +127,17 @@ class Accounts:
             requests_per_minute,
             usd_per_month,
             time.time(),
+            max_concurrent=max_concurrent,
+            tiers=None if tiers is None else tuple(tiers),
+            max_namespaces=max_namespaces,
         )
         digest = sha256(secret.encode()).digest()
-        values = (*(getattr(account, field) for field in COLUMNS.split(", ")), digest)
+        fields = {**vars(account), "tiers": None if tiers is None else ",".join(tiers)}
+        values = (*(fields[column] for column in COLUMNS.split(", ")), digest)
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
-                f"INSERT INTO accounts ({COLUMNS}, secret) VALUES (?,?,?,?,?,?,?,?,?,?)", values
+                f"INSERT INTO accounts ({COLUMNS}, secret) VALUES ({','.join('?' * len(values))})",
+                values,
             )
         self._look()
         return account, f"sk-bottega-{account.id}-{secret}"
@@ -144,6 +160,20 @@ class Accounts:
         if id not in self._known:  # what was given is not repeated: it may be a key
             raise NotFoundError("no key has this id", hint="`bottega keys ls` shows the ids")
         return self._known[id].account
+
+    def claim_namespace(self, id: str, namespace: str, most: int) -> bool:
+        """Note that the key uses this namespace. False if it has used `most` others already, in any
+        process that shares the file."""
+        with self._lock, GATEWAY_DB.translated(path_text(self.path)):
+            self._connection.execute(
+                "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
+                " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
+                (id, namespace, most),
+            )
+            found = self._connection.execute(
+                "SELECT 1 FROM namespaces WHERE account = ? AND namespace = ?", (id, namespace)
+            )
+            return found.fetchone() is not None
 
     def close(self) -> None:
         self._stop.set()
@@ -194,11 +224,25 @@ def _known(
     per_month: float | None,
     created: float,
     revoked: float | None,
+    max_concurrent: int | None,
+    tiers: str | None,
+    max_namespaces: int | None,
 ) -> _Known:
     if not (isinstance(digest, bytes) and is_text(id) and is_text(name) and is_text(namespace)):
         raise TypeError(f"account {id!a} is damaged")
     account = Account(
-        id, name, namespace, bool(admin), bool(may_store), per_minute, per_month, created, revoked
+        id,
+        name,
+        namespace,
+        bool(admin),
+        bool(may_store),
+        per_minute,
+        per_month,
+        created,
+        revoked,
+        max_concurrent,
+        None if tiers is None else tuple(filter(None, tiers.split(","))),
+        max_namespaces,
     )
     return _Known(account, digest)
 
@@ -232,3 +276,24 @@ def _check_limits(per_minute: int | None, per_month: float | None) -> None:
         raise SettingError(
             f"{per_month} USD per month is no budget", hint="give 0 or more, or nothing"
         )
+
+
+def _check_access(
+    max_concurrent: int | None, tiers: Sequence[str] | None, max_namespaces: int | None
+) -> None:
+    if max_concurrent is not None and not 1 <= max_concurrent < 2**31:
+        raise SettingError(
+            f"max_concurrent must be at least 1, got {max_concurrent}",
+            hint="give 1 or more, or leave it out",
+        )
+    if max_namespaces is not None and not 0 <= max_namespaces < 2**31:
+        raise SettingError(
+            f"max_namespaces must be at least 0, got {max_namespaces}",
+            hint="give 0 or more, or leave it out",
+        )
+    for name in tiers or ():
+        if not (isinstance(name, str) and TIER.fullmatch(name)):
+            raise SettingError(
+                f"tiers must be names of tiers, got {str(name)[:LONGEST_NAME]!a}",
+                hint="give names such as apprentice,master, or * for all",
+            )

@@ -65,6 +65,16 @@ GATEWAY_DB = FileKind(
         ) WITHOUT ROWID;
         CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
         """,
+        """
+        ALTER TABLE accounts ADD COLUMN max_concurrent INTEGER;
+        ALTER TABLE accounts ADD COLUMN tiers TEXT;
+        ALTER TABLE accounts ADD COLUMN max_namespaces INTEGER;
+        CREATE TABLE namespaces (
+            account TEXT NOT NULL,
+            namespace TEXT NOT NULL,
+            PRIMARY KEY (account, namespace)
+        ) WITHOUT ROWID;
+        """,
     ),
 )
 

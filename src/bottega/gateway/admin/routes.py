@@ -32,6 +32,9 @@ KEY_FIELDS: dict[str, tuple[type, ...]] = {
     "may_store": (bool,),
     "requests_per_minute": (int,),
     "usd_per_month": (int, float),
+    "max_concurrent": (int,),
+    "tiers": (list,),
+    "max_namespaces": (int,),
 }
 Handler = Callable[[Request, Account], Awaitable[Response]]
 

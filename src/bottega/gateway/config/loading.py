@@ -166,6 +166,11 @@ def _check_pairs(config: Config, at: Place) -> None:
         raise (at / "limits" / "fetch_hosts").error(
             "names hosts, and images are not fetched", hint="fetch_images = true"
         )
+    names = {"*", *(tier.name for tier in config.tiers)}
+    if not names.issuperset(config.keys.tiers):
+        raise (at / "keys" / "tiers").error(
+            "names what is not a tier", hint=f"use {', '.join(sorted(names))}"
+        )
     bm25 = config.cache.retrieve == "bm25"
     for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):
         if bm25 and number is not None:

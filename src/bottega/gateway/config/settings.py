@@ -26,6 +26,9 @@ class Listening:
     aliases: tuple[str, ...] = ()
     drain_seconds: float = within(30.0, 0)
     max_concurrent: int = within(256, 1)
+    allowed_hosts: tuple[str, ...] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = within(None, 0, 65535)
 
     @property
     def is_loopback(self) -> bool:
@@ -142,9 +145,13 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Keys:
-    """[keys]. None: required unless the host is loopback."""
+    """[keys]. `required` None: unless the host is loopback. The others hold for keys that were
+    made without a limit of their own; `max_concurrent` None is half of gateway.max_concurrent."""
 
     required: bool | None = None
+    max_concurrent: int | None = within(None, 1)
+    tiers: tuple[str, ...] = ()
+    max_namespaces: int = within(16, 0)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 from bottega.errors import SettingError
+from bottega.gateway.accounting.access import Access, Defaults
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -116,9 +117,11 @@ def _house(
         models(config),
         limits=_limits(config.limits),
         authenticate=accounts.authenticate if protected else None,
+        access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=limiter,
         replaying=_replaying(config),
         fetch=_fetch(config.limits),
+        allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
     )
     return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
@@ -135,6 +138,12 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
             hint=f'bottega keys add NAME --data {where}, or host = "127.0.0.1" without keys',
         )
     return required
+
+
+def key_defaults(config: Config) -> Defaults:
+    keys = config.keys
+    half = max(1, config.gateway.max_concurrent // 2)
+    return Defaults(keys.max_concurrent or half, keys.tiers, keys.max_namespaces)
 
 
 def models(config: Config) -> dict[str, str]:

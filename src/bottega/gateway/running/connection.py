@@ -10,8 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bottega.gateway.door import Scope, Send
 from bottega.gateway.limits import Limits
-from bottega.gateway.refusals import Refusal
-from bottega.gateway.running.doorway import refuse
+from bottega.gateway.refusals import Refusal, refuse
 from bottega.gateway.watching import Receive
 
 LIMITS = Limits()

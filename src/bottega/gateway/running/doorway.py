@@ -7,10 +7,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from bottega.gateway.door import Scope, Send
-from bottega.gateway.refusals import CLOSING, Refusal
-from bottega.gateway.watching import Receive
+from bottega.gateway.refusals import CLOSING, Refusal, refuse
+from bottega.gateway.watching import WATCHED, Receive
 
-WATCHED = ("/healthz", "/readyz", "/metrics")
 FULL = Refusal(
     "the gateway answers as many requests as it can",
     status=503,
@@ -61,14 +60,3 @@ class Doorway:
                 self.under_way -= 1
                 if self.closing and not self.under_way:
                     self._empty.set()
-
-
-async def refuse(refusal: Refusal, send: Send) -> None:
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(refusal.body)),
-        **refusal.headers,
-    }
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": refusal.body})

@@ -77,6 +77,8 @@ class House:
         self.ledger.note(entry)
         self.metrics.observe(entry)
         log_request(entry, progress.why, progress.fallback)
+        if progress.entered and self.gateway.access is not None:
+            self.gateway.access.leave(progress.account)
         if progress.admitted:
             self.limiter.release(progress.account)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from bottega.errors import StoreError
+from bottega.gateway.fairness import FairSemaphore
 from bottega.gateway.workshop import Workshop
 from bottega.knowledge import KnowledgeBase
 
@@ -21,13 +22,15 @@ Opened = tuple[Workshop, KnowledgeBase]
 class Namespaces:
     """At most `most` stay open, the least recently used goes first: it is closed once no request
     holds its workshop any more. `open_one` blocks and is called in a thread, one call at a time, so
-    that an embedder is loaded once."""
+    that an embedder is loaded once; clients take turns, so that one that opens many namespaces
+    does not hold up the others."""
 
     def __init__(self, open_one: Callable[[str], Opened], most: int) -> None:
         self._open_one = open_one
         self._most = most
         self._opened: OrderedDict[str, asyncio.Future[Opened]] = OrderedDict()
         self._endings: list[weakref.finalize[..., Workshop]] = []
+        self._turns = FairSemaphore(1, 1)
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,11 +54,19 @@ class Namespaces:
         self._loop = asyncio.get_running_loop()
         found = self._opened.get(namespace)
         if found is None:
-            found = self._loop.run_in_executor(self._opener, self._open_one, namespace)
+            found = asyncio.ensure_future(self._open_in_turn(namespace))
             found.add_done_callback(lambda done: self._came(namespace, done))
             self._opened[namespace] = found
         self._opened.move_to_end(namespace)
         return await asyncio.shield(found)
+
+    async def _open_in_turn(self, namespace: str) -> Opened:
+        await self._turns.acquire(1)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._opener, self._open_one, namespace)
+        finally:
+            self._turns.release(1)
 
     def counts(self) -> dict[str, int]:
         """Examples of each open namespace. Blocks."""
