@@ -3,7 +3,9 @@
 In README.md and docs/*.md: ```bash and ```python blocks of one document run in order, in one new
 folder that holds a small stand-in for a user's images. A block below <!-- not run: REASON --> is
 left out. One below <!-- server: URL --> is started, and the next block runs once URL answers with
-200; it is ended after the document. The programs are those of the environment that runs this file.
+200; it is ended after the document. The programs are those of the environment that runs this file;
+where the system allows it, commands run in forks of one process (`preloading`). Two documents run
+at a time.
 """
 
 from __future__ import annotations
@@ -18,49 +20,70 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+
+from docs.preloading import SNIPPET, preloaded_programs
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
     r"(?:<!-- (not run|server): (.+?) -->\n)?^```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
+COMMAND = re.compile(r"^bottega ", re.MULTILINE)
 STARTING_SECONDS = 120
+DOCUMENTS_AT_A_TIME = 2
 CLASSES = {"tabby": "sienna", "pug": "wheat", "parrot": "seagreen"}
 
 
 def main() -> int:
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    failures = sum(run_document(document) for document in documents)
+    documents.sort(key=count_of_commands, reverse=True)  # the longest first: workers end together
+    failures = 0
+    with preloaded_programs() as programs, ThreadPoolExecutor(DOCUMENTS_AT_A_TIME) as pool:
+        for lines, failed in pool.map(partial(run_document, programs=programs), documents):
+            print(*lines, sep="\n", end="\n" if lines else "", flush=True)
+            failures += failed
     return 1 if failures else 0
 
 
-def run_document(document: Path) -> int:
-    failures = 0
+def count_of_commands(document: Path) -> int:
+    return sum(len(COMMAND.findall(block[4])) for block in blocks_of(document))
+
+
+def blocks_of(document: Path) -> list[re.Match[str]]:
+    return [one for one in BLOCK.finditer(document.read_text("utf-8")) if one[1] != "not run"]
+
+
+def run_document(document: Path, programs: Path | None) -> tuple[list[str], int]:
+    """Lines to print, and the number of blocks that failed."""
+    lines, failures = [], 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
         draw_stand_in(Path(folder))
-        blocks = BLOCK.finditer(document.read_text("utf-8"))
-        for number, block in enumerate((one for one in blocks if one[1] != "not run"), 1):
+        for number, block in enumerate(blocks_of(document), 1):
             name = f"{document.name} block {number}"
+            started = time.monotonic()
             if block[1] == "server":
-                done = servers.enter_context(served(block[4], folder, block[2]))
+                error = servers.enter_context(served(block[4], folder, block[2]))
             else:
-                done = run_block(block[3], block[4], folder)
-            print(f"{'FAILED' if done else 'ok    '} {name}")
-            if done:
-                print(block[4], done, sep="\n")
-            failures += bool(done)
-    return failures
+                error = run_block(block[3], block[4], folder, programs)
+            seconds = time.monotonic() - started
+            lines.append(f"{'FAILED' if error else 'ok    '} {name} ({seconds:.1f} s)")
+            if error:
+                lines += [block[4], error]
+            failures += bool(error)
+    return lines, failures
 
 
-def run_block(language: str, code: str, folder: str) -> str:
-    """What it wrote if it failed."""
+def run_block(language: str, code: str, folder: str, programs: Path | None) -> str:
+    """Output of a block that failed, or nothing."""
     done = subprocess.run(
-        command(language, code),
+        command(language, code, programs),
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder, programs),
         capture_output=True,
         text=True,
     )
@@ -109,18 +132,19 @@ def answers(url: str) -> bool:
         return False
 
 
-def command(language: str, code: str) -> list[str]:
+def command(language: str, code: str, programs: Path | None = None) -> list[str]:
     if language == "python":
-        return [sys.executable, "-c", code]
+        return [str(programs / SNIPPET), code] if programs else [sys.executable, "-c", code]
     return ["bash", "-euo", "pipefail", "-c", code]
 
 
-def environment(folder: str) -> dict[str, str]:
-    programs = Path(sys.executable).parent
+def environment(folder: str, programs: Path | None = None) -> dict[str, str]:
+    path = [programs, Path(sys.executable).parent, os.environ["PATH"]]
     return {
         **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(str(one) for one in path if one is not None),
         "BOTTEGA_TRACES": str(Path(folder, "traces.db")),
+        "OMP_NUM_THREADS": "1",  # two documents at a time have two cores
     }
 
 
