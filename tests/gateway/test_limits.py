@@ -3,6 +3,8 @@ from __future__ import annotations
 import base64
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -216,6 +218,31 @@ def test_headers_have_a_limit() -> None:
         with pytest.raises(Refusal) as caught:
             Limits().check_headers(headers)
         assert caught.value.status == 431
+
+
+def test_limits_hold_to_the_last_one() -> None:
+    def passes(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except Refusal:
+            return False
+        return True
+
+    def text(*lengths: int) -> dict[str, object]:
+        return asked(*({"type": "text", "text": "x" * length} for length in lengths))
+
+    header = (b"name", b"value!")
+    image = {"type": "image_url", "image_url": PIXEL.data_url}
+    wide = Image.from_pillow(Pillow.new("RGB", (10, 10)))
+    checks = [
+        [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
+        [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
+        [partial(Limits(text_characters=5).check, text(3, n)) for n in (2, 3)],
+        [partial(Limits(images=2).check, asked(*[image] * n)) for n in (2, 3)],
+        [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
+        [partial(Limits(image_pixels=100).check_fetched, [wide] * n, "p") for n in (5, 6)],
+    ]
+    assert [tuple(map(passes, pair)) for pair in checks] == [(True, False)] * len(checks)
 
 
 def test_images_are_read_within_their_pixels() -> None:

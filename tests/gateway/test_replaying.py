@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.repeats.memory import may_be_repeated
-from bottega.gateway.repeats.replaying import assembled, events, sse
+from bottega.gateway.repeats.replaying import assembled, events, sse, tokens_said
 from bottega.types import Completion, Usage
 from tests import server
 
@@ -194,3 +194,12 @@ async def test_the_openai_client_reads_a_replayed_stream(endpoint: server.Server
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(texts) == "Una gatta — «bianca».\n\n"
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 15
+
+
+def test_tokens_of_a_stream_that_was_cut_are_estimated_from_all_that_was_said() -> None:
+    deltas = [{"content": "x" * 14}, {"reasoning_content": "y" * 7}, {}, None]
+    steps = [orjson.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+    steps += [b"no JSON", orjson.dumps({"choices": None, "usage": USAGE}), b"[]"]
+    assert tokens_said(steps) == 6  # 21 characters at 3.5 a token
+    assert tokens_said(steps[:1] * 2 + steps[1:2] + steps[:1]) == 14
+    assert tokens_said([]) == 0
