@@ -7,7 +7,7 @@ from collections.abc import Iterator
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests import server
 from tests.paths import ROOT
@@ -21,6 +21,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Each run draws other examples; pytest --hypothesis-profile thorough draws many at once.
 settings.register_profile("unhurried", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
+# A mutant is killed by any failing example, however large.
+settings.register_profile(
+    "mutation",
+    deadline=None,
+    max_examples=50,
+    phases=[Phase.explicit, Phase.generate],
+    database=None,
+)
 settings.load_profile("unhurried")
 
 

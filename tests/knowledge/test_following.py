@@ -55,6 +55,25 @@ def test_dead_rows_are_cleared_away_in_the_background(shelf: Shelf) -> None:
     shelf.rows.close()
 
 
+@pytest.mark.parametrize("behind", [0, 1])
+def test_an_index_is_built_again_only_if_the_log_lost_changes_that_it_lacks(
+    shelf: Shelf, behind: int
+) -> None:
+    shelf.add(10)
+    follower = shelf.follow()
+    before = follower.current()
+    shelf.add(5)
+    with shelf.rows.transaction() as connection:
+        connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES ('pruned of ', ?)", [before.watermark + behind]
+        )
+    after = follower.current()
+    assert (after is before) == (behind == 0)
+    assert after.digest() == shelf.truth().digest()
+    follower.close()
+    shelf.rows.close()
+
+
 def test_closing_does_not_wait_for_a_whole_graph(shelf: Shelf) -> None:
     shelf.add(3000)
     follower = shelf.follow()

@@ -1,0 +1,113 @@
+"""The modules that are mutated, and the tests that must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+SOURCES = Path("src/bottega")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Globs of modules below `SOURCES` and of test files below `tests`, without suffix."""
+
+    modules: str
+    tests: str
+
+
+TARGETS = (
+    # Money.
+    Target(
+        "gateway/accounting/*",
+        "gateway/test_ledger gateway/test_limiter gateway/test_accounts gateway/test_savings"
+        " cli/test_savings",
+    ),
+    Target(
+        "gateway/settling",
+        "gateway/test_settling gateway/test_serving gateway/test_pinned gateway/test_isolation",
+    ),
+    Target(
+        "evaluation/committing evaluation/journal evaluation/ledger evaluation/budget"
+        " evaluation/tally evaluation/runner",
+        "evaluation/test_committing evaluation/test_journal evaluation/test_budget"
+        " evaluation/test_runner evaluation/test_ledger evaluation/test_lessons",
+    ),
+    # Statistics.
+    Target(
+        "evaluation/metrics/* evaluation/pairing",
+        "evaluation/test_metrics evaluation/test_pairing evaluation/metrics/test_*",
+    ),
+    # Knowledge base.
+    Target(
+        "knowledge/writing knowledge/rows knowledge/records knowledge/adding",
+        "knowledge/test_rows knowledge/test_base knowledge/test_replacing knowledge/test_adding"
+        " knowledge/test_annotating knowledge/test_eviction knowledge/test_listing"
+        " knowledge/test_verifying knowledge/test_model",
+    ),
+    Target(
+        "knowledge/searching knowledge/index knowledge/slots knowledge/following"
+        " knowledge/change_log knowledge/pruning",
+        "knowledge/test_searching knowledge/test_index knowledge/test_following"
+        " knowledge/test_views knowledge/test_pruning knowledge/test_annotating"
+        " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
+        " knowledge/test_model",
+    ),
+    Target("knowledge/eviction knowledge/using", "knowledge/test_eviction knowledge/test_base"),
+    Target("knowledge/filters", "knowledge/test_filters knowledge/test_listing"),
+    Target("knowledge/transferring", "knowledge/test_transferring"),
+    # Choosing what is asked and shown.
+    Target("routing/*", "routing/test_*"),
+    Target("parsing/*", "parsing/test_*"),
+    Target("reranking/*", "reranking/test_*"),
+    Target("retrieval/*", "retrieval/test_*"),
+    Target("pipeline", "test_pipeline test_recipe_rcts"),
+    # What clients may ask of a gateway.
+    Target("gateway/limits", "gateway/test_limits gateway/test_requests"),
+    Target("gateway/fetching/*", "gateway/test_addresses gateway/test_fetching*"),
+    Target("gateway/repeats/*", "gateway/test_repeat* gateway/test_replaying"),
+    # RACC.
+    Target(
+        "compression/aggregator compression/modulation compression/attention"
+        " compression/compressor compression/condensing compression/hyper",
+        "compression/test_aggregator compression/test_modulation compression/test_attention"
+        " compression/test_racc compression/test_hyper* compression/test_condensing",
+    ),
+)
+
+
+def target_of(path: str) -> Target:
+    """Return the first target that lists the module, `path` being relative to the repository."""
+    relative = Path(path).relative_to(SOURCES).as_posix()
+    for target in TARGETS:
+        if any(fnmatch(relative, pattern) for pattern in _files(target.modules)):
+            return target
+    raise LookupError(f"{path} has no target, add one to {__name__}")
+
+
+def modules(root: Path) -> list[str]:
+    """Return the paths of all mutated modules, sorted."""
+    found = {
+        path.relative_to(root).as_posix()
+        for target in TARGETS
+        for pattern in _files(target.modules)
+        for path in (root / SOURCES).glob(pattern)
+        if path.name != "__init__.py"
+    }
+    return sorted(found)
+
+
+def files_for(root: Path, path: str) -> list[str]:
+    """Return the module's test files in the order in which they run, its namesake first."""
+    found = [
+        file.relative_to(root).as_posix()
+        for pattern in _files(target_of(path).tests)
+        for file in sorted((root / "tests").glob(pattern))
+    ]
+    namesake = f"test_{Path(path).name}"
+    return sorted(dict.fromkeys(found), key=lambda file: Path(file).name != namesake)
+
+
+def _files(patterns: str) -> list[str]:
+    return [f"{pattern}.py" for pattern in patterns.split()]
