@@ -102,7 +102,7 @@ def run(root: Path, mutants: Sequence[Mutant], workers: int) -> Iterator[tuple[M
         def one(mutant: Mutant) -> Run:
             sandbox = free.get()
             try:
-                tests = files_for(root, mutant.path)
+                tests = files_for(sandbox.root, mutant.path)
                 return sandbox.test_mutant(mutant.path, mutant.source, tests)
             finally:
                 free.put(sandbox)

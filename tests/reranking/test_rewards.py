@@ -89,6 +89,22 @@ async def test_released_samples_each_known_question_five_times() -> None:
     assert (await mutual(n=1, samples=2)(QUERY, SAID, KNOWN, Asker(Scripted(["cat"] * 2)))).value
 
 
+async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
+    gold: list[Answer] = []
+
+    def agree(one: Answer, other: Answer, query: Query, /) -> float:
+        gold.append(other)
+        return float(one.labels == other.labels)
+
+    worth = await mutual(agree=agree)(QUERY, SAID, KNOWN, Asker(Scripted(["cat"] * 4)))
+    assert worth.value == 0.5
+    assert sorted(one.labels for one in gold) == [("cat",)] * 2 + [("dog",)] * 2
+    gold.clear()
+    bird = Candidate(Example(Query("q"), "bird"), 1.0)
+    await mutual(agree=agree)(QUERY, SAID, [bird], Asker(Scripted(["cat"])))
+    assert [(one.text, one.labels) for one in gold] == [("bird", ())]
+
+
 async def test_passages_have_no_answer_to_be_found() -> None:
     passage = Candidate(Example(Query("Cats purr."), ""), 2.0)
     model = Scripted(["cat"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -99,6 +100,22 @@ async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
     found = await search.search(QUERY, known(20), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
+
+
+async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
+    four = replace(SHORT, n=4, temperature=0.8)
+
+    async def reward(
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
+    ) -> Worth:
+        await asker.ask(reminded(query, said.text), four)
+        return Worth(0.5, {"paid": 0.5})
+
+    # Three answers and one reward of 4: the 3 calls left do not pay for the other one.
+    search = rcts(Scripted(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 3)
+    tree = (await search.search(QUERY, known(20), 2)).tree
+    assert tree is not None
+    assert (tree.ended, tree.root.visits, tree.calls) == ("budget", 1, 7)
 
 
 async def test_a_budget_without_an_answer_is_refused() -> None:
