@@ -19,7 +19,7 @@ def old(tmp_path: Path) -> Path:
     """Three rows of which the last was deleted."""
     path = tmp_path / "old.db"
     connection = sqlite3.connect(path, isolation_level=None)
-    for statement in KNOWLEDGE_BASE.migrations[0].split(";"):
+    for statement in str(KNOWLEDGE_BASE.migrations[0]).split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {KNOWLEDGE_BASE.application_id}")
     connection.execute("PRAGMA user_version = 1")
@@ -61,7 +61,7 @@ def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
 def test_a_file_in_which_nothing_was_stored_is_still_free(tmp_path: Path) -> None:
     path = tmp_path / "kb.db"
     connection = sqlite3.connect(path, isolation_level=None)
-    for statement in KNOWLEDGE_BASE.migrations[0].split(";"):
+    for statement in str(KNOWLEDGE_BASE.migrations[0]).split(";"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {KNOWLEDGE_BASE.application_id}")
     connection.execute("PRAGMA user_version = 1")

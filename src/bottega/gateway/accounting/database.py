@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from bottega.errors import StoreError
+from bottega.gateway.accounting.rollups import add_rollups
 from bottega.image import path_text
 from bottega.sqlite import FileKind
 
@@ -75,6 +76,7 @@ GATEWAY_DB = FileKind(
             PRIMARY KEY (account, namespace)
         ) WITHOUT ROWID;
         """,
+        add_rollups,
     ),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,41 +11,18 @@ from numpy.typing import NDArray
 
 from bottega.gateway.accounting.entries import Row
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.savings_reader import Costs, Route, SavingsReader
 
 Floats = NDArray[np.float64]
 MASTER = "master"
 RESAMPLES = 2000
-FEW, MANY = 10, 10_000  # answers of the master
+FEW = 10  # answers of the master
 SEED = 0
 NONE = np.zeros(RESAMPLES + 1)
 # Agresti and Coull, The American Statistician 52 (1998), for shares; Agresti and Min, Statistics in
 # Medicine 24 (2005), for differences of paired ones.
 AGREEMENT = {0.0: 2.0, 1.0: 2.0}
 DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
-SPAN = "SELECT min(time), max(time) FROM entries WHERE {where}"
-SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
-ROUTES = """
-SELECT CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498
-        THEN 'refused' ELSE state END AS how,
-    CASE WHEN state = 'replayed' THEN '' ELSE route END AS tier,
-    CASE WHEN state = 'answered' THEN shots ELSE 0 END AS shown, count(*),
-    sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens), total(cost_usd),
-    CASE WHEN state = 'replayed' THEN 0 ELSE count(*) - count(cost_usd) END,
-    avg(seconds), avg(similarity), count(similarity)
-FROM entries WHERE {where} GROUP BY how, tier, shown
-ORDER BY state = 'shadow', how = 'refused', state = 'failed', state = 'passed', state = 'answered',
-    tier = ?, tier, shown
-"""
-# Replays are of answers that were paid for before.
-OTHERS = """
-SELECT namespace, count(*) FROM entries
-WHERE {where} AND state NOT IN ('failed', 'shadow') AND (route != ? OR state = 'replayed')
-GROUP BY namespace
-"""
-OWN = """
-SELECT namespace, state, cost_usd - dismissed_usd, cost_usd IS NULL FROM entries
-WHERE time >= ? AND route = ? AND state IN ('answered', 'passed', 'shadow', 'failed')
-"""
 
 
 @dataclass(frozen=True)
@@ -57,29 +33,6 @@ class Figure:
     low: float | None
     high: float | None
     n: int
-
-
-@dataclass(frozen=True)
-class Route:
-    """Requests that went the same way. `seconds` and `similarity` are means, the second one over
-    the `compared` requests for which something was looked for."""
-
-    state: str
-    tier: str
-    shots: int
-    requests: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    cost_usd: float
-    unpriced: int
-    seconds: float
-    similarity: float | None
-    compared: int
-
-    @property
-    def is_answer(self) -> bool:
-        return self.state in ("answered", "replayed", "passed")
 
 
 @dataclass(frozen=True)
@@ -135,14 +88,10 @@ def savings(
     """Of every namespace if none is named. `since` is in unix seconds. Blocks."""
     master = master or ledger.master() or MASTER
     since = since or 0.0
-    where, chosen = "time >= ?", tuple[str | float, ...]((since,))
-    if namespace is not None:
-        where, chosen = f"{where} AND namespace = ?", (since, namespace)
-    routes = tuple(Route(*row) for row in ledger.read(ROUTES.format(where=where), *chosen, master))
-    ((first, last),) = ledger.read(SPAN.format(where=where), *chosen)
+    reading = SavingsReader(ledger, since, namespace, master)
+    routes = reading.routes()
+    first, last = reading.span()
     spent = sum(route.cost_usd for route in routes)
-    others = ledger.read(OTHERS.format(where=where), *chosen, master)
-    own = ledger.read(OWN, since, master)
     return Savings(
         master,
         namespace,
@@ -153,28 +102,21 @@ def savings(
         routes,
         spent,
         sum(route.unpriced for route in routes),
-        _alone(dict(others), own, namespace, spent),
-        _quality(ledger.read(SHADOWS.format(where=where), *chosen)),
+        _alone(reading, spent),
+        _quality(reading.shadows()),
         ledger.lost_by_all(),
     )
 
 
-def _alone(
-    others: Mapping[str, int], own: Sequence[Row], namespace: str | None, spent: float
-) -> Alone | None:
-    answers = defaultdict[str, list[float]](list)
-    paid = 0.0
-    for where, state, cost, unpriced in own:
-        if not unpriced and state in ("answered", "shadow"):
-            answers[where].append(cost)
-        if not unpriced and state != "shadow" and namespace in (None, where):
-            paid += cost
+def _alone(reading: SavingsReader, spent: float) -> Alone | None:
+    answers, others = reading.costs(), reading.others()
     if not answers:
         return None
-    means, sizes = _means(answers), {where: len(costs) for where, costs in answers.items()}
+    means, sizes = _means(answers), {where: costs.n for where, costs in answers.items()}
     # For a namespace without an answer of the master's.
     pooled = sum((means[where] * n for where, n in sizes.items()), NONE) / sum(sizes.values())
-    usd = sum((count * means.get(where, pooled) for where, count in others.items()), NONE) + paid
+    estimated = sum((count * means.get(where, pooled) for where, count in others.items()), NONE)
+    usd = estimated + reading.paid()
     borrowed = sum(count for where, count in others.items() if where not in answers)
     sure = all(sizes.get(where, sum(sizes.values())) >= FEW for where in others)
     n = sum(n for where, n in sizes.items() if borrowed or not others or where in others)
@@ -186,17 +128,18 @@ def _alone(
     )
 
 
-def _means(answers: Mapping[str, Sequence[float]]) -> dict[str, Floats]:
+def _means(answers: Mapping[str, Costs]) -> dict[str, Floats]:
     """Of each namespace, the mean, and after it the means of bootstrap samples."""
     draw, means = np.random.default_rng(SEED), {}
     for where, costs in answers.items():
-        known = np.asarray(costs, np.float64)
-        n, mean = len(known), known.mean()
-        if n > MANY:  # what the bootstrap tends to
-            drawn = mean + draw.standard_normal(RESAMPLES) * known.std() / math.sqrt(n)
+        n = costs.n
+        if not costs.values:  # many: what the bootstrap tends to
+            error = costs.deviation / math.sqrt(n)
+            drawn = costs.mean + draw.standard_normal(RESAMPLES) * error
         else:
+            known = np.asarray(costs.values, np.float64)
             drawn = np.array([known[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
-        means[where] = np.concatenate([[mean], drawn])
+        means[where] = np.concatenate([[costs.mean], drawn])
     return means
 
 

@@ -1,0 +1,150 @@
+"""Daily sums say what the entries say, and a report reads the sums."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from bottega.gateway.accounting import database, entries
+from bottega.gateway.accounting.database import GATEWAY_DB
+from bottega.gateway.accounting.ledger import Entry, Ledger, State
+from bottega.gateway.accounting.rollups import COLUMNS, KEYS, VALUES, add_rollups
+from bottega.gateway.accounting.savings import Savings, savings
+
+DAY = 86_400.0
+NOW = 30 * DAY + 1234.5
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "gateway.db", clock=lambda: NOW)
+    yield opened
+    opened.close()
+
+
+def fill(ledger: Ledger, number: int, seed: int = 0) -> list[Entry]:
+    rng = random.Random(seed)
+    made = [
+        Entry(
+            rng.uniform(0, NOW),
+            str(i),
+            "account",
+            rng.choice("ab"),
+            rng.choice(("master", "small")),
+            "model",
+            rng.choice(get_args(State)),
+            rng.choice((0, 2)),
+            rng.choice((None, rng.random())),
+            prompt_tokens=rng.randrange(100),
+            completion_tokens=rng.randrange(100),
+            cost_usd=rng.choice((None, rng.random())),
+            dismissed_usd=rng.random() / 10,
+            seconds=rng.random(),
+            status=rng.choice((200, 404, 500)),
+        )
+        for i in range(number)
+    ]
+    for entry in made:
+        ledger.note(entry)
+    ledger.flush()
+    return made
+
+
+def sums(ledger: Ledger, source: str) -> dict[tuple[object, ...], list[float]]:
+    rows = ledger.read(f"SELECT * FROM ({source})")
+    return {row[: len(KEYS)]: list(row[len(KEYS) :]) for row in rows}
+
+
+def by_hand() -> str:
+    each = f"SELECT {VALUES.format('')} FROM entries"
+    keys = ", ".join(KEYS)
+    totals = ", ".join(f"sum({name})" for name in COLUMNS.split(", ")[len(KEYS) :])
+    return f"WITH each ({COLUMNS}) AS ({each}) SELECT {keys}, {totals} FROM each GROUP BY {keys}"
+
+
+def assert_exact(ledger: Ledger) -> None:
+    kept, found = sums(ledger, "SELECT * FROM rollups"), sums(ledger, by_hand())
+    assert kept.keys() == found.keys() and kept
+    for key, values in kept.items():
+        assert values == pytest.approx(found[key], abs=1e-9)
+
+
+def test_sums_follow_what_is_written_and_forgotten(ledger: Ledger) -> None:
+    fill(ledger, 400)
+    assert_exact(ledger)
+    assert ledger.prune(12.5) > 100
+    assert_exact(ledger)
+
+
+@pytest.mark.parametrize("since", [None, 10 * DAY, 10.4 * DAY, 29.9 * DAY])
+@pytest.mark.parametrize("namespace", [None, "a"])
+def test_a_report_says_what_the_entries_say(
+    ledger: Ledger, since: float | None, namespace: str | None
+) -> None:
+    made = fill(ledger, 400)
+    chosen = [
+        one for one in made if one.time >= (since or 0) and namespace in (None, one.namespace)
+    ]
+    found = savings(ledger, namespace=namespace, since=since)
+    assert sum(route.requests for route in found.routes) == len(chosen)
+    assert found.spent_usd == pytest.approx(sum(one.cost_usd or 0 for one in chosen))
+    assert found.first == min(one.time for one in chosen)
+    assert found.last == max(one.time for one in chosen)
+    answered = [one for one in chosen if one.state == "answered" and one.shots]
+    shown = [route for route in found.routes if route.state == "answered" and route.shots]
+    assert sum(route.requests for route in shown) == len(answered)
+    assert sum(route.seconds * route.requests for route in shown) == pytest.approx(
+        sum(one.seconds for one in answered)
+    )
+    assert sum(route.compared for route in shown) == sum(
+        one.similarity is not None for one in answered
+    )
+
+
+def test_a_report_does_not_read_every_entry(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many answers of the master, so that none is drawn again one by one."""
+    monkeypatch.setattr("bottega.gateway.accounting.savings_reader.MANY", 50)
+    steps = [0]
+
+    def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
+        connection = database.connect(path, create=create)
+        connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
+        return connection
+
+    def work() -> int:
+        steps[0] = 0
+        for namespace in (None, "a"):
+            savings(ledger, namespace=namespace)
+        return steps[0]
+
+    monkeypatch.setattr(entries, "connect", connect)
+    fill(ledger, 3000)
+    few = work()
+    fill(ledger, 9000, seed=1)
+    assert work() < 1.5 * few
+
+
+def test_a_file_from_before_gets_its_sums(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.db"
+    before = GATEWAY_DB.migrations.index(add_rollups)
+    older = replace(GATEWAY_DB, migrations=GATEWAY_DB.migrations[:before])
+    connection = sqlite3.connect(path, isolation_level=None)
+    older.migrate(connection, str(path))
+    rows = [(float(i * DAY), "r", "k", "a", "master", "m", "answered", 0, None, 5, 1, 0, 0.5, 0.0,
+             0.1, 200) for i in range(20)]  # fmt: skip
+    connection.executemany(f"INSERT INTO entries VALUES ({', '.join('?' * 16)})", rows)
+    connection.close()
+    ledger = Ledger.open(path)
+    found: Savings = savings(ledger)
+    assert (found.requests, found.spent_usd) == (20, 10.0)
+    assert found.alone is not None and found.alone.usd.n == 20
+    assert_exact(ledger)
+    ledger.close()
