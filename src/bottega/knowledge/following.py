@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
-from typing import cast
 
 import faiss
 
@@ -144,7 +143,7 @@ class Follower:
 
     def _graph_of(self, found: Snapshot) -> HnswIndex:
         return restored(
-            cast(faiss.IndexHNSWFlat, found.index),
+            found.index,
             found.keys,
             self._metric,
             exact_up_to=self._hnsw_above,

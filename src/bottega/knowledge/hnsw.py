@@ -108,8 +108,9 @@ def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:
 
 
 def restored(
-    graph: faiss.IndexHNSWFlat, keys: Keys, metric: Metric, *, exact_up_to: int, watermark: int
+    index: faiss.Index, keys: Keys, metric: Metric, *, exact_up_to: int, watermark: int
 ) -> HnswIndex:
     """From what `copied` gave."""
     slots = Slots.marked(keys)
+    graph = cast(faiss.IndexHNSWFlat, index)
     return HnswIndex(graph, metric, exact_up_to=exact_up_to, slots=slots, watermark=watermark)
