@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, cast
@@ -81,11 +82,18 @@ def serve(
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
+
+        def read() -> Config:
+            from bottega.gateway.config.loading import load_config
+
+            return load_config(config or USUAL).told(host=host, port=port, data=data)
+
         chosen = chosen.told(host=host, port=port, data=data)
         if check:
             _check(chosen, made)
         else:
-            _run(chosen, made, style, demo, kept)
+            from_file = not demo and made is None
+            _run(chosen, made, style, demo, kept, read if from_file else None)
             if demo:
                 _print_saved(chosen)
 
@@ -110,18 +118,27 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
 
 
 def _run(
-    config: Config, pipeline: Pipeline | None, style: str, demo: bool, kept: Path | None
+    config: Config,
+    pipeline: Pipeline | None,
+    style: str,
+    demo: bool,
+    kept: Path | None,
+    read: Callable[[], Config] | None,
 ) -> None:
     with _needed():
         from bottega.gateway.running.building import build, build_around
-        from bottega.gateway.running.listening import base_url, bound, run
+        from bottega.gateway.running.listening import base_url, bound, bound_for_metrics, run
         from bottega.gateway.telemetry.logs import Style, logging_to
 
-    with bound(config.gateway) as listener:
+    with (
+        bound(config.gateway) as listener,
+        bound_for_metrics(config.gateway) or nullcontext() as metrics,
+    ):
         house = build(config) if pipeline is None else build_around(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
         with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
-            run(house, listener, lambda: _announce(house, url, demo, kept))
+            announce = partial(_announce, house, url, demo, kept)
+            run(house, listener, announce, metrics=metrics, read=read)
 
 
 def _announce(house: House, url: str, demo: bool, kept: Path | None) -> None:

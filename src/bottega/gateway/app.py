@@ -66,10 +66,8 @@ class App:
 
     def is_for_metrics(self, scope: Scope) -> bool:
         """By the socket that took the connection, which no header changes."""
-        server = scope.get("server")
-        return (
-            self.metrics_port is not None and server is not None and server[1] == self.metrics_port
-        )
+        port = (scope.get("server") or ("", None))[1]
+        return self.metrics_port is not None and port == self.metrics_port
 
     def _check(self, scope: Scope) -> None:
         if self._gateway.authenticate is None:
@@ -107,15 +105,15 @@ def _rest(
         return _json({"object": "list", "data": rows})
 
     async def model(request: Request) -> Response:
-        gateway.check_key(request.headers)
+        names = gateway.models_of(gateway.check_key(request.headers))
         name = request.path_params["name"]
-        if name not in gateway.models:
+        if name not in names:
             raise Refusal(
                 f"the model {name[:200]!r} does not exist",
                 status=404,
                 code="model_not_found",
                 param="model",
-                hint=f"use one of {', '.join(gateway.models)}",
+                hint=f"use one of {', '.join(names)}",
             )
         return _json(_model(name))
 

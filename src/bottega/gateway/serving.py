@@ -95,8 +95,10 @@ class Gateway:
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         told = (f"{name}={value}" for name, value in sorted(given.items()))
-        # An operator may name any namespace: who may not, is not spared the question.
-        scope = (progress.namespace, f"admin={progress.account.admin}", *told)
+        # A repeat skips the checks below, so what they depend on is part of its key.
+        tiers = self.access.tiers_of(progress.account) if self.access is not None else ()
+        rights = f"admin={progress.account.admin} tiers={','.join(tiers)}"
+        scope = (progress.namespace, rights, *told)
         if known := self._known(raw, scope):
             return replayed(progress, *known)
         chat = read_chat(self.limits.read(raw), background=self.background)

@@ -40,7 +40,11 @@ class Prices:
     """
 
     def __init__(self, overrides: Mapping[str, Price] | None = None) -> None:
-        given = FREE | dict(overrides or {})
+        self.override(overrides or {})
+
+    def override(self, overrides: Mapping[str, Price]) -> None:
+        """Replace the overrides, for requests from now on."""
+        given = FREE | dict(overrides)
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
         prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}
         self._prefixes = sorted(prefixes.items(), key=lambda pair: -len(pair[0]))

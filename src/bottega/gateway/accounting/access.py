@@ -53,9 +53,14 @@ class Access:
         if self._under_way[account.id] <= 0:
             del self._under_way[account.id]
 
+    def tiers_of(self, account: Account) -> tuple[str, ...]:
+        if account.admin:
+            return (ALL,)
+        return self.defaults.tiers if account.tiers is None else account.tiers
+
     def may_choose(self, account: Account, tier: str) -> bool:
-        chosen = self.defaults.tiers if account.tiers is None else account.tiers
-        return account.admin or tier in chosen or ALL in chosen
+        chosen = self.tiers_of(account)
+        return tier in chosen or ALL in chosen
 
     def check_tiers(self, account: Account, tiers: Collection[str]) -> None:
         """Raises `Refusal` (403) for tiers that the key may not choose."""

@@ -166,6 +166,10 @@ def _check_pairs(config: Config, at: Place) -> None:
         raise (at / "limits" / "fetch_hosts").error(
             "names hosts, and images are not fetched", hint="fetch_images = true"
         )
+    if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
+        raise (at / "gateway" / "metrics_port").error(
+            "is gateway.port, too", hint="use a port of its own, such as 9100"
+        )
     names = {"*", *(tier.name for tier in config.tiers)}
     if not names.issuperset(config.keys.tiers):
         raise (at / "keys" / "tiers").error(

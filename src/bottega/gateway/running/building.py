@@ -115,12 +115,12 @@ def _house(
         spaces,
         Settling(staff.prices, warn),
         models(config),
-        limits=_limits(config.limits),
+        limits=limits_of(config.limits),
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=limiter,
         replaying=_replaying(config),
-        fetch=_fetch(config.limits),
+        fetch=fetch_of(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
     )
@@ -166,12 +166,12 @@ def _replaying(config: Config) -> Replaying | None:
     )
 
 
-def _limits(given: ClientLimits) -> Limits:
+def limits_of(given: ClientLimits) -> Limits:
     known = {one.name for one in fields(Limits)}
     return Limits(**{name: value for name, value in vars(given).items() if name in known})
 
 
-def _fetch(given: ClientLimits) -> Fetch | None:
+def fetch_of(given: ClientLimits) -> Fetch | None:
     if not given.fetch_images:
         return None
     fetcher = Fetcher(

@@ -28,7 +28,7 @@ class Doorway:
 
     def __init__(self, app: App, most: int) -> None:
         self._app = app
-        self._most = most
+        self.most = most
         self.under_way = 0
         self.closing = False
         self._empty = asyncio.Event()
@@ -50,7 +50,7 @@ class Doorway:
                 await self._app(scope, receive, send)
         elif self.closing:
             await refuse(CLOSING, send)
-        elif self.under_way >= self._most:
+        elif self.under_way >= self.most:
             await refuse(FULL, send)
         else:
             self.under_way += 1

@@ -54,6 +54,7 @@ class House:
     is_ready: bool = False
     when_ready: Callable[[], None] = lambda: None
     app: Doorway = field(init=False)
+    inner: App = field(init=False)
 
     def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
         """`more` are further routes, such as the administration's."""
@@ -67,6 +68,7 @@ class House:
             more=more,
             lifespan=self.living,
         )
+        self.inner = app
         self.app = Doorway(app, self.config.gateway.max_concurrent)
         self.metrics.in_flight.set_function(lambda: self.app.under_way)
         self.metrics.lost_rows(lambda: self.ledger.lost)

@@ -7,21 +7,25 @@ import errno
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from bottega.errors import SettingError
-from bottega.gateway.config.settings import Listening
+from bottega.gateway.config.settings import Config, Listening
 from bottega.gateway.running.connection import Connection
 from bottega.gateway.running.doorway import Doorway
 from bottega.gateway.running.house import House
 from bottega.gateway.running.memory import return_large_blocks
+from bottega.gateway.running.reloading import reload
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,18 @@ def bound(listening: Listening) -> socket.socket:
     return found
 
 
+def bound_for_metrics(listening: Listening) -> socket.socket | None:
+    """The port of `/metrics` alone, None if there is none. Raises `SettingError`."""
+    if listening.metrics_port is None:
+        return None
+    try:
+        return bound(replace(listening, host=listening.metrics_host, port=listening.metrics_port))
+    except SettingError as error:
+        raise SettingError(
+            str(error), hint="change gateway.metrics_port and gateway.metrics_host"
+        ) from error
+
+
 def _elsewhere(error: OSError, port: int) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
@@ -70,15 +86,30 @@ def base_url(listening: Listening, port: int) -> str:
     return f"http://{f'[{shown}]' if ':' in shown and '[' not in shown else shown}:{port}/v1"
 
 
-def run(house: House, listener: socket.socket, started: Callable[[], None]) -> None:
+def run(
+    house: House,
+    listener: socket.socket,
+    started: Callable[[], None],
+    *,
+    metrics: socket.socket | None = None,
+    read: Callable[[], Config] | None = None,
+) -> None:
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
-    `drain_seconds`; a second signal does not wait."""
+    `drain_seconds`; a second signal does not wait. SIGHUP reloads what `read` gives; without it,
+    as from a terminal that was closed, it ends the process like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     return_large_blocks()
     house.when_ready = _leave_alone_what_was_loaded
     config = configured(house.app)
     seconds = house.config.gateway.drain_seconds
-    Draining(config, house.app, seconds, started, _leave_soon).run([listener])
+    sockets = [listener]
+    if metrics is not None:
+        house.inner.metrics_port = metrics.getsockname()[1]
+        sockets.append(metrics)
+    server = Draining(config, house.app, seconds, started, _leave_soon)
+    if read is not None:
+        server.reload = partial(reload, house, read)
+    server.run(sockets)
     log.info("stopped")
 
 
@@ -130,9 +161,12 @@ class Draining(uvicorn.Server):
         self._doorway, self._seconds, self._told = doorway, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self.reload: Callable[[], None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP"):  # its default ends the process without draining
+            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         await super().startup(sockets)
         if self.started:
             self._told()
@@ -144,6 +178,12 @@ class Draining(uvicorn.Server):
             return
         self._doorway.closing = True
         self._loop.call_soon_threadsafe(self._drain)
+
+    def _hung_up(self) -> None:
+        if self.reload is not None:
+            self.reload()
+        else:
+            self.handle_exit(signal.SIGHUP, None)
 
     def _drain(self) -> None:
         log.info("draining: %d requests under way", self._doorway.under_way)

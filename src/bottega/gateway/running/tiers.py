@@ -76,7 +76,7 @@ def hire(config: Config, environment: Mapping[str, str]) -> Staff:
         check_embedder(config.cache.embed)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
-    prices = _prices(config, served)
+    prices = Prices(price_overrides(config, served))
     if config.route.by == "budget":
         _check_priced(config, served, prices)
     return Staff(served, prices, tuple(filter(None, keys.values())))
@@ -161,8 +161,8 @@ def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> N
             )
 
 
-def _prices(config: Config, served: tuple[Served, ...]) -> Prices:
-    """By the model's name, as upstreams are priced by it."""
+def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, Price]:
+    """By the model's name, as upstreams are priced by it. Raises `SettingError`."""
     given: dict[str, tuple[float, ...] | None] = {}
     for tier, one in zip(config.tiers, served, strict=True):
         name = one.upstream.model
@@ -171,4 +171,4 @@ def _prices(config: Config, served: tuple[Served, ...]) -> Prices:
                 f"{config.file}: two tiers ask {name!r}, at different prices",
                 hint="a price goes by the model's name: serve one of them under another",
             )
-    return Prices({name: Price(*price) for name, price in given.items() if price})
+    return {name: Price(*price) for name, price in given.items() if price}

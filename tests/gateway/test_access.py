@@ -1,0 +1,243 @@
+"""What one key may do, so that others are served: requests at once, tiers, namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sqlite3
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from bottega.errors import SettingError
+from bottega.gateway.accounting.access import Access, Defaults
+from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.database import FILE, GATEWAY_DB
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.fairness import CLIENT
+from bottega.gateway.refusals import Refusal
+from bottega.gateway.running.building import build
+from bottega.gateway.running.house import House
+from bottega.gateway.running.namespaces import Namespaces
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server, ok
+
+
+def refused(work: Callable[[], object]) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        work()
+    with caught.value as error:
+        return error.code, json.load(error)["error"]["code"]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    accounts = Accounts.open(tmp_path / FILE)
+    yield lambda name, **more: accounts.add(name, **more)[1]
+    accounts.close()
+
+
+def house(endpoint: Server, folder: Path, more: str = "") -> House:
+    return build(configured(folder, endpoint.url, more), ENVIRONMENT)
+
+
+def test_a_key_may_not_hold_every_slot(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    greedy, other = keys("greedy"), keys("other")
+    more = keys("more", max_concurrent=3)
+    go = threading.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.to_thread(go.wait, 10)
+        return await ok("seven")(request)
+
+    config = configured(tmp_path, endpoint.url)
+    config = dataclasses.replace(
+        config, gateway=dataclasses.replace(config.gateway, max_concurrent=8)
+    )
+    gateway = build(config, ENVIRONMENT)
+    with serving(gateway) as url, ThreadPoolExecutor(8) as clients:
+        endpoint.answers = [slow]
+        half = [clients.submit(ask, url, f"greedy {n}", key=greedy) for n in range(4)]
+        _until(lambda: gateway.app.under_way == 4)
+        again = refused(lambda: ask(url, "greedy again", key=greedy))
+        assert again == (429, "too_many_concurrent_requests")
+        assert gateway.app.under_way == 4
+        three = [clients.submit(ask, url, f"more {n}", key=more) for n in range(3)]
+        _until(lambda: gateway.app.under_way == 7)
+        assert refused(lambda: ask(url, "more again", key=more))[0] == 429
+        last = clients.submit(ask, url, "other", key=other)
+        _until(lambda: gateway.app.under_way == 8)
+        go.set()
+        answers = [one.result(20)[0] for one in [*half, *three, last]]
+        assert {one["choices"][0]["message"]["content"] for one in answers} == {"seven"}
+        assert ask(url, "greedy once more", key=greedy)
+
+
+def _until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+FORCED: list[dict[str, Any]] = [
+    {"model": "bottega/large"},
+    {"model": "bottega:route=large"},
+    {"model": "bottega:master-rate=1"},
+    {"model": "bottega/small"},
+]
+
+
+@pytest.mark.parametrize("forced", FORCED, ids=lambda one: str(one["model"]))
+def test_a_key_chooses_no_tier_unless_it_may(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str], forced: dict[str, Any]
+) -> None:
+    plain, all_tiers = keys("plain"), keys("all", tiers=["*"])
+    cheap, admin = keys("cheap", tiers=["small"]), keys("op", admin=True)
+    with serving(house(endpoint, tmp_path)) as url:
+        assert refused(lambda: ask(url, "What?", key=plain, **forced)) == (403, "tier_forbidden")
+        assert ask(url, "What?", key=all_tiers, **forced)[0]
+        assert ask(url, "What?", key=admin, **forced)[0]
+        assert ask(url, "What?", key=plain)[0]
+        if forced["model"] == "bottega/small":
+            assert ask(url, "What?", key=cheap, **forced)[0]
+        else:
+            assert refused(lambda: ask(url, "What?", key=cheap, **forced))[0] == 403
+
+
+def test_the_configuration_says_what_keys_may_choose(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    plain, none = keys("plain"), keys("none", tiers=[])
+    with serving(house(endpoint, tmp_path, '[keys]\ntiers = ["large"]\n')) as url:
+        assert _models(url, plain) >= {"bottega", "gpt-4o", "bottega/large"}
+        assert "bottega/small" not in _models(url, plain)
+        assert not any(id.startswith("bottega/") for id in _models(url, none))
+        assert ask(url, "What?", key=plain, model="bottega/large")[0]
+        assert refused(lambda: ask(url, "What?", key=none, model="bottega/large"))[0] == 403
+
+
+def _models(url: str, key: str) -> set[str]:
+    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return {one["id"] for one in json.load(reply)["data"]}
+
+
+def test_a_gateway_without_keys_leaves_the_choice_to_everybody(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with serving(house(endpoint, tmp_path)) as url:
+        assert ask(url, "What?", model="bottega/large")[1]["x-bottega-route"] == "large"
+        assert ask(url, "What?", model="bottega:namespace=any")[0]
+
+
+def test_a_key_has_so_many_namespaces_also_after_a_restart(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    key = keys("a", namespace="a", max_namespaces=2)
+    other = keys("other", namespace="a")
+    with serving(house(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+        for name in ("a/1", "a/2", "a", "a/1"):
+            assert ask(url, "What?", key=key, model=f"bottega:namespace={name}")[0]
+        third = refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))
+        assert third == (403, "too_many_namespaces")
+    with serving(house(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+        assert ask(url, "What?", key=key, model="bottega:namespace=a/2")[0]
+        assert refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))[0] == 403
+        for name in ("a/3", "a/4", "a/5"):
+            assert ask(url, "What?", key=other, model=f"bottega:namespace={name}")[0]
+        assert (
+            refused(lambda: ask(url, "What?", key=other, model="bottega:namespace=a/6"))[0] == 403
+        )
+
+
+async def test_operators_name_any_namespace() -> None:
+    access = Access(lambda id, namespace, most: False, Defaults())
+    await access.check_namespace(Account("1", "op", admin=True), "any")
+    await access.check_namespace(Account("2", "a", namespace="a"), "a")
+    with pytest.raises(Refusal, match="16 namespaces"):
+        await access.check_namespace(Account("2", "a", namespace="a"), "a/b")
+
+
+async def test_who_opens_many_namespaces_holds_up_nobody() -> None:
+    """400 of them took 12 s, and everybody else's came behind."""
+    opened: list[str] = []
+    go = threading.Event()
+
+    def open_one(namespace: str) -> Any:
+        go.wait(10)
+        opened.append(namespace)
+        raise SettingError("no cache here", hint="")
+
+    spaces = Namespaces(open_one, 8)
+
+    def opening(client: str, namespace: str) -> asyncio.Task[Any]:
+        token = CLIENT.set(client)
+        try:
+            return asyncio.create_task(spaces.open(namespace))
+        finally:
+            CLIENT.reset(token)
+
+    many = [opening("greedy", f"greedy/{n}") for n in range(50)]
+    await asyncio.sleep(0.01)
+    victim = opening("victim", "victim")
+    await asyncio.sleep(0.01)
+    go.set()
+    await asyncio.gather(victim, *many, return_exceptions=True)
+    assert opened.index("victim") <= 2
+    await spaces.aclose()
+
+
+OLD = GATEWAY_DB.migrations[0]
+
+
+def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    """As gateways wrote it before keys had these limits."""
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.executescript(OLD)
+    connection.execute(
+        "INSERT INTO accounts VALUES ('0123456789ab', 'team', 'a', 0, 1, 60, 5.0, 1.5, NULL, x'00')"
+    )
+    connection.execute("INSERT INTO notes VALUES ('master', 'large')")
+    connection.execute(f"PRAGMA application_id = {GATEWAY_DB.application_id}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    accounts = Accounts.open(tmp_path / FILE)
+    made, token = accounts.add("new", max_concurrent=2, tiers=["small"], max_namespaces=0)
+    old, new = accounts.list()
+    assert old == Account("0123456789ab", "team", "a", False, True, 60, 5.0, 1.5)
+    assert new == made == accounts.authenticate(token)
+    assert (new.max_concurrent, new.tiers, new.max_namespaces) == (2, ("small",), 0)
+    accounts.close()
+    ledger = Ledger.open(tmp_path / FILE)
+    assert ledger.master() == "large"
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_concurrent": 0},
+        {"max_namespaces": -1},
+        {"tiers": ["small", "no tier"]},
+        {"tiers": [1]},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    accounts = Accounts.open(tmp_path / FILE)
+    with pytest.raises(SettingError):
+        accounts.add("team", **wrong)
+    assert accounts.list() == []
+    accounts.close()
