@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -83,7 +83,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     return _rest(process.stdout), _rest(process.stderr)
 
 
-def status(url: str) -> int:
+def status(url: str | urllib.request.Request) -> int:
     try:
         with urllib.request.urlopen(url, timeout=20) as reply:
             return int(reply.status)
@@ -145,6 +145,51 @@ def test_a_configured_gateway_lets_requests_finish(endpoint: Server, tmp_path: P
     assert SECRET not in out + err
     assert "3 + 4" not in err
     assert (tmp_path / "bottega-data" / "gateway.db").exists()
+
+
+def asked_with(url: str, key: str, model: str) -> int:
+    body = {"model": model, "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode(), headers)
+    return status(request)
+
+
+def until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP here")
+def test_a_hang_up_reloads_and_metrics_have_a_port(
+    endpoint: Server, tmp_path: Path, run: Run
+) -> None:
+    file = written(tmp_path, endpoint.url)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = file.read_text().replace("[gateway]", f"[gateway]\nmetrics_port = {port}")
+    file.write_text(text)
+    key = run("keys", "add", "team", "--data", tmp_path / "bottega-data").out.strip()
+    with served("--config", str(file), "--log-format", "json", folder=tmp_path) as (url, process):
+        root, metrics = url.removesuffix("/v1"), f"http://127.0.0.1:{port}"
+        wait_for(f"{root}/readyz", 200)
+        assert [status(f"{one}/metrics") for one in (root, metrics)] == [401, 200]
+        assert [status(f"{one}/admin/keys") for one in (root, metrics)] == [401, 404]
+        assert asked_with(url, key, "bottega/large") == 403
+        file.write_text(text + '[keys]\ntiers = ["large"]\n')
+        process.send_signal(signal.SIGHUP)
+        until(lambda: asked_with(url, key, "bottega/large") == 200)
+        file.write_text("[gateway\n")
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.1)
+        assert asked_with(url, key, "bottega/large") == 200
+        process.send_signal(signal.SIGTERM)
+        _, err = ended(process)
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert any("changed: keys.tiers" in event for event in events)
+    assert any("was not reloaded" in event and "TOML" in event for event in events)
+    assert (process.returncode, events[-1]) == (0, "stopped")
 
 
 def drawn(size: int) -> list[Any]:

@@ -152,7 +152,7 @@ async def test_who_leaves_within_the_body_is_no_failure(
     port = int(open_to_all.url.split(":")[2].removesuffix("/v1"))
     with caplog.at_level(logging.WARNING):
         with socket.create_connection(("127.0.0.1", port)) as client:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
             client.sendall(b"Content-Length: 100\r\n\r\n{")
             await asyncio.sleep(0.1)
         ended = await asyncio.to_thread(open_to_all.wait, 1)
@@ -208,10 +208,14 @@ async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path:
     assert ended.cost_usd is not None and ended.cost_usd > 0
 
 
+def metrics() -> tuple[bytes, str]:
+    return b"requests 1", "text/plain"
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 200),
+        ({}, 401),  # perhaps by way of a proxy that adds no header
         ({"X-Forwarded-For": "203.0.113.9"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-a"}, 403),
@@ -224,7 +228,7 @@ async def test_who_else_asks_is_not_told_to_everybody(
     """Metrics name tenants and what they spend."""
     gateway = shared.gateway
     door = Door(gateway.answer, shared.over.append, 1 << 20)
-    app = App(gateway, door, metrics=lambda: (b"requests 1", "text/plain"))
+    app = App(gateway, door, metrics=metrics)
     with running(app) as url:
         async with (
             aiohttp.ClientSession() as session,
@@ -301,6 +305,66 @@ async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, ori
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://[::1]:80", "app://here"])
 async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: str) -> None:
     assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("192.168.0.7", 403),
+        ("", 403),
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("gate.local:80", 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/healthz"])
+async def test_a_gateway_without_keys_answers_to_local_names(
+    open_to_all: Kitchen, host: str, status: int, path: str
+) -> None:
+    """DNS rebinding: to a browser a page of evil.example that resolves to 127.0.0.1 and the
+    gateway are of one origin."""
+    gateway = open_to_all.gateway
+    gateway.allowed_hosts = ("Gate.local",)
+    app = App(gateway, Door(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics)
+    with running(app) as url:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(url.removesuffix("/v1") + path, headers={"Host": host}) as response,
+        ):
+            assert response.status == status
+            if status == 403:
+                assert (await response.json())["error"]["code"] == "host_forbidden"
+
+
+async def test_a_rebound_name_asks_nothing(open_to_all: Kitchen) -> None:
+    status, said, _ = await ask(open_to_all, body(), Host="evil.example:8000")
+    assert (status, json.loads(said)["error"]["code"]) == (403, "host_forbidden")
+    assert open_to_all.over == []
+
+
+async def test_with_keys_a_gateway_has_any_name(shared: Kitchen) -> None:
+    assert (await ask(shared, body(), "sk-a", Host="gateway.example"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/metrics", 200), ("/healthz", 200), ("/v1/models", 404), ("/admin", 404)]
+)
+async def test_the_port_of_the_metrics_serves_nothing_else(
+    shared: Kitchen, path: str, status: int
+) -> None:
+    gateway = shared.gateway
+    app = App(gateway, Door(gateway.answer, shared.over.append, 1 << 20), metrics=metrics)
+    with running(app) as url:
+        root = url.removesuffix("/v1")
+        app.metrics_port = int(root.rpartition(":")[2])
+        async with aiohttp.ClientSession() as session, session.get(root + path) as response:
+            assert response.status == status
 
 
 async def test_a_key_may_come_from_any_page(shared: Kitchen) -> None:

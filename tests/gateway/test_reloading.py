@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from bottega.errors import SettingError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.settings import Config
+from bottega.gateway.refusals import Refusal
+from bottega.gateway.running.building import build
+from bottega.gateway.running.doorway import Doorway
+from bottega.gateway.running.listening import Draining
+from bottega.gateway.running.reloading import RELOADED, reload
+from bottega.types import Usage
+from tests.gateway.houses import ENVIRONMENT, configured
+
+CHANGED = """
+[limits]
+images = 2
+request_pixels = 1000
+body_mb = 7
+[keys]
+tiers = ["large"]
+max_concurrent = 3
+"""
+
+
+def changed(config: Config, more: str = CHANGED) -> Config:
+    new = configured(config.gateway.data, "http://localhost:9/v1", more)
+    listening = dataclasses.replace(new.gateway, max_concurrent=5, allowed_hosts=("gate.local",))
+    small, large = new.tiers
+    dearer = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
+    return dataclasses.replace(new, gateway=listening, tiers=(dearer, large))
+
+
+async def test_a_reload_changes_what_it_can_and_names_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tmp_path, "http://localhost:9/v1")
+    house = build(config, ENVIRONMENT)
+    before = house.staff.prices("qwen", Usage(1_000_000, 0))
+    with caplog.at_level(logging.INFO):
+        reload(house, lambda: changed(config))
+    gateway, access = house.gateway, house.gateway.access
+    assert access is not None
+    assert (gateway.limits.images, gateway.limits.request_pixels) == (2, 1000)
+    assert gateway.limits.body_mb == 20
+    assert gateway.allowed_hosts == ("gate.local",)
+    assert house.app.most == 5
+    assert (before, house.staff.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
+    team = Account("1", "team")
+    access.check_tiers(team, ["large"])
+    for _ in range(3):
+        access.enter(team)
+    with pytest.raises(Refusal, match="3 requests under way"):
+        access.enter(team)
+    reloaded, waiting = (record.getMessage() for record in caplog.records)
+    assert "limits.images" in reloaded and "tiers.small.price" in reloaded
+    assert "body_mb" not in reloaded
+    assert waiting.endswith("restart: tiers.small.timeout, limits.body_mb")
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        reload(house, lambda: changed(config))
+    assert caplog.records[0].getMessage().endswith("changed: nothing")
+    await house.aclose()
+
+
+async def test_an_invalid_configuration_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(tmp_path, "http://localhost:9/v1")
+    house = build(config, ENVIRONMENT)
+
+    def invalid() -> Config:
+        raise SettingError("limits.images is out of range", hint="use 0 or more")
+
+    limits = house.gateway.limits
+    reload(house, invalid)
+    assert "not reloaded: limits.images is out of range (use 0 or more)" in caplog.text
+    assert (house.config, house.gateway.limits) == (config, limits)
+    await house.aclose()
+
+
+def test_what_is_reloaded_are_settings() -> None:
+    config = parse_config('[tiers.a]\nmodel = "openai:a"\n')
+    for name in RELOADED:
+        section, _, key = name.partition(".")
+        assert hasattr(getattr(config, section), key)
+
+
+async def test_without_a_file_sighup_drains() -> None:
+    async def app(scope: object, receive: object, send: object) -> None: ...
+
+    doorway = Doorway(app, 1)
+    server = Draining(uvicorn.Config(app), doorway, 1.0)
+    server._loop = asyncio.get_running_loop()
+    server._hung_up()
+    await asyncio.sleep(0.01)
+    assert doorway.closing and server.should_exit and not server.force_exit
