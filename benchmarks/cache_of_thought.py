@@ -35,8 +35,8 @@ from benchmarks.cache_streams import (
     voted,
 )
 from bottega import Example, KnowledgeBase, Retriever, always
+from bottega.evaluation import votes
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods import majority
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.evaluation.streaming import Streamed, answering
@@ -189,7 +189,7 @@ async def fixed(
 
 def _voting(retrieve: Retriever, shots: int) -> Method:
     async def vote(query: Query) -> Outcome:
-        return Outcome(majority(await retrieve(query, shots)))
+        return Outcome(votes.vote(await retrieve(query, shots)))
 
     return Method("vote", shots, vote)
 

@@ -42,10 +42,10 @@ from bottega import (
     coin,
     cold_start,
 )
+from bottega.evaluation import votes
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import majority
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.streaming import Streamed, answering, stream
 from bottega.protocols import Vectors
@@ -238,7 +238,7 @@ async def voted(
                 trace = await asked.trace(query)
                 return Outcome(trace.answer, trace)
             found = await retrieve(query, setting.shots) if len(cache) else []
-            return Outcome(majority(found))
+            return Outcome(votes.vote(found))
 
         return await stream(data, Method("vote", setting.shots, answer))
 

@@ -18,14 +18,17 @@ def test_eval_writes_every_method_at_every_number_of_shots(run: Run, pets: Path)
     document = orjson.loads(Path("out.json").read_bytes())
     assert document["benchmark"] == f"image-folder:{pets}"
     rows = document["results"]
-    assert [(r["method"], r["shots"]) for r in rows] == [("zero-shot", 0)] + [
-        (method, k) for method in ("random", "balanced", "visual-rag", "vote") for k in (1, 2)
+    assert [(r["method"], r["shots"]) for r in rows] == [
+        ("zero-shot", 0),
+        *((name, k) for name in ("random", "balanced", "visual-rag", "vote") for k in (1, 2)),
+        ("nearest", 1),
+        *(("knn", k) for k in (1, 2)),
     ]
     for row in rows:
         assert list(row)[: len(FIELDS)] == FIELDS
         assert row["n"] == 3
         assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
-        assert row["calls"] == (0 if row["method"] == "vote" else 3)
+        assert row["calls"] == (0 if row["method"] in ("vote", "nearest", "knn") else 3)
     best = next(r for r in rows if (r["method"], r["shots"]) == ("visual-rag", 2))
     assert best["value"] == 1.0
 

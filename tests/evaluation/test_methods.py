@@ -8,22 +8,19 @@ import pytest
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import (
-    PAPER,
+    LABELS,
     default_methods,
-    majority,
     needs_search,
     plan,
 )
-from bottega.evaluation.metrics.vl_icl import Containment
-from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import Interleaved
 from bottega.recipes import Classification
-from bottega.types import Candidate, Example, Prompt, Query, Trace
-from tests.builders import candidates, example
+from bottega.types import Prompt, Query, Trace
+from tests.builders import example
 from tests.evaluation.builders import episodic, telling
 
 SHADES, HOMES = episodic(), telling()
@@ -32,32 +29,6 @@ EMPTY = partial(KnowledgeBase.open, ":memory:", embed=None)
 
 def settings(script: Scripted) -> Classification:
     return Classification(script, [], prompt=Interleaved())
-
-
-@pytest.mark.parametrize(
-    ("votes", "label"), [("aab", "a"), ("a", "a"), ("ab", None), ("aabb", None), ("abb", "b")]
-)
-def test_a_tie_names_no_label(votes: str, label: str | None) -> None:
-    assert majority(candidates(*votes)).labels == ((label,) if label else ())
-
-
-def test_a_tie_is_wrong_by_every_metric() -> None:
-    """ "tie" is what people wear in VQA."""
-    worn = Example(Query("What is he wearing?", id="7"), "tie")
-    golds = {"7": ["tie"] * 9 + ["bow tie"]}
-    tied = majority(candidates(*"ab"))
-    for metric in (vqa_accuracy(golds), vqa_accuracy(golds, "always-normalised"), Containment()):
-        assert metric.score(worn, tied) == 0
-
-
-def test_no_candidates_name_no_label() -> None:
-    assert majority([]).labels == ()
-
-
-def test_several_labels_need_more_than_half_of_the_votes() -> None:
-    shown = [("a", "b"), ("a",), ("b",), ("a", "c")]
-    found = [Candidate(Example(Query("?"), ", ".join(s), labels=s), 1.0) for s in shown]
-    assert majority(found, multi_label=True).labels == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +56,21 @@ def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchma
 
 def test_passages_are_read_by_default_and_labels_compared() -> None:
     assert default_methods(HOMES) == ("zero-shot", "random", "oracle")
-    assert default_methods(SHADES) == default_methods(many(1)) == PAPER
+    assert default_methods(SHADES) == default_methods(many(1)) == LABELS
     assert needs_search(["random"], many(1))
     assert not needs_search(["random", "oracle"], HOMES)
     assert needs_search(["random", "vote"], SHADES)
+
+
+async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> None:
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
+        knowledge.add(SHADES.knowledge)
+        names = ["vote", "vote-strict", "nearest", "knn"]
+        planned = plan(names, [1, 2], SHADES, knowledge, settings(Scripted([])), seed=0)
+        runs = [await evaluate(SHADES, method, Conditions()) for method in planned]
+    shots = {name: [m.shots for m in planned if m.name == name] for name in names}
+    assert shots == {"vote": [1, 2], "vote-strict": [1, 2], "nearest": [1], "knn": [1, 2]}
+    assert all(result.n == len(SHADES.items) for result, _ in runs)
 
 
 async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> None:

@@ -17,6 +17,7 @@ from bottega.evaluation.journal import Journal
 from bottega.evaluation.ledger import Unkept
 from bottega.evaluation.outcomes import titled
 from bottega.evaluation.pairing import paired
+from bottega.evaluation.votes import VOTES
 
 SHOWN_FAILURES = 10
 
@@ -46,7 +47,7 @@ def _sizes(data: Benchmark) -> dict[str, int | str | None]:
 def say_who_explains(showing: Sequence[str], runs: Sequence[Run]) -> None:
     """Where methods differ in more than their names, a comparison has to say so."""
     shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
-    others = [name for name in shown if name not in showing and name != "vote"]
+    others = [name for name in shown if name not in showing and name not in VOTES]
     explaining = [name for name in shown if name in showing]
     if explaining and others:
         note(

@@ -9,7 +9,7 @@ import typer
 
 from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import PUBLISHED
-from bottega.evaluation.methods import METHODS, PAPER, SAMPLES
+from bottega.evaluation.methods import LABELS, METHODS, SAMPLES
 
 UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
@@ -27,7 +27,7 @@ MethodNames = Annotated[
     str | None,
     typer.Option(
         help=f"Comma-separated, of {', '.join(METHODS)}.",
-        show_default=f"{','.join(PAPER)}; for facts zero-shot,random,oracle",
+        show_default=f"{','.join(LABELS)}; for facts zero-shot,random,oracle",
     ),
 ]
 ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-separated.")]

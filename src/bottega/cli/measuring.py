@@ -34,7 +34,13 @@ from bottega.recipes import Classification
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIGURES = ("method", "against", "shots", "n", "value", "low", "high")
-VOTE = "vote is the majority label of the nearest examples, without a model; a tie is wrong."
+NOTES = {
+    "vote": "vote is the majority label of the nearest examples, without a model; a tie goes to the"
+    " nearer examples.",
+    "vote-strict": "vote-strict counts a tie as wrong.",
+    "nearest": "nearest is the label of the most similar example.",
+    "knn": "knn is a vote weighted by similarity.",
+}
 PAIRED_TESTS = (
     "Newcombe's interval and McNemar's exact p-value where answers are right or wrong, else the "
     "bootstrap's and a permutation test's"
@@ -129,7 +135,8 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
         for row, one in zip(rows, paired, strict=True):
             row.append(one.p_value if one.p_value >= 0.001 else "< 0.001")
         print_table((*PAIRED_FIGURES, "p_value"), rows)
-    note(f"{VOTE} {FOOTNOTE}" if any(result.method == "vote" for result in results) else FOOTNOTE)
+    shown = {result.method for result in results}
+    note(" ".join([*(text for name, text in NOTES.items() if name in shown), FOOTNOTE]))
 
 
 def _answers(data: Benchmark) -> str:

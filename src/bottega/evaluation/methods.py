@@ -1,5 +1,7 @@
 """The methods that are compared, and their controls: each turns a query into an answer.
 
+`vote`, `vote-strict`, `nearest` and `knn` choose a label among the retrieved examples without a
+model (`votes`).
 `top-k` shows the nearest examples; where they are labelled images that is `visual-rag`. `majority`
 and `best-of-n` do the same and choose among several samples. `rcts` searches for the examples that
 help; `rcts-random` and `rcts-best-of-n` have its reward and its budget, and no tree. `in-context`
@@ -14,8 +16,9 @@ of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bottega.errors import SettingError
@@ -31,11 +34,12 @@ from bottega.evaluation.compressing import (
 )
 from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
 from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools, shelves
-from bottega.evaluation.labels import by_id, is_passage, labels_of, says_which
+from bottega.evaluation.labels import by_id, is_passage, says_which
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
 from bottega.evaluation.searching import Searching
+from bottega.evaluation.votes import NEAREST, VOTES
 from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing.voting import most_confident, most_frequent
@@ -47,14 +51,18 @@ from bottega.routing import always
 from bottega.types import Answer, Candidate, Query
 
 PAPER = ("zero-shot", "random", "balanced", "visual-rag", "vote")
+LABELS = (*PAPER, NEAREST, "knn")
 READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
 ANSWERING = ("zero-shot", "random", "top-k")
 CHOOSING = {"majority": most_frequent, "best-of-n": most_confident}
 READ = (CONCAT, *BASELINES, *COMPRESSED)
-METHODS = (*PAPER, "top-k", *CHOOSING, *SEARCHED, "in-context", "oracle", *READ, *CONTROLS)
-SEARCHING = {"top-k", "visual-rag", "vote", *CHOOSING, *SEARCHED, *CONTROLS}
-LABELLED = {"balanced", "vote"}
+METHODS = (
+    *("zero-shot", "random", "balanced", "visual-rag", *VOTES, "top-k", *CHOOSING, *SEARCHED),
+    *("in-context", "oracle", *READ, *CONTROLS),
+)
+SEARCHING = {"top-k", "visual-rag", *VOTES, *CHOOSING, *SEARCHED, *CONTROLS}
+LABELLED = {"balanced", *VOTES}
 MOST_IN_CONTEXT = 200
 SAMPLES = 5
 
@@ -75,7 +83,7 @@ def plan(
     hyper: Transformers | None = None,
     store: Path | None = None,
 ) -> list[Method]:
-    """Every method at every number of shots; `zero-shot` and `in-context` once.
+    """Every method at every number of shots; `zero-shot`, `nearest` and `in-context` once.
 
     `knowledge` may be empty unless `needs_search`; `search` is how those methods find examples,
     `samples` is how many of one reply the choosing ones choose from: if nothing is said, as many as
@@ -97,10 +105,10 @@ def plan(
             continue
         retrieve = _retriever(name, data, knowledge, seed, search)
         controlled = _controlled(name, data, asking, seed)
-        counts = (most_shown(data),) if name == "in-context" else dict.fromkeys(shots)
-        for k in counts:
-            if name == "vote":
-                planned.append(Method(name, k, _voting(retrieve, k, settings.multi_label)))
+        for k in _counts(name, shots, data):
+            if name in VOTES:
+                choose = partial(VOTES[name], multi_label=settings.multi_label)
+                planned.append(Method(name, k, _voting(retrieve, k, choose)))
                 continue
             tier = f"{name}, {k} shots, {data.name}"
             pipeline = _pipeline(data, controlled, retrieve, k, tier)
@@ -120,12 +128,18 @@ def plan(
     return planned
 
 
+def _counts(name: str, shots: Sequence[int], data: Benchmark) -> Iterable[int]:
+    if name == "in-context":
+        return (most_shown(data),)
+    return (1,) if name == NEAREST else dict.fromkeys(shots)
+
+
 def default_methods(data: Benchmark) -> tuple[str, ...]:
-    """What suits the benchmark: the paper's methods for labels, reading where there are passages,
-    and what needs no labels elsewhere."""
+    """Return `READING` for passages, `ANSWERING` for questions with their own choices, and `LABELS`
+    otherwise."""
     if _has_passages(data):
         return READING
-    return ANSWERING if _has_own_choices(data) else PAPER
+    return ANSWERING if _has_own_choices(data) else LABELS
 
 
 def alone(data: Benchmark, names: Sequence[str]) -> Benchmark:
@@ -194,20 +208,6 @@ def check_fit(names: Sequence[str], data: Benchmark) -> None:
             f"in-context would show all {len(data.knowledge)} examples to every item",
             hint=f"use --kb-per-class: it shows {MOST_IN_CONTEXT} at most",
         )
-
-
-def majority(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
-    """The label most of the candidates have. A tie names no label, so it is wrong, as in the
-    paper's retriever-only ablation, and invalid: "tie" may be an answer. Multi-label: every label
-    that more than half of them have."""
-    votes = Counter(label for c in candidates for label in labels_of(c.example))
-    if multi_label:
-        chosen = tuple(label for label, n in votes.items() if 2 * n > len(candidates))
-        return Answer(", ".join(chosen), labels=chosen)
-    ranked = votes.most_common(2)
-    if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]):
-        return Answer("(tie)", valid=False)
-    return Answer(ranked[0][0], labels=(ranked[0][0],), confidence=ranked[0][1] / len(candidates))
 
 
 def _retriever(
@@ -281,9 +281,9 @@ def _asking(pipeline: Pipeline) -> Callable[[Query], Awaitable[Outcome]]:
 
 
 def _voting(
-    retrieve: Retriever, shots: int, multi_label: bool
+    retrieve: Retriever, shots: int, choose: Callable[[Sequence[Candidate]], Answer]
 ) -> Callable[[Query], Awaitable[Outcome]]:
     async def answer(query: Query) -> Outcome:
-        return Outcome(majority(await retrieve(query, shots), multi_label=multi_label))
+        return Outcome(choose(await retrieve(query, shots)))
 
     return answer

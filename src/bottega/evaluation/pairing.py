@@ -16,9 +16,11 @@ from bottega.evaluation.metrics.intervals import (
 from bottega.evaluation.outcomes import Scored
 from bottega.evaluation.searches import BEST, RANDOM, SEARCHED, TREE
 from bottega.evaluation.tally import Result
+from bottega.evaluation.votes import NEAREST
 
 RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n", *SEARCHED)
-AGAINST = ("vote", "top-k", "random", "zero-shot")
+AGAINST = ("vote", NEAREST, "knn", "top-k", "random", "zero-shot")
+FIXED_SHOTS = {"zero-shot": 0, NEAREST: 1}  # these methods do not depend on the number of shots
 # What spends as much as the tree search.
 AS_DEAR = ("majority", "best-of-n", RANDOM, BEST)
 # What compression may lose, and what says whether it reads.
@@ -42,7 +44,8 @@ class Paired:
 
 
 def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) -> list[Paired]:
-    """What retrieves or compresses against its baselines at the same number of shots, or at none.
+    """What retrieves or compresses against its baselines at the same number of shots, or at the
+    only one that a baseline has.
     Sets that are scored as a whole (macro-F1) have no such pairs."""
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
@@ -52,7 +55,7 @@ def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) ->
         for (method, shots), scored in by_name.items()
         for against in _compared(method)
         if method != against
-        for theirs in [by_name.get((against, 0 if against == "zero-shot" else shots))]
+        for theirs in [by_name.get((against, FIXED_SHOTS.get(against, shots)))]
         if theirs is not None
         if (compared := compare(method, against, shots, scored, theirs, seed)) is not None
     ]

@@ -9,6 +9,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.pairing import AS_DEAR
 from bottega.evaluation.searches import TREE
+from bottega.evaluation.votes import VOTES
 from bottega.protocols import Prompter, turns_only
 from bottega.recipes import Classification, suited_prompt
 from bottega.types import Candidate, Example, Prompt, Query
@@ -16,7 +17,7 @@ from bottega.types import Candidate, Example, Prompt, Query
 # As in RCTS's Table 2: its search shows rationales, what it is compared with does not. Whatever may
 # spend as much as the search has to see what the search sees.
 REASONED = (TREE, *AS_DEAR)
-WITHOUT_DEMONSTRATIONS = ("zero-shot", "vote")
+WITHOUT_DEMONSTRATIONS = ("zero-shot", *VOTES)
 MARK = "why it is so"
 
 

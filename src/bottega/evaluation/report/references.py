@@ -66,7 +66,7 @@ def _visual_rag() -> Iterator[Reference]:
         ("zero-shot", 0, ("zero-shot",), GEMINI),
         ("many-shot ICL, random", None, ("random",), GEMINI),
         ("Visual RAG", None, ("visual-rag", "top-k"), GEMINI),
-        ("retriever only", None, ("vote",), "no model"),
+        ("retriever only", None, ("vote-strict",), "no model"),
         ("supervised", None, (), "best supervised"),
     )
     rows: dict[str, tuple[float | None, ...]] = {

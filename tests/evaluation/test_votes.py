@@ -1,0 +1,107 @@
+"""Baselines without a model: ties, order, weights."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bottega.evaluation.metrics.vl_icl import Containment
+from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.votes import VOTES, knn, nearest_label, strict_vote, vote
+from bottega.types import Candidate, Example, Query
+from tests.builders import candidates
+
+SCORES = st.floats(-1, 1)
+FOUND = st.lists(st.tuples(st.sampled_from("abc"), SCORES), min_size=1, max_size=12)
+
+
+def found(*scored: tuple[str, float]) -> list[Candidate]:
+    return [Candidate(Example(Query("?"), label), score) for label, score in scored]
+
+
+@pytest.mark.parametrize(
+    ("votes", "label"), [("aab", "a"), ("a", "a"), ("ab", None), ("aabb", None), ("abb", "b")]
+)
+def test_a_tie_names_no_label_by_the_strict_rule(votes: str, label: str | None) -> None:
+    assert strict_vote(candidates(*votes)).labels == ((label,) if label else ())
+
+
+def test_a_tie_goes_to_the_nearer_examples() -> None:
+    assert vote(found(("b", 0.9), ("a", 0.8), ("a", 0.7), ("b", 0.6))).labels == ("b",)
+    assert vote(found(("a", 0.6), ("b", 0.9))).labels == ("b",)
+    assert vote(found(("c", 0.9), ("a", 0.8), ("b", 0.7), ("b", 0.6), ("a", 0.5))).labels == ("a",)
+
+
+def test_equally_similar_examples_keep_their_order() -> None:
+    assert vote(found(("b", 0.5), ("a", 0.5))).labels == ("b",)
+    assert nearest_label(found(("b", 0.5), ("a", 0.5))).labels == ("b",)
+
+
+def test_similar_examples_weigh_more() -> None:
+    one_close = found(("a", 0.9), ("b", 0.4), ("b", 0.3))
+    assert (vote(one_close).labels, knn(one_close).labels) == (("b",), ("a",))
+    alike = found(("a", 0.90), ("b", 0.89), ("b", 0.88))
+    assert (nearest_label(alike).labels, knn(alike).labels) == (("a",), ("b",))
+
+
+def test_a_tie_is_wrong_by_every_metric() -> None:
+    """ "tie" is what people wear in VQA."""
+    worn = Example(Query("What is he wearing?", id="7"), "tie")
+    golds = {"7": ["tie"] * 9 + ["bow tie"]}
+    tied = strict_vote(candidates(*"ab"))
+    for metric in (vqa_accuracy(golds), vqa_accuracy(golds, "always-normalised"), Containment()):
+        assert metric.score(worn, tied) == 0
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_no_candidates_name_no_label(name: str) -> None:
+    answer = VOTES[name]([])
+    assert (answer.valid, answer.labels) == (False, ())
+
+
+def test_several_labels_need_more_than_half_of_the_votes() -> None:
+    shown = [("a", "b"), ("a",), ("b",), ("a", "c")]
+    several = [Candidate(Example(Query("?"), ", ".join(s), labels=s), 1.0) for s in shown]
+    for rule in (vote, strict_vote, knn):
+        assert rule(several, multi_label=True).labels == ("a",)
+    assert nearest_label(several, multi_label=True).labels == ("a", "b")
+
+
+@given(FOUND)
+def test_every_rule_names_a_label_that_was_found(scored: list[tuple[str, float]]) -> None:
+    for name in ("vote", "nearest", "knn"):
+        answer = VOTES[name](found(*scored))
+        assert answer.valid
+        assert answer.labels[0] in {label for label, _ in scored}
+        assert answer.confidence is None or 0 < answer.confidence <= 1
+
+
+@given(FOUND)
+def test_the_rules_differ_in_ties_alone(scored: list[tuple[str, float]]) -> None:
+    strict = strict_vote(found(*scored))
+    counts = sorted(([label for label, _ in scored].count(x) for x in "abc"), reverse=True)
+    assert strict.valid == (counts[0] > counts[1])
+    assert not strict.valid or strict.labels == vote(found(*scored)).labels
+
+
+@given(FOUND)
+def test_the_order_of_differently_similar_examples_is_no_matter(
+    scored: list[tuple[str, float]],
+) -> None:
+    distinct = list({score: (label, score) for label, score in scored}.values())
+    for rule in VOTES.values():
+        assert rule(found(*distinct)).labels == rule(found(*sorted(distinct))).labels
+
+
+@given(FOUND)
+def test_knn_is_the_nearest_label_where_it_outweighs_all_others(
+    scored: list[tuple[str, float]],
+) -> None:
+    close = [("a", 1.5), *((label, score - 1.0) for label, score in scored)]
+    assert knn(found(*close)).labels == nearest_label(found(*close)).labels == ("a",)
+
+
+def test_one_example_is_its_own_neighbourhood() -> None:
+    for rule in VOTES.values():
+        assert rule(found(("a", 0.3))).labels == ("a",)
