@@ -107,7 +107,7 @@ def damage(example: Example) -> str | None:
         data = image.data  # SQLite holds any type in any column
         if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != image.sha256:
             return f"the bytes of image {image.sha256} are not those that were stored"
-    return None if is_itself(example) else "it has another question, choice, answer or image"
+    return None if is_itself(example) else "it has another question, answer or image"
 
 
 def is_text(value: object) -> bool:

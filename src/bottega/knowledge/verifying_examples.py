@@ -61,7 +61,7 @@ def wrong_identities(rows: SqliteRows) -> Iterator[Finding]:
 
 def _other_identities(rows: SqliteRows, keys: list[int]) -> list[str]:
     return [
-        f"example {example.id} has another question, choice, answer or image; delete it {ANEW}"
+        f"example {example.id} has another question, answer or image; delete it {ANEW}"
         for example in rows.by_keys(keys).values()
         if not is_itself(example)
     ]
