@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import BudgetError, Hold, Limiter
 from bottega.gateway.refusals import Refusal
 
 
@@ -18,9 +18,6 @@ class Purse:
 
     def spent_this_month(self, account: str, /) -> float:
         return sum(self.costs)
-
-    def dearest_this_month(self, account: str, /) -> float:
-        return max(self.costs, default=0.0)
 
 
 @dataclass
@@ -70,7 +67,6 @@ def test_a_spent_budget_is_another_refusal() -> None:
     limiter, account = Limiter(purse), Account("a", "a", usd_per_month=1.0)
     assert limiter.admit(account) is None
     purse.costs.append(0.4)
-    limiter.release(account)
     with pytest.raises(Refusal, match="1 USD for this month is spent") as raised:
         limiter.admit(account)
     refusal = raised.value
@@ -78,13 +74,55 @@ def test_a_spent_budget_is_another_refusal() -> None:
     assert refusal.headers == {"x-should-retry": "false"}
 
 
-def test_what_is_under_way_counts_until_it_is_over() -> None:
-    purse = Purse([0.1])
-    limiter, account = Limiter(purse), Account("a", "a", usd_per_month=0.35)
-    assert [limiter.admit(account) for _ in range(4)] == [None, None, None, 1.0]
-    for _ in range(3):  # they cost nothing: exact repeats, say
-        limiter.release(account)
-    assert limiter.admit(account) is None
+def test_a_reservation_counts_until_it_is_released() -> None:
+    limiter, account = Limiter(Purse([0.1])), Account("a", "a", usd_per_month=0.4)
+    holds = [limiter.hold(account) for _ in range(4)]
+    for hold in holds[:3]:
+        hold.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
+    with pytest.raises(BudgetError, match="is reserved by its other requests") as raised:
+        holds[3].reserve(0.01)
+    assert raised.value.headers["retry-after"] == "1"
+    holds[0].release()  # an exact repeat, say
+    holds[3].reserve(0.1)
+
+
+def test_a_reservation_becomes_what_the_call_cost() -> None:
+    limiter, account = Limiter(Purse()), Account("a", "a", usd_per_month=1.0)
+    first, second = limiter.hold(account), limiter.hold(account)
+    first.reserve(0.9)
+    first.settle(0.2)
+    second.reserve(0.8)
+    with pytest.raises(BudgetError):
+        first.reserve(0.1)  # another tier is asked: 0.2 + 0.8 + 0.1
+    assert first.usd == pytest.approx(0.2)
+    second.settle(0.0)  # it failed
+    first.reserve(0.8)
+
+
+def test_one_request_may_always_go() -> None:
+    limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
+    alone = limiter.hold(account)
+    alone.reserve(50.0)
+    with pytest.raises(BudgetError):
+        limiter.hold(account).reserve(0.01)
+    limiter.hold(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
+    alone.release()
+    limiter.hold(account).reserve(0.01)
+
+
+def test_what_a_request_has_paid_already_counts_before_its_entry() -> None:
+    limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
+    hold = limiter.hold(account)
+    hold.reserve(0.1)
+    hold.settle(0.1)
+    with pytest.raises(BudgetError, match="is spent"):
+        hold.reserve(0.001)
+
+
+def test_no_budget_reserves_nothing() -> None:
+    limiter, account = Limiter(Purse([1e9])), Account("a", "free")
+    for _ in range(100):
+        limiter.hold(account).reserve(1e9)
 
 
 def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
@@ -100,39 +138,24 @@ def test_a_budget_of_nothing_buys_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_how_far_concurrency_can_overshoot(seed: int) -> None:
-    """The bound of the docstring, with any number of requests under way in any order."""
-    draw = random.Random(seed)
+    """The bound of the docstring, with any number of requests in any order."""
+    rng = random.Random(seed)
     purse, account = Purse(), Account("a", "a", usd_per_month=10.0)
     limiter = Limiter(purse)
-    dearest, most = draw.uniform(0.1, 3.0), draw.randint(1, 40)
-    begun: list[float] = []
-    spent_out, beyond = False, 0.0
-    while not (spent_out and not begun):
-        if begun and (spent_out or len(begun) == most or draw.random() < 0.5):
-            purse.costs.append(begun.pop(draw.randrange(len(begun))))
-            limiter.release(account)
+    dearest = rng.uniform(0.1, 3.0)
+    running: list[Hold] = []
+    for _ in range(5000):
+        if running and rng.random() < 0.5:
+            hold = running.pop(rng.randrange(len(running)))
+            cost = rng.uniform(0, hold.reserved)
+            hold.settle(cost)
+            purse.costs.append(cost)  # its ledger entry
+            hold.release()
             continue
+        hold = limiter.hold(account)
         try:
-            wait = limiter.admit(account)
-        except Refusal:
-            spent_out = True
+            hold.reserve(rng.uniform(0, dearest))
+        except BudgetError:
             continue
-        if wait is None:
-            reserved = purse.dearest_this_month("a")
-            cost = draw.uniform(0, dearest)
-            beyond = cost + sum(max(0.0, each - reserved) for each in begun)
-            begun.append(cost)
-        elif begun:
-            purse.costs.append(begun.pop())
-            limiter.release(account)
-    assert 10.0 <= sum(purse.costs) < 10.0 + beyond + 1e-9
-
-
-def test_equal_requests_overshoot_by_one_at_most() -> None:
-    purse, account = Purse([0.3]), Account("a", "a", usd_per_month=10.0)
-    limiter = Limiter(purse)
-    admitted = 0
-    while limiter.admit(account) is None:
-        admitted += 1
-    purse.costs += [0.3] * admitted
-    assert 10.0 <= sum(purse.costs) < 10.3 + 1e-9
+        running.append(hold)
+    assert 10.0 <= sum(purse.costs) < 10.0 + dearest

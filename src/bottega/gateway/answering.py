@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import Literal, TypeVar
 
 import orjson
@@ -20,15 +21,19 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
+from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.augmenting import DataUrl, augmented, fitting
+from bottega.gateway.billing import Bill
 from bottega.gateway.decoding import DecodeBudget
+from bottega.gateway.finishing import finished
 from bottega.gateway.overrides import Overrides
-from bottega.gateway.ports import Body, Completed, Served
+from bottega.gateway.ports import Body, Call, Completed, Served
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.requests import Chat
 from bottega.gateway.telemetry.warning import Warn
 from bottega.gateway.unfit import unfit
 from bottega.gateway.upstreams.errors import MisconfiguredError
+from bottega.gateway.upstreams.queueing import queue_state
 from bottega.gateway.workshop import Workshop
 from bottega.image import Image
 from bottega.pipeline import Pipeline
@@ -52,6 +57,7 @@ class Asked:
 
     chat: Chat
     overrides: Overrides
+    bill: Bill
     question: Question | None = None
 
 
@@ -66,19 +72,6 @@ class Question:
     @property
     def pipeline(self) -> Pipeline:
         return self.workshop.pipeline
-
-
-@dataclass(slots=True)
-class Call:
-    """What one tier was asked."""
-
-    served: Served
-    body: Body
-    shown: tuple[Candidate, ...] = ()
-
-    @property
-    def similarity(self) -> float | None:
-        return max((one.score for one in self.shown), default=None)
 
 
 @dataclass(slots=True)
@@ -103,7 +96,8 @@ class Streaming:
 
 @dataclass
 class Answering:
-    """`served` are the tiers, cheapest first."""
+    """`served` are the tiers, cheapest first. An upstream call whose client has left may take
+    `finish_seconds` more, since it is paid for in any case and its reply reports the usage."""
 
     served: Sequence[Served]
     data_url: DataUrl
@@ -111,20 +105,26 @@ class Answering:
     warn: Warn = field(default_factory=Warn)
     fallback: Fallback = "any"
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
+    finish_seconds: float = 60.0
 
     async def complete(self, asked: Asked) -> Answered:
-        """Raises the last tier's `GenerationError` if none answers, or the `SettingError` of one
-        that cannot do what is asked."""
+        """Raises the last tier's `GenerationError` if none answers, the `SettingError` of one
+        that cannot do what is asked, or the `BudgetError` of a key that may not pay for it."""
         waiting = await self._in_turn(asked)
         dismissed: list[tuple[Call, Completed]] = []
         failed: list[str] = []
-        failure: GenerationError | SettingError | None = None
+        failure: BottegaError | None = None
         while waiting:
             call = await self._call(asked, waiting.pop(0))
             try:
-                completed = await call.served.upstream.complete(call.body)
+                completed = await self.buy(asked, call)
+            except BudgetError as error:
+                failure = error
+                break
             except (GenerationError, SettingError) as error:
                 failure = _named(error, call)
+                if asked.bill.progress.has_left():
+                    raise asyncio.CancelledError from error  # no client for another tier's answer
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue
@@ -134,17 +134,44 @@ class Answering:
                 self._fell_back(call, error)
                 continue
             better = await self._better(asked, call, completed)
+            if better is not None and call.abandoned:
+                raise asyncio.CancelledError  # no client for a better answer
             if better is None:
                 completed = self.as_asked(asked, call, completed)
                 return Answered(call, completed, tuple(dismissed), tuple(failed))
             dismissed.append((call, completed))
             waiting = [better, *(one for one in waiting if one is not better)]
-        if dismissed and self.fallback == "any":  # not sure enough, and better than none
+        # Not sure enough, and better than none.
+        if dismissed and (self.fallback == "any" or isinstance(failure, BudgetError)):
             call, completed = dismissed.pop()
             completed = self.as_asked(asked, call, completed)
             return Answered(call, completed, tuple(dismissed), tuple(failed))
         assert failure is not None
         raise failure
+
+    async def buy(self, asked: Asked, call: Call) -> Completed:
+        """The tier's reply, paid for. Raises `BudgetError` and what its upstream raises."""
+        asked.bill.reserve(call)
+        begun = perf_counter()
+        # What costs nothing is not worth finishing.
+        seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
+        has_left = asked.bill.progress.has_left
+        try:
+            with queue_state() as queue:
+                work = call.served.upstream.complete(call.body)
+                completed = await finished(work, seconds, lambda: has_left() and not queue.waiting)
+        except asyncio.CancelledError:
+            if queue.waiting:
+                asked.bill.failed()
+            else:
+                asked.bill.unfinished(call, perf_counter() - begun)
+            raise
+        except BaseException:
+            asked.bill.failed()
+            raise
+        call.abandoned = has_left()
+        asked.bill.paid(call, completed.usage, perf_counter() - begun)
+        return completed
 
     async def stream(self, asked: Asked) -> Streaming:
         """Another tier is asked as long as nothing has come."""
@@ -152,14 +179,24 @@ class Answering:
         failed: list[str] = []
         while True:
             call = await self._call(asked, waiting.pop(0))
+            asked.bill.reserve(call)
             events = call.served.upstream.stream(call.body)
             try:
-                first = await anext(events)
+                with queue_state() as queue:
+                    first = await anext(events)
             except StopAsyncIteration:
+                asked.bill.failed()
                 raise Refusal(
                     "the model's stream was empty", status=502, type="server_error"
                 ) from None
+            except asyncio.CancelledError:
+                if queue.waiting:
+                    asked.bill.failed()
+                else:
+                    asked.bill.cut_off(call, ())
+                raise
             except (GenerationError, SettingError) as error:
+                asked.bill.failed()
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue

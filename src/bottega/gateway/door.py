@@ -13,6 +13,7 @@ from typing import Any
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.entries import State
+from bottega.gateway.accounting.limiter import Hold
 from bottega.gateway.refusals import CLOSING, Refusal, refusal_of
 from bottega.gateway.upstreams.events import event
 from bottega.gateway.watching import Receive, Watch, Watched
@@ -39,8 +40,9 @@ class Progress:
     begun: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     account: Account = NOBODY
-    admitted: bool = False
     entered: bool = False
+    hold: Hold | None = None
+    has_left: Callable[[], bool] = lambda: False
     namespace: str = ""
     route: str = ""
     model: str = ""
@@ -92,6 +94,7 @@ class Door:
         work = asyncio.current_task()
         assert work is not None
         watched = Watched(work, receive)
+        progress.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
             raw = await _body(headers, receive, self.most_bytes)
@@ -100,10 +103,13 @@ class Door:
 
         try:
             reply = await self.answer(progress, headers, body)
+            if watched.has_left and reply.events is None:
+                raise _LeftError  # its upstream call was finished to learn the cost
             started = True
             await _send(send, progress, reply)
         except _LeftError:
-            progress.status, progress.why = CLIENT_LEFT, "client left"
+            progress.state, progress.status = "failed", CLIENT_LEFT
+            progress.why = "client left"
         except asyncio.CancelledError:
             progress.state = "failed"
             if watched.has_left:
@@ -136,7 +142,7 @@ def request_id() -> str:
 
 
 class _LeftError(Exception):
-    """Before the whole body was there."""
+    """The client left before the whole body was there, or before the reply was."""
 
 
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:

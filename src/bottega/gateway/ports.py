@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bottega.protocols import Tier
-from bottega.types import Completion, Usage
+from bottega.types import Candidate, Completion, Usage
 
 # A chat-completions body: whatever JSON a client may send, fields that nobody knows included.
 Body = Mapping[str, object]
@@ -63,13 +63,37 @@ class Upstream(Protocol):
 @dataclass(frozen=True)
 class Served:
     """A tier as the gateway calls it. Where an answer may send its question on to another tier,
-    `asks` are fields that tell how sure this one is, such as `logprobs` or `n`."""
+    `asks` are fields that tell how sure this one is, such as `logprobs` or `n`. `extra` are the
+    operator's fields, which win over a client's. A request without a token limit is expected to
+    generate `output_tokens` at most."""
 
     tier: Tier
     upstream: Upstream
     takes: Takes = Takes()
     asks: Body = field(default_factory=dict)
+    extra: Body = field(default_factory=dict)
+    output_tokens: int = 4096
 
     @property
     def name(self) -> str:
         return self.tier.name
+
+
+@dataclass(slots=True)
+class Call:
+    """One upstream call: the tier, the body that it is sent, the demonstrations in that body, and
+    once it is paid, its cost (None if unknown). `abandoned`: the client left before the reply."""
+
+    served: Served
+    body: Body
+    shown: tuple[Candidate, ...] = ()
+    cost_usd: float | None = 0.0
+    abandoned: bool = False
+
+    @property
+    def model(self) -> str:
+        return self.served.upstream.model
+
+    @property
+    def similarity(self) -> float | None:
+        return max((one.score for one in self.shown), default=None)

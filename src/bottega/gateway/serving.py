@@ -14,7 +14,7 @@ from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
-from bottega.gateway.answering import Answered, Answering, Asked, Call, Question, Streaming
+from bottega.gateway.answering import Answered, Answering, Asked, Question, Streaming
 from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.fairness import CLIENT
@@ -22,7 +22,7 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.pictures import Fetch, is_web, pictures, with_fetched
-from bottega.gateway.ports import Completed
+from bottega.gateway.ports import Call, Completed
 from bottega.gateway.refusals import Refusal, refusal_of, unknown_key
 from bottega.gateway.repeats.keys import Identity, exact_key, image_digest
 from bottega.gateway.repeats.memory import (
@@ -109,7 +109,8 @@ class Gateway:
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
             chat = replace(chat, body=await self.decoding.run(found.values(), body_with_fetched))
-        asked = Asked(chat, overrides, await self._question(chat, overrides, progress, found))
+        question = await self._question(chat, overrides, progress, found)
+        asked = Asked(chat, overrides, self.settle.bill(progress, chat), question)
         key = await self._key(chat, overrides, progress.namespace, found)
         if key is None or self.replaying is None:
             return await self._fresh(progress, asked, ExitStack(), _ignore)
@@ -164,7 +165,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        progress.admitted = True
+        progress.hold = self.limiter.hold(account)
 
     async def _check_access(self, progress: Progress, overrides: Overrides) -> None:
         account = progress.account
@@ -252,12 +253,7 @@ class Gateway:
                 self._begun(progress, asked, streaming.call, streaming.failed)
                 events = self._events(progress, asked, streaming, leading.pop_all(), remember)
                 return Reply(headers_of(progress), events=events)
-            progress.cost_usd = None  # who leaves meanwhile does not learn what was spent
-            try:
-                answered = await self.answering.complete(asked)
-            except BottegaError:
-                progress.cost_usd = 0.0
-                raise
+            answered = await self.answering.complete(asked)
             self._begun(progress, asked, answered.call, answered.failed)
             await self._settled(progress, asked, answered)
             headers = headers_of(progress)
@@ -296,6 +292,7 @@ class Gateway:
                     if asked.chat.include_usage or not tells_only_usage(payload):
                         yield event(payload)
                 completed = assembled(steps)
+                asked.bill.paid(streaming.call, completed.usage)
             except BottegaError as error:
                 refusal = refusal_of(error)
                 progress.state, progress.status = "failed", refusal.status
@@ -304,7 +301,7 @@ class Gateway:
                 return
             finally:
                 if completed is None:
-                    self.settle.broken_off(progress, asked, streaming.call, steps)
+                    asked.bill.cut_off(streaming.call, steps)
                 await streaming.events.aclose()
             await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)

@@ -6,32 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bottega.errors import BottegaError
-from bottega.gateway.answering import Answered, Asked, Call, Question
-from bottega.gateway.augmenting import expected_tokens, worked
+from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.answering import Answered, Asked, Question
+from bottega.gateway.augmenting import worked
+from bottega.gateway.billing import Bill, dismissed_usd
 from bottega.gateway.door import Progress
-from bottega.gateway.ports import Completed
-from bottega.gateway.repeats.replaying import tokens_said
-from bottega.gateway.requests import INSTRUCTING, parts_of
+from bottega.gateway.ports import Call, Completed
+from bottega.gateway.requests import INSTRUCTING, Chat, parts_of
 from bottega.gateway.telemetry.warning import Warn
-from bottega.generation.wire import add_usage
 from bottega.image import Image
 from bottega.knowledge.records import identity
 from bottega.parsing import spoken
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
-ONE_OF_EACH = Usage(1, 1)
-
 
 @dataclass(frozen=True)
 class Settling:
     price: Pricer
     warn: Warn = field(default_factory=Warn)
+    estimates: TokenEstimates = field(default_factory=TokenEstimates)
+
+    def bill(self, progress: Progress, chat: Chat) -> Bill:
+        return Bill(progress, chat, self.price, self.estimates)
 
     async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         """Never raises: the client has its answer, or is about to get it."""
         call, completed = answered.call, answered.completed
-        self._count(progress, answered)
+        progress.model = completed.model
+        progress.dismissed_usd = dismissed_usd(call for call, _ in answered.dismissed)
         if asked.question is None:
             return
         await self._kept(progress, asked, asked.question, call, completed)
@@ -45,9 +48,8 @@ class Settling:
     async def alone(
         self, progress: Progress, asked: Asked, call: Call, completed: Completed
     ) -> None:
-        """Of a call that nobody waits for: counted and perhaps kept, but no router is told. Never
-        raises."""
-        self._count(progress, Answered(call, completed))
+        """A call for which no client waits: perhaps kept, but no router is told. Never raises."""
+        progress.model = completed.model
         if asked.question is not None:
             await self._kept(progress, asked, asked.question, call, completed)
 
@@ -59,37 +61,6 @@ class Settling:
             progress.stored = await self._keep(progress, asked, question, call, completed)
         except BottegaError as error:
             self.warn("not stored", error)
-
-    def broken_off(
-        self, progress: Progress, asked: Asked, call: Call, steps: Sequence[bytes]
-    ) -> None:
-        """Of a stream that did not come to its end: nobody tells what it cost, but the upstream
-        bills it. A guess from its characters, so that leaving early does not get around a budget.
-        """
-        spent = Usage(expected_tokens(asked.chat, call.shown), tokens_said(steps))
-        progress.usage, progress.model = spent, call.served.upstream.model
-        progress.cost_usd = self.price(progress.model, spent)
-
-    def _count(self, progress: Progress, answered: Answered) -> None:
-        completed = answered.completed
-        progress.model, progress.usage = completed.model, completed.usage or Usage()
-        progress.cost_usd = self._cost(answered.call, completed.usage)
-        for call, other in answered.dismissed:
-            cost = self._cost(call, other.usage)
-            progress.usage = add_usage(progress.usage, other.usage or Usage())
-            progress.dismissed_usd += cost or 0.0
-            if cost is None or progress.cost_usd is None:
-                progress.cost_usd = None
-            else:
-                progress.cost_usd += cost
-
-    def _cost(self, call: Call, usage: Usage | None) -> float | None:
-        """Without a count of its tokens the price is not known either, unless nothing has one. No
-        request has no tokens: then they were not counted."""
-        model = call.served.upstream.model
-        if usage is None or not usage.prompt_tokens + usage.completion_tokens:
-            return 0.0 if self.price(model, ONE_OF_EACH) == 0 else None
-        return self.price(model, usage)
 
     async def _keep(
         self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed

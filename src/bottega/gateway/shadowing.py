@@ -8,11 +8,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bottega.errors import BottegaError
-from bottega.gateway.answering import Answered, Answering, Asked, Call, Question
+from bottega.errors import BottegaError, GenerationError
+from bottega.gateway.accounting.limiter import BudgetError
+from bottega.gateway.answering import Answered, Answering, Asked, Question
 from bottega.gateway.augmenting import fitting
 from bottega.gateway.door import Progress
-from bottega.gateway.ports import Completed, Served
+from bottega.gateway.ports import Call, Completed, Served
 from bottega.gateway.settling import Settling
 from bottega.gateway.workshop import Pair
 from bottega.types import Candidate
@@ -111,15 +112,24 @@ class Shadowing:
         own = Progress(progress.request_id, account=progress.account)
         own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
         own.shots = len(shown)
+        own.hold = progress.hold and progress.hold.sibling()
+        # Only what is kept is the master's: no router has to learn of it.
+        alone = replace(
+            asked,
+            question=None if shown else asked.question,
+            bill=self.settle.bill(own, asked.chat),
+        )
+        body = await self.answering.augmented(asked.chat, shown)
+        call = Call(served, body, tuple(shown))
         try:
-            body = await self.answering.augmented(asked.chat, shown)
-            completed = await served.upstream.complete(body)
-            # Only what is kept is the master's: no router has to learn of it.
-            alone = replace(asked, question=None) if shown else asked
-            await self.settle.alone(own, alone, Call(served, body, tuple(shown)), completed)
+            completed = await self.answering.buy(alone, call)
+            await self.settle.alone(own, alone, call, completed)
             if own.cost_usd and asked.question and asked.question.workshop.charge:
                 asked.question.workshop.charge(own.cost_usd)
             return completed.completions[0].text
+        except BudgetError as error:
+            own.status = error.status
+            raise GenerationError(str(error), hint=error.hint) from error
         except BottegaError:
             own.status = 502
             raise

@@ -1,9 +1,9 @@
-"""How much an account may ask: requests per minute, and dollars per month."""
+"""How much an account may ask: requests per minute, and US dollars per month."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,14 +12,14 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.refusals import Refusal
 
 SOON = 1.0
+# Sums of floats: 0.1 + 0.2 must fit into a budget of 0.3.
+ROUNDING = 1 + 1e-9
 
 
 class Spending(Protocol):
-    """In memory: asked with every request. US dollars of this calendar month, UTC."""
+    """In memory: read with every request. US dollars of this calendar month, UTC."""
 
     def spent_this_month(self, account: str, /) -> float: ...
-
-    def dearest_this_month(self, account: str, /) -> float: ...
 
 
 @dataclass(slots=True)
@@ -28,49 +28,57 @@ class _Bucket:
     at: float
 
 
-class Limiter:
-    """A token bucket an account, which holds a minute's worth: a rested account may send a whole
-    minute's requests at once. To be used from one thread; buckets are this process's own.
+class BudgetError(Refusal):
+    """The key's monthly budget does not allow another upstream call."""
 
-    A request under way reserves what the account's dearest one of the month has cost. One is
-    admitted while what is spent and reserved is below the budget, so spending ends below the budget
-    plus what that last one costs, plus, for each other one under way, what it costs beyond its
-    reservation: one request too many, except while a dearer one than any before is under way.
+
+class Limiter:
+    """Token bucket and monthly budget of each account. A bucket holds a minute's requests: a rested
+    account may send them all at once. Use it from one event loop; buckets and reservations belong
+    to this process and end with it.
+
+    Every upstream call reserves its expected cost first. It is refused unless spending, the
+    reservations of other requests and its own fit into the budget; but a request may always go
+    when no other has a reservation and some budget is left. As long as no call costs more than its
+    reservation, spending exceeds the budget by less than the cost of one request.
     """
 
     def __init__(self, spending: Spending, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._spending = spending
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
-        self._under_way: Counter[str] = Counter()
+        self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
 
     def admit(self, account: Account) -> float | None:
-        """None: go on, and call `release` when it is over. Else the seconds to wait. Raises the
-        `Refusal` of a spent budget."""
-        wait = self._wait_for_money(account)
-        if wait is None:
-            wait = self._wait_for_turn(account)
-        if wait is None and account.usd_per_month is not None:
-            self._under_way[account.id] += 1
-        return wait
+        """None if the request may go on, else the seconds to wait. Raises `BudgetError`."""
+        self._check_spent(account, 0.0)
+        return self._wait_for_turn(account)
 
-    def release(self, account: Account) -> None:
-        """After what was admitted has its entry in the ledger, or else its cost counts nowhere."""
-        if account.usd_per_month is not None:
-            self._under_way[account.id] -= 1
-            if self._under_way[account.id] <= 0:
-                del self._under_way[account.id]
+    def hold(self, account: Account) -> Hold:
+        return Hold(self, account)
 
-    def _wait_for_money(self, account: Account) -> float | None:
-        budget = account.usd_per_month
+    def _reserve(self, hold: Hold, usd: float) -> None:
+        account, budget = hold.account, hold.account.usd_per_month
         if budget is None:
-            return None
-        spent = self._spending.spent_this_month(account.id)
-        if spent >= budget:
-            raise _spent(budget)
-        dearest = self._spending.dearest_this_month(account.id)
-        reserved = self._under_way[account.id] * dearest
-        return SOON if spent + reserved >= budget else None
+            return
+        spent = self._check_spent(account, hold.paid)
+        others = sum(one.usd for one in self._holds[account.id] if one is not hold)
+        if others > 0 and spent + others + usd > budget * ROUNDING:
+            raise _reserved(budget)
+        hold.reserved = usd
+        self._holds[account.id].add(hold)
+
+    def _release(self, hold: Hold) -> None:
+        holds = self._holds[hold.account.id]
+        holds.discard(hold)
+        if not holds:
+            del self._holds[hold.account.id]
+
+    def _check_spent(self, account: Account, paid: float) -> float:
+        spent = self._spending.spent_this_month(account.id) + paid
+        if account.usd_per_month is not None and spent >= account.usd_per_month:
+            raise _spent(account.usd_per_month)
+        return spent
 
     def _wait_for_turn(self, account: Account) -> float | None:
         limit = account.requests_per_minute
@@ -86,12 +94,53 @@ class Limiter:
         return None
 
 
-def _spent(budget: float) -> Refusal:
-    return Refusal(
+class Hold:
+    """What one request may spend of its account's budget and what it has spent, in US dollars,
+    until its ledger entry exists: `release` it then."""
+
+    def __init__(self, limiter: Limiter, account: Account) -> None:
+        self.account = account
+        self.reserved = 0.0
+        self.paid = 0.0
+        self._limiter = limiter
+
+    @property
+    def usd(self) -> float:
+        return self.reserved + self.paid
+
+    def reserve(self, usd: float) -> None:
+        """The expected cost of the next upstream call. Raises `BudgetError` if it does not fit."""
+        self._limiter._reserve(self, usd)
+
+    def settle(self, usd: float) -> None:
+        """Replace the reservation by what the call cost, 0 if it failed."""
+        self.reserved, self.paid = 0.0, self.paid + usd
+
+    def release(self) -> None:
+        self._limiter._release(self)
+
+    def sibling(self) -> Hold:
+        """For another request of the same account, such as a shadow sample."""
+        return Hold(self._limiter, self.account)
+
+
+def _spent(budget: float) -> BudgetError:
+    return BudgetError(
         f"this key's budget of {budget:g} USD for this month is spent",
         status=429,
         type="insufficient_quota",
         code="insufficient_quota",
         headers={"x-should-retry": "false"},
         hint="it begins anew with the next month (UTC); ask the operator for more",
+    )
+
+
+def _reserved(budget: float) -> BudgetError:
+    return BudgetError(
+        f"the rest of this key's budget of {budget:g} USD is reserved by its other requests",
+        status=429,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"retry-after": f"{SOON:.0f}", "retry-after-ms": f"{SOON * 1000:.0f}"},
+        hint="wait for them, or send max_tokens: a request reserves what it may cost",
     )

@@ -29,6 +29,7 @@ class Listening:
     allowed_hosts: tuple[str, ...] = ()
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = within(None, 0, 65535)
+    finish_seconds: float = within(60.0, 0)
 
     @property
     def is_loopback(self) -> bool:
@@ -40,7 +41,8 @@ class Listening:
 
 @dataclass(frozen=True)
 class TierSettings:
-    """[tiers.NAME]. None stands for what suits the model, or its place among the tiers."""
+    """[tiers.NAME]. None stands for what suits the model, or its place among the tiers.
+    `output_tokens`: reserved from a key's budget for a request without a token limit."""
 
     name: str
     model: str
@@ -53,6 +55,7 @@ class TierSettings:
     audio: bool = False
     context: int | None = within(None, 1)
     price: tuple[float, ...] | None = within(None, 0)
+    output_tokens: int = within(4096, 1)
     timeout: float = within(120.0, above=0)
     retries: int = within(2, 0)
     concurrency: int = within(16, 1)

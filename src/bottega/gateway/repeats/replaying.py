@@ -4,7 +4,7 @@ answers requests for the other."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import orjson
@@ -13,11 +13,14 @@ from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.ports import Completed
 from bottega.gateway.requests import CHARACTERS_A_TOKEN
 from bottega.generation.wire import parse_completions, parse_usage, reported_failure
+from bottega.types import Usage
 
 DONE = b"data: [DONE]\n\n"
 # Said whole, by some servers in every chunk; all other text comes in pieces.
 WHOLE = {"role", "type", "id", "name", "finish_reason"}
 WHERE = "the model"
+# The mean characters of an event that is still taken for one token.
+MOST_OF_A_TOKEN = 8
 
 
 def events(payload: bytes, *, include_usage: bool) -> tuple[bytes, ...]:
@@ -70,8 +73,21 @@ def assembled(steps: Iterable[bytes]) -> Completed:
 
 
 def tokens_said(steps: Iterable[bytes]) -> int:
-    """An estimate, for a stream that did not come as far as its usage."""
-    return math.ceil(sum(map(_characters, steps)) / CHARACTERS_A_TOKEN)
+    """An estimate, for a stream that ended before its usage. Most servers send an event for each
+    token; larger pieces are counted by their characters."""
+    lengths = [length for step in steps if (length := _characters(step))]
+    if sum(lengths) <= MOST_OF_A_TOKEN * len(lengths):
+        return len(lengths)
+    return math.ceil(sum(lengths) / CHARACTERS_A_TOKEN)
+
+
+def usage_said(steps: Sequence[bytes]) -> Usage | None:
+    """The usage that the last event of a stream reports, None if it has none."""
+    try:
+        usage = parse_usage(_parsed(steps[-1])) if steps else Usage()
+    except GarbledError:
+        return None
+    return usage if usage.prompt_tokens + usage.completion_tokens else None
 
 
 def _characters(step: bytes) -> int:
@@ -80,7 +96,14 @@ def _characters(step: bytes) -> int:
     except GarbledError:
         return 0
     deltas = (cast(Mapping[str, object], choice.get("delta") or {}) for choice in choices)
-    return sum(len(said) for one in deltas for said in one.values() if isinstance(said, str))
+    return sum(_length(name, said) for one in deltas for name, said in one.items())
+
+
+def _length(name: str, said: object) -> int:
+    """Of text, or of a tool call's name and arguments."""
+    if isinstance(said, str):
+        return 0 if name in WHOLE else len(said)
+    return len(orjson.dumps(said)) if name == "tool_calls" and said else 0
 
 
 def _steps(choice: Mapping[str, object]) -> list[dict[str, object]]:

@@ -111,6 +111,7 @@ def _house(
             warn=warn,
             fallback=cast(Fallback, config.route.fallback),
             decoding=decoding,
+            finish_seconds=config.gateway.finish_seconds,
         ),
         spaces,
         Settling(staff.prices, warn),

@@ -81,8 +81,8 @@ class House:
         log_request(entry, progress.why, progress.fallback)
         if progress.entered and self.gateway.access is not None:
             self.gateway.access.leave(progress.account)
-        if progress.admitted:
-            self.limiter.release(progress.account)
+        if progress.hold is not None:
+            progress.hold.release()
 
     @asynccontextmanager
     async def living(self) -> AsyncGenerator[None]:

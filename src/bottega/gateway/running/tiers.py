@@ -121,6 +121,8 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
         upstream,
         Takes(tier.images, tier.takes_tools, tier.audio, tier.context),
         asks if unsure else {},
+        tier.extra_body,
+        tier.output_tokens,
     )
 
 

@@ -20,6 +20,7 @@ from bottega.gateway.upstreams.errors import (
     upstream_error,
 )
 from bottega.gateway.upstreams.mending import mended
+from bottega.gateway.upstreams.queueing import slot
 from bottega.gateway.upstreams.streaming import Opened, Timeouts
 from bottega.generation.connection import CALL, Connections, Endpoint
 from bottega.generation.exchange import Response, exchange
@@ -152,7 +153,7 @@ class HttpUpstream:
     async def _complete(self, payload: bytes) -> Completed:
         self.breaker.check()  # before the wait for a slot
         connection = await self._connections.here()
-        async with connection.slots:
+        async with slot(connection.slots):
             with self.breaker.attempt():
                 response = await exchange(
                     connection.session, "POST", self._call, payload, self.base_url
@@ -180,7 +181,7 @@ class HttpUpstream:
     async def _events(self, payload: bytes, choices: int) -> AsyncGenerator[bytes]:
         self.breaker.check()  # before the wait for a slot
         connection = await self._connections.here()
-        async with connection.slots:
+        async with slot(connection.slots):
             with self.breaker.attempt() as attempt:
                 opened = Opened(self._timeouts, self.base_url, self._failure)
                 try:

@@ -1,0 +1,99 @@
+"""The cost of one request: reserved before each upstream call, then booked or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.augmenting import expected_tokens
+from bottega.gateway.door import Progress
+from bottega.gateway.ports import Body, Call
+from bottega.gateway.repeats.replaying import tokens_said, usage_said
+from bottega.gateway.requests import Chat
+from bottega.generation.wire import add_usage
+from bottega.protocols import Pricer
+from bottega.types import Usage
+
+ONE_OF_EACH = Usage(1, 1)
+LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+@dataclass
+class Bill:
+    """Adds what each upstream call costs to the request's `progress`. The key's budget holds the
+    expected cost of a call from `reserve` until one of the other methods is called."""
+
+    progress: Progress
+    chat: Chat
+    price: Pricer
+    estimates: TokenEstimates
+
+    def reserve(self, call: Call) -> None:
+        """Raises `BudgetError` if the budget does not allow the call."""
+        if self.progress.hold is not None:
+            most = Usage(
+                self.estimates.most_prompt(call.model, self._expected(call)),
+                allowed_output(call, self.estimates.longest(call.model)),
+            )
+            self.progress.hold.reserve(self.price(call.model, most) or 0.0)
+
+    def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
+        """`usage` as the upstream reported it. `seconds` is the time of a whole reply."""
+        if usage is None or not usage.prompt_tokens + usage.completion_tokens:
+            # No request has no tokens: they were not counted, and the cost is unknown.
+            self._add(call, Usage(), 0.0 if self.is_free(call) else None)
+            return
+        self.estimates.learn(call.model, self._expected(call), usage, seconds)
+        self._add(call, usage, self.price(call.model, usage))
+
+    def failed(self) -> None:
+        """An upstream that fails is taken to charge nothing."""
+        if self.progress.hold is not None:
+            self.progress.hold.settle(0.0)
+
+    def cut_off(self, call: Call, steps: Sequence[bytes]) -> None:
+        """A stream that ended early: by its last usage, else by its prompt and its text so far."""
+        usage = usage_said(steps) or Usage(self._prompt(call), tokens_said(steps))
+        self._add(call, usage, self.price(call.model, usage))
+
+    def unfinished(self, call: Call, seconds: float) -> None:
+        """A whole reply that was cancelled after so many seconds of generation."""
+        generated = self.estimates.generated(call.model, seconds)
+        usage = Usage(self._prompt(call), min(generated, allowed_output(call, generated)))
+        self._add(call, usage, self.price(call.model, usage))
+
+    def is_free(self, call: Call) -> bool:
+        return self.price(call.model, ONE_OF_EACH) == 0
+
+    def _expected(self, call: Call) -> int:
+        return expected_tokens(self.chat, call.shown)
+
+    def _prompt(self, call: Call) -> int:
+        return self.estimates.prompt(call.model, self._expected(call))
+
+    def _add(self, call: Call, usage: Usage, cost: float | None) -> None:
+        progress, call.cost_usd = self.progress, cost
+        progress.route, progress.model = call.served.name, call.model
+        progress.shots = len(call.shown)
+        progress.usage = add_usage(progress.usage, usage)
+        unknown = cost is None or progress.cost_usd is None
+        progress.cost_usd = None if unknown else (progress.cost_usd or 0.0) + (cost or 0.0)
+        if progress.hold is not None:
+            progress.hold.settle(cost or 0.0)
+
+
+def dismissed_usd(calls: Iterable[Call]) -> float:
+    return sum(call.cost_usd or 0.0 for call in calls)
+
+
+def allowed_output(call: Call, usual: int = 0) -> int:
+    """Completion tokens of all choices; `usual` are those of one if that is more than the tier's
+    `output_tokens` and the request has no limit."""
+    fields: Body = {**call.body, **call.served.extra}
+    limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
+    each = max(limits) if limits else max(call.served.output_tokens, usual)
+    if call.served.takes.context is not None:
+        each = min(each, call.served.takes.context)
+    choices = fields.get("n")
+    return each * (choices if isinstance(choices, int) else 1)

@@ -1,0 +1,34 @@
+"""Upstream calls that are finished after their client has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def finished(
+    work: Coroutine[Any, Any, Result], seconds: float, may_finish: Callable[[], bool]
+) -> Result:
+    """The result of `work`. If the caller is cancelled and `may_finish` says so, the work goes on
+    for at most so many seconds, and its result or failure ends the cancellation. Otherwise, and at
+    the end of that time, the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        # Not awaited itself: a cancellation of the caller would go on to the task.
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if may_finish():
+            await asyncio.wait([task], timeout=seconds)  # until done, or cancelled again
+        if not task.done():
+            raise
+        current = asyncio.current_task()
+        assert current is not None
+        current.uncancel()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    return task.result()

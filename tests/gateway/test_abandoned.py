@@ -1,0 +1,202 @@
+"""Requests whose client leaves before the reply: what is finished, kept, counted and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from bottega.errors import ServerFailedError
+from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.finishing import finished
+from bottega.gateway.ports import Body, Completed
+from bottega.protocols import Tier
+from bottega.types import Answer, Completion, Query, Usage
+from tests.gateway.harness import Kitchen, asked, kitchen, raw
+from tests.gateway.metered import Meter, metered
+from tests.server import Server
+
+FULL = Usage(40, 10)
+
+
+class Late:
+    """Replies after a moment, and knows whether it was cancelled."""
+
+    model = "late"
+
+    def __init__(self, *, fails: bool = False, seconds: float = 0.2) -> None:
+        self.fails, self.seconds = fails, seconds
+        self.calls = self.cancelled = 0
+
+    async def complete(self, body: Body, /) -> Completed:
+        self.calls += 1
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails:
+            raise ServerFailedError("down", status=500)
+        message = {"role": "assistant", "content": "late words"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        payload = orjson.dumps({"model": self.model, "choices": [choice]})
+        return Completed(payload, self.model, (Completion("late words"),), FULL)
+
+    async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
+        await self.complete(body)
+        yield b"{}"
+
+    async def check(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+async def leave(found: Kitchen, model: str = "bottega", seconds: float = 0.1, **more: Any) -> None:
+    body = {"model": model, "messages": asked(1), **more}
+    url = f"{found.url}/chat/completions"
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(TimeoutError):
+            await session.post(url, json=body, timeout=aiohttp.ClientTimeout(seconds))
+
+
+async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) -> None:
+    """Clients that time out ask again: the second time it costs nothing."""
+    with kitchen(tmp_path, master=Late()) as found:
+        await leave(found, "bottega/master")
+        left = await asyncio.to_thread(found.wait, 1)
+        again = await asyncio.to_thread(raw, found, asked(1), "bottega/master")
+        assert [example.answer for example in found.examples()] == ["late words"]
+    assert (left.status, left.state, left.route) == (499, "failed", "master")
+    assert left.usage == FULL and left.cost_usd == pytest.approx(40e-6)
+    assert again.headers["x-bottega-cache"] == "replayed"
+
+
+async def test_a_call_that_fails_after_the_client_left_asks_no_other_tier(tmp_path: Path) -> None:
+    master = Late()
+    with kitchen(tmp_path, apprentice=Late(fails=True), master=master) as found:
+        await leave(found)
+        left = await asyncio.to_thread(found.wait, 1)
+    assert (left.status, left.cost_usd, master.calls) == (499, 0.0, 0)
+
+
+async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: Path) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    master = Late()
+    with kitchen(
+        tmp_path,
+        apprentice=Late(),
+        master=master,
+        change=lambda pipeline: replace(pipeline, escalate=unsure),
+    ) as found:
+        await leave(found)
+        left = await asyncio.to_thread(found.wait, 1)
+        again = await asyncio.to_thread(raw, found, asked(1))
+    assert (left.status, left.usage) == (499, FULL)
+    assert again.headers["x-bottega-route"] == "master"
+    assert again.headers["x-bottega-cache"] != "replayed"
+
+
+async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
+    slow = Late(seconds=30)
+    with kitchen(tmp_path, apprentice=slow) as found:
+        found.gateway.answering.finish_seconds = 0.1
+        await leave(found)
+        left = await asyncio.to_thread(found.wait, 1)
+    assert slow.cancelled == 1
+    assert left.usage.completion_tokens == pytest.approx(50 * left.seconds, rel=0.5)
+    assert left.cost_usd is not None and left.cost_usd > 0
+
+
+async def test_leaving_before_a_streams_first_event_costs_its_prompt(tmp_path: Path) -> None:
+    with kitchen(tmp_path, apprentice=Late(seconds=30)) as found:
+        await leave(found, stream=True)
+        left = await asyncio.to_thread(found.wait, 1)
+    assert (left.status, left.usage.completion_tokens) == (499, 0)
+    assert left.usage.prompt_tokens > 1000  # an image
+    assert left.cost_usd is not None and left.cost_usd > 0
+
+
+async def test_a_call_that_still_waits_for_a_connection_is_dropped(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    meter = Meter(token_seconds=0.02, reply_tokens=(20, 20))
+    with metered(tmp_path, endpoint, 100.0, meter=meter, concurrency=1) as found:
+        async with aiohttp.ClientSession() as session:
+            first = asyncio.create_task(found.read(session, 0))
+            while not meter.calls:  # noqa: ASYNC110 - the server runs in another thread
+                await asyncio.sleep(0.005)
+            for stream in (False, True):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await found.read(session, 1, stream=stream)
+            await first
+        await found.settled(3)
+        assert meter.calls == 1
+        assert sorted(row[3] for row in found.entries())[:2] == [0.0, 0.0]
+
+
+async def test_another_cancellation_does_not_wait() -> None:
+    """As at the gateway's own end."""
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(finished(work(), 30.0, lambda: True))
+    await asyncio.sleep(0)
+    begun = time.perf_counter()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set() and time.perf_counter() - begun < 5
+
+
+async def test_a_finished_call_leaves_no_cancellation_behind() -> None:
+    async def work() -> str:
+        await asyncio.sleep(0.01)
+        return "done"
+
+    async def request() -> str:
+        said = await finished(work(), 30.0, lambda: True)
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0)
+        return said
+
+    task = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "done"
+    assert task.cancelling() == 0
+
+
+def test_estimates_follow_what_an_upstream_reports() -> None:
+    estimates = TokenEstimates()
+    assert estimates.prompt("m", 100) == 100
+    assert estimates.most_prompt("m", 100) == 8192
+    assert estimates.most_prompt("m", 10_000) == 40_000
+    assert estimates.generated("m", 2.0) == 100
+    estimates.learn("m", 100, Usage(150, 30), 0.5)
+    assert estimates.prompt("m", 1000) == 1500
+    assert estimates.most_prompt("m", 10) == 60  # 50 more than expected
+    assert estimates.most_prompt("m", 1000) == 1500
+    assert estimates.generated("m", 2.0) == 120
+    assert estimates.longest("m") == 30
+    assert estimates.prompt("other", 100) == 100
+    for _ in range(200):
+        estimates.learn("m", 100, Usage(80, 10))
+    assert estimates.prompt("m", 1000) == pytest.approx(800, abs=2)
+    assert estimates.most_prompt("m", 1000) == 1000
