@@ -160,6 +160,7 @@ def kitchen(
         gateway.settle,
         found.over.append,
         lambda progress, similarity, pair: found.pairs.append((similarity, pair)),
+        replaying.repeats,
     )
     app = App(gateway, Door(gateway.answer, found.over.append, gateway.limits.body_mb << 20))
     with running(app) as found.url:

@@ -139,7 +139,7 @@ class Metered:
         """So many requests, one after the other."""
         async with aiohttp.ClientSession() as session:
             for number in range(requests):
-                await self.read(session, 1000 + number, **more)
+                await self.read(session, 5 * number, **more)
 
     async def spend(self, at_once: int, **more: Any) -> None:
         """So many clients ask at once, again and again, until the budget is spent."""

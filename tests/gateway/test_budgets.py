@@ -48,9 +48,9 @@ async def test_the_ledger_counts_what_abandoned_requests_cost(
 ) -> None:
     meter = Meter(token_seconds=token_seconds, reply_tokens=(60, 120))
     with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.ask(2, stream=stream, max_tokens=10)  # what this upstream counts is known
+        await found.ask(4, stream=stream, max_tokens=10)  # what this upstream counts is known
         await found.leave(at_once, patience, stream=stream)
-        await found.settled(2 + at_once)
+        await found.settled(4 + at_once)
         rows = found.entries()
         assert [row[0] for row in rows].count(499) > at_once / 2
         assert all(row[3] for row in rows)
@@ -64,8 +64,8 @@ async def test_a_call_that_may_not_be_finished_is_estimated(
 ) -> None:
     meter = Meter(token_seconds=0.01, reply_tokens=(60, 120))
     with metered(tmp_path, endpoint, 100.0, finish=0.0, meter=meter) as found:
-        await found.ask(2, max_tokens=10)
+        await found.ask(4, max_tokens=10)
         await found.leave(12, 0.1)
-        await found.settled(14)
+        await found.settled(16)
         tokens = sum(row[1] + row[2] for row in found.entries())
         assert tokens == pytest.approx(meter.tokens, rel=0.2)

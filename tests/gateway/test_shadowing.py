@@ -18,7 +18,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.reranking import Gated, TopK
 from bottega.routing import BenefitGate, Shadow
-from bottega.types import Answer, Prompt, Query
+from bottega.types import Answer, Prompt, Query, Reply, Sampling
 from tests.gateway.harness import asked, kitchen, raw
 
 
@@ -157,6 +157,54 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
         assert raw(found, asked(50)).headers["x-bottega-route"] == "apprentice"
     pair = found.pairs[0][1]
     assert (pair.shown, pair.hidden) == (1.0, 0.0)
+
+
+def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path: Path) -> None:
+    """What was answered before the gate opened would else be repeated, though it is known to be
+    wrong."""
+    _, furnish, change = measured(BenefitGate())
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        apprentice=Scripted(shows_it),
+        furnish=furnish,
+        change=change,
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        wrong = raw(found, asked(1))
+        assert wrong.parse().choices[0].message.content == "no idea"
+        found.wait(4)
+        again = raw(found, asked(1))
+        other = raw(found, asked(1), "bottega/apprentice")
+    assert again.parse().choices[0].message.content == "seven"
+    assert (again.headers["x-bottega-cache"], again.headers["x-bottega-route"]) == (
+        "replayed",
+        "master",
+    )
+    assert other.headers["x-bottega-route"] == "apprentice"
+
+
+def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
+    class Cut(Scripted):
+        async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+            reply = await super().generate(prompt, sampling)
+            cut = tuple(replace(one, finish_reason="length") for one in reply.completions)
+            return replace(reply, completions=cut) if len(self.calls) > 1 else reply
+
+    _, furnish, change = measured(BenefitGate())
+    with kitchen(
+        tmp_path,
+        master=Cut(lambda prompt: "seven", name="big"),
+        apprentice=Scripted(shows_it),
+        furnish=furnish,
+        change=change,
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        raw(found, asked(1))
+        found.wait(4)
+        again = raw(found, asked(1))
+    assert again.headers["x-bottega-cache"] == "replayed"
+    assert again.parse().choices[0].message.content == "no idea"
 
 
 def wait_for(happened: Callable[[], bool]) -> None:

@@ -53,12 +53,14 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 @dataclass(slots=True)
 class Asked:
-    """One request on its way. Without a `question` it goes to a tier as it is."""
+    """One request on its way. Without a `question` it goes to a tier as it is, without a `key`
+    its reply is not repeated."""
 
     chat: Chat
     overrides: Overrides
     bill: Bill
     question: Question | None = None
+    key: str | None = None
 
 
 @dataclass(slots=True)

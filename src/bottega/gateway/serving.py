@@ -36,6 +36,7 @@ from bottega.gateway.repeats.memory import (
     may_be_repeated,
 )
 from bottega.gateway.repeats.replaying import assembled
+from bottega.gateway.repeats.stored import StoredRepeats
 from bottega.gateway.replies import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling
@@ -73,6 +74,7 @@ class Gateway:
     limiter: Limiter | None = None
     access: Access | None = None
     replaying: Replaying | None = None
+    stored: StoredRepeats | None = None
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
@@ -110,13 +112,17 @@ class Gateway:
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
             chat = replace(chat, body=await self.decoding.run(found.values(), body_with_fetched))
         question = await self._question(chat, overrides, progress, found)
-        asked = Asked(chat, overrides, self.settle.bill(progress, chat), question)
         key = await self._key(chat, overrides, progress.namespace, found)
+        asked = Asked(chat, overrides, self.settle.bill(progress, chat), question, key)
         if key is None or self.replaying is None:
             return await self._fresh(progress, asked, ExitStack(), _ignore)
         before = AskedBefore(key, chat.stream, chat.include_usage, progress.namespace)
         self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
-        reply = self.replaying.repeats.get(key) or await self.replaying.flights.wait(key)
+        reply = self.replaying.repeats.get(key)
+        if reply is None and question is not None:
+            reply = await self._stored(key, question)
+        # Right before `lead`: between the two nobody else may come to lead.
+        reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
             return replayed(progress, before, reply)
         leading = ExitStack()
@@ -231,6 +237,20 @@ class Gateway:
         scope = (namespace, repr(replace(overrides, store=True, namespace=None)))
         body = {name: value for name, value in chat.body.items() if name != "model"}
         return exact_key(body, digests, scope=scope, sampled=replaying.sampled)
+
+    async def _stored(self, key: str, question: Question) -> Remembered | None:
+        if self.stored is None or self.replaying is None:
+            return None
+        try:
+            found = await asyncio.to_thread(self.stored.find, key, question.workshop.example)
+        except StoreError as error:
+            self.settle.warn("stored repeats not read", error)
+            return None
+        if found is None:
+            return None
+        reply, age = found
+        self.replaying.repeats.put(key, reply, age)
+        return reply
 
     def _lander(self, key: str, land: Land) -> Land:
         assert self.replaying is not None

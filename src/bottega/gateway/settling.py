@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bottega.errors import BottegaError
@@ -23,9 +23,12 @@ from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usa
 
 @dataclass(frozen=True)
 class Settling:
+    """`remember` is told the `exact_key` of a request whose whole reply is stored, and its id."""
+
     price: Pricer
     warn: Warn = field(default_factory=Warn)
     estimates: TokenEstimates = field(default_factory=TokenEstimates)
+    remember: Callable[[str, str], None] = lambda key, example: None
 
     def bill(self, progress: Progress, chat: Chat) -> Bill:
         return Bill(progress, chat, self.price, self.estimates)
@@ -59,6 +62,9 @@ class Settling:
         """A full disk keeps no router from hearing what an answer has cost."""
         try:
             progress.stored = await self._keep(progress, asked, question, call, completed)
+            first = completed.completions[0].text
+            if progress.stored and asked.key and spoken(first) == first.strip():
+                self.remember(asked.key, progress.stored)
         except BottegaError as error:
             self.warn("not stored", error)
 

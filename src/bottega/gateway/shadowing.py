@@ -14,6 +14,7 @@ from bottega.gateway.answering import Answered, Answering, Asked, Question
 from bottega.gateway.augmenting import fitting
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Call, Completed, Served
+from bottega.gateway.repeats.memory import Remembered, Repeats, may_be_repeated
 from bottega.gateway.settling import Settling
 from bottega.gateway.workshop import Pair
 from bottega.types import Candidate
@@ -24,12 +25,14 @@ log = logging.getLogger(__name__)
 @dataclass
 class Shadowing:
     """`over` is told of every call that only measures, as of a request of its own; `measured` of
-    every comparison. Runs behind the answers: no client waits for it."""
+    every comparison. In `repeats` a teacher's answer takes the place of the apprentice's. Runs
+    behind the answers: no client waits for it."""
 
     answering: Answering
     settle: Settling
     over: Callable[[Progress], None]
     measured: Callable[[Progress, float, Pair], None]
+    repeats: Repeats | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def after(self, progress: Progress, asked: Asked, answered: Answered) -> None:
@@ -124,6 +127,7 @@ class Shadowing:
         try:
             completed = await self.answering.buy(alone, call)
             await self.settle.alone(own, alone, call, completed)
+            self._correct(alone, call, completed)
             if own.cost_usd and asked.question and asked.question.workshop.charge:
                 asked.question.workshop.charge(own.cost_usd)
             return completed.completions[0].text
@@ -135,6 +139,15 @@ class Shadowing:
             raise
         finally:
             self.over(own)
+
+    def _correct(self, asked: Asked, call: Call, completed: Completed) -> None:
+        """An exact repeat is worth the best reply that was paid for."""
+        question, name = asked.question, call.served.name
+        if question is None or asked.key is None or name not in question.workshop.teachers:
+            return
+        if self.repeats is not None and may_be_repeated(completed.completions):
+            reply = Remembered(completed.payload, name, completed.model)
+            self.repeats.replace(asked.key, reply)
 
 
 async def _told(said: str) -> str:

@@ -52,7 +52,8 @@ class Workshop:
     """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
     `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does.
     What that costs is told to `charge`, of a router that holds a budget. `best` says how near the
-    nearest example is that was found for a question, shown or not."""
+    nearest example is that was found for a question, shown or not; `example` reads a stored one
+    by its id, and blocks."""
 
     pipeline: Pipeline
     keeper: Keeper | None = None
@@ -61,6 +62,7 @@ class Workshop:
     ungated: Pipeline | None = None
     charge: Charge | None = None
     best: Callable[[Query], float | None] = lambda query: None
+    example: Callable[[str], Example | None] = lambda id: None
 
 
 class Workshops(Protocol):

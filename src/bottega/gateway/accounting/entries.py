@@ -163,6 +163,14 @@ class EntryFile:
                 for table in ("entries", "shadows")
             )
 
+    def forget_notes(self, prefix: str, before: float) -> int:
+        """Of the notes so named, those whose value begins with an earlier time; how many."""
+        with GATEWAY_DB.translated(self.name):
+            return self._connection.execute(
+                "DELETE FROM notes WHERE substr(name, 1, ?) = ? AND CAST(value AS REAL) < ?",
+                (len(prefix), prefix, before),
+            ).rowcount
+
     def close(self) -> None:
         self._connection.close()
 

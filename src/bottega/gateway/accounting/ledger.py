@@ -33,7 +33,7 @@ AGAIN_SECONDS = 1.0
 MOST_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
-GATE, MASTER, LOST = "gate:", "master", "lost"
+GATE, REPEAT, MASTER, LOST = "gate:", "repeat:", "master", "lost"
 NOTHING = Spent()
 Purses = dict[MONTHS_ACCOUNT, Spent]
 
@@ -54,11 +54,13 @@ class Ledger:
         *,
         create: bool = True,
         keep_days: float | None = None,
+        repeat_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = path
         self.lost = 0
         self._keep_days = keep_days
+        self._repeat_seconds = repeat_seconds
         self._clock = clock
         self._file = EntryFile(path, create=create)
         self._file_lock = threading.Lock()  # taken before the other one, where both are
@@ -84,9 +86,16 @@ class Ledger:
         *,
         create: bool = True,
         keep_days: float | None = None,
+        repeat_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> Ledger:
-        ledger = cls(Path(path), create=create, keep_days=keep_days, clock=clock)
+        ledger = cls(
+            Path(path),
+            create=create,
+            keep_days=keep_days,
+            repeat_seconds=repeat_seconds,
+            clock=clock,
+        )
         try:
             ledger._stored = ledger._file.spent_since(month_of(clock()))
         except BaseException:
@@ -124,6 +133,21 @@ class Ledger:
 
     def gate(self, namespace: str) -> str | None:
         return self._note(GATE + namespace)
+
+    def set_repeat(self, key: str, example: str) -> None:
+        """The id of the stored answer to the request with this `exact_key`, without waiting."""
+        self._set_note(REPEAT + key, f"{self._clock()} {example}")
+
+    def repeat(self, key: str) -> tuple[float, str] | None:
+        """When it was answered, and the id; None after `repeat_seconds`. Blocks."""
+        moment, _, example = (self._note(REPEAT + key) or "0 ").partition(" ")
+        then = float(moment)
+        return (then, example) if then > self._clock() - self._repeat_seconds else None
+
+    def forget_repeats(self) -> int:
+        """Delete those older than `repeat_seconds`; how many."""
+        with self._file_lock:
+            return self._file.forget_notes(REPEAT, self._clock() - self._repeat_seconds)
 
     def set_master(self, route: str) -> None:
         """The tier that savings compare the others with."""
@@ -260,8 +284,11 @@ class Ledger:
 
     def _prune_now_and_then(self) -> None:
         now = time.monotonic()
-        if self._keep_days is not None and now - self._pruned_at > PRUNE_SECONDS:
-            self._pruned_at = now
+        if now - self._pruned_at <= PRUNE_SECONDS:
+            return
+        self._pruned_at = now
+        self.forget_repeats()
+        if self._keep_days is not None:
             self.prune(self._keep_days)
 
     def _take(self) -> Batch:

@@ -83,15 +83,21 @@ class Repeats:
         self._replies.move_to_end(key)
         return reply
 
-    def put(self, key: str, reply: Remembered) -> None:
-        """The newest answer counts. One that is larger than all together may be is not kept."""
+    def put(self, key: str, reply: Remembered, age: float = 0.0) -> None:
+        """The newest answer counts, given `age` seconds ago. One that is larger than all together
+        may be is not kept."""
         self._drop(key)
         if reply.size > self._keep:
             return
-        self._replies[key] = reply, self._clock()
+        self._replies[key] = reply, self._clock() - age
         self._held += reply.size
         while self._held > self._keep:
             self._drop(next(iter(self._replies)))
+
+    def replace(self, key: str, reply: Remembered) -> None:
+        """A better reply for a request that has one."""
+        if self.get(key) is not None:
+            self.put(key, reply)
 
     def clear(self) -> None:
         self._replies.clear()

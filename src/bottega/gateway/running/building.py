@@ -23,6 +23,7 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.pictures import Fetch
 from bottega.gateway.repeats.keys import Identity
 from bottega.gateway.repeats.memory import Bodies, Flights, Repeats
+from bottega.gateway.repeats.stored import StoredRepeats
 from bottega.gateway.running.cache_file import CacheFile
 from bottega.gateway.running.house import House, Spaces
 from bottega.gateway.running.namespaces import Namespaces
@@ -53,9 +54,14 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
         house = _house(config, file.staff, spaces, metrics, accounts, ledger, decoding)
         opened.pop_all()
     gateway = house.gateway
-    if config.shadow.rate:
-        gateway.shadowing = Shadowing(gateway.answering, gateway.settle, house.over, file.measured)
     repeats = gateway.replaying.repeats if gateway.replaying else None
+    if repeats is not None:
+        gateway.settle = replace(gateway.settle, remember=ledger.set_repeat)
+        gateway.stored = StoredRepeats(ledger.repeat)
+    if config.shadow.rate:
+        gateway.shadowing = Shadowing(
+            gateway.answering, gateway.settle, house.over, file.measured, repeats
+        )
 
     def forget(namespace: str) -> None:
         if repeats is not None:
@@ -86,7 +92,7 @@ def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         accounts = Accounts.open(config.gateway.data / FILE)
         opened.callback(accounts.close)
-        ledger = Ledger.open(config.gateway.data / FILE)
+        ledger = Ledger.open(config.gateway.data / FILE, repeat_seconds=config.replay.seconds)
         opened.callback(ledger.close)
         ledger.set_master(config.master.name)
         yield accounts, ledger, opened

@@ -13,7 +13,13 @@ from typing import cast
 
 import orjson
 
-from bottega.errors import BottegaError, EmbedderMismatchError, SettingError, StoreBusyError
+from bottega.errors import (
+    BottegaError,
+    EmbedderMismatchError,
+    NotFoundError,
+    SettingError,
+    StoreBusyError,
+)
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.settings import Cache, Config
 from bottega.gateway.decoding import BudgetedKeeper, BudgetedRetriever, DecodeBudget
@@ -41,7 +47,7 @@ from bottega.recording import Remember
 from bottega.reranking import Gated, Order, TopK
 from bottega.retrieval import BM25, Alike, Dense, Shared, UnlessEmpty
 from bottega.routing import BenefitGate, Shadow
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +148,9 @@ class CacheFile:
         # The router and the demonstrations look for the same.
         found = self._search(base)
         pipeline = self._pipeline(base, found)
+        example = partial(_example, base)
         if not config.shadow.rate:
-            return Workshop(pipeline, timed, teachers, best=found.best)
+            return Workshop(pipeline, timed, teachers, best=found.best, example=example)
         gate = self._gate(namespace)
         shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._told:
@@ -154,7 +161,14 @@ class CacheFile:
         shown = gated if config.shadow.gate else pipeline
         charge = getattr(pipeline.route, "charge", None)
         return Workshop(
-            shown, timed, teachers, shadow, ungated=pipeline, charge=charge, best=found.best
+            shown,
+            timed,
+            teachers,
+            shadow,
+            ungated=pipeline,
+            charge=charge,
+            best=found.best,
+            example=example,
         )
 
     def _search(self, base: KnowledgeBase) -> Shared:
@@ -192,6 +206,14 @@ class CacheFile:
                 except (BottegaError, ValueError) as error:
                     log.warning("the gate of %r measures anew: %s", namespace, error)
         return self._gates[namespace]
+
+
+def _example(base: KnowledgeBase, id: str) -> Example | None:
+    """None if it was deleted, evicted or replaced by a newer answer."""
+    try:
+        return base.get(id)
+    except NotFoundError:
+        return None
 
 
 def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:

@@ -1,0 +1,44 @@
+"""Exact repeats of requests whose answer is an example of the cache: they outlive the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from bottega.gateway.repeats.memory import Remembered
+from bottega.types import Example
+
+
+@dataclass(frozen=True)
+class StoredRepeats:
+    """`lookup` gives for an `exact_key` the time of the answer and the id of its example."""
+
+    lookup: Callable[[str], tuple[float, str] | None]
+
+    def find(
+        self, key: str, example: Callable[[str], Example | None]
+    ) -> tuple[Remembered, float] | None:
+        """The reply and its age in seconds, None if the example is gone. Blocks."""
+        found = self.lookup(key)
+        if found is None or (stored := example(found[1])) is None:
+            return None
+        answered = found[0]
+        route, _, model = (stored.source or "").partition(":")
+        payload = orjson.dumps(_reply(stored, model, int(answered)))
+        return Remembered(payload, route, model), time.time() - answered
+
+
+def _reply(example: Example, model: str, created: int) -> dict[str, object]:
+    """The usage is not stored; this reply costs no tokens."""
+    message = {"role": "assistant", "content": example.answer}
+    return {
+        "id": f"chatcmpl-{example.id}",
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }

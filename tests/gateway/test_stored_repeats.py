@@ -1,0 +1,174 @@
+"""An exact repeat is answered by the stored master's answer, also after a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.running.building import build
+from bottega.gateway.running.house import House
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server, ok
+
+QUESTION = "What is 3 + 4?"
+
+
+@contextmanager
+def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[House, str]]:
+    house = build(configured(folder, endpoint.url, more), ENVIRONMENT)
+    with serving(house) as url:
+        endpoint.bodies.clear()
+        yield house, url
+
+
+def paid(endpoint: Server) -> int:
+    return len([body for body in endpoint.bodies if body])
+
+
+@pytest.fixture
+def taught(endpoint: Server, tmp_path: Path) -> Path:
+    """A folder in which the master has answered the question, and the gateway has ended."""
+    endpoint.answers = [ok("seven", id="first", model="huge-2")]
+    with gateway(endpoint, tmp_path) as (_, url):
+        _, headers = ask(url, QUESTION)
+    assert headers["x-bottega-route"] == "large" and headers["x-bottega-stored"]
+    endpoint.answers = [ok("bought again")]
+    return tmp_path
+
+
+def test_the_exact_question_is_not_bought_again(endpoint: Server, taught: Path) -> None:
+    with gateway(endpoint, taught) as (house, url):
+        reply, headers = ask(url, QUESTION)
+        again, more = ask(url, QUESTION, user="another", metadata={"a": "b"})
+        with openai.OpenAI(base_url=url, api_key="x") as client:
+            stream = client.chat.completions.create(
+                model="bottega",
+                messages=[{"role": "user", "content": QUESTION}],
+                stream=True,
+            )
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        house.ledger.flush()
+        rows = house.ledger.read("SELECT state, route, cost_usd FROM entries ORDER BY time")
+    assert paid(endpoint) == 0
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
+    assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
+    assert reply["usage"]["total_tokens"] == 0
+    assert headers["x-bottega-cache"] == more["x-bottega-cache"] == "replayed"
+    assert (headers["x-bottega-route"], headers["x-bottega-cost-usd"]) == ("large", "0.00000000")
+    assert again["id"] == reply["id"]
+    assert streamed == "seven"
+    assert rows[-1] == ("replayed", "large", 0.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"text": "What is 3 + 4 ?"},
+        {"model": "bottega/large"},
+        {"model": "bottega:shots=0"},
+        {"model": "bottega:namespace=team"},
+        {"model": "bottega:no-replay"},
+        {"temperature": 0.7},
+        {"max_tokens": 5},
+        {"stop": ["x"]},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+def test_any_other_request_is_asked(endpoint: Server, taught: Path, other: dict[str, Any]) -> None:
+    with gateway(endpoint, taught) as (_, url):
+        reply, headers = ask(url, **{"text": QUESTION, **other})
+    assert paid(endpoint) == 1
+    assert reply["choices"][0]["message"]["content"] == "bought again"
+    assert headers["x-bottega-cache"] != "replayed"
+
+
+def test_other_instructions_and_an_earlier_turn_are_another_request(
+    endpoint: Server, taught: Path
+) -> None:
+    last = {"role": "user", "content": QUESTION}
+    before = [
+        [{"role": "system", "content": "Answer in French."}],
+        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
+    ]
+    with gateway(endpoint, taught) as (_, url):
+        for turns in before:
+            _, headers = ask(url, QUESTION, messages=[*turns, last])
+            assert headers["x-bottega-cache"] != "replayed"
+    assert paid(endpoint) == 2
+
+
+def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Path) -> None:
+    with gateway(endpoint, taught) as (house, url):
+        base = house.spaces.base("")  # type: ignore[attr-defined]
+        base.delete([example.id for example in base])
+        reply, _ = ask(url, QUESTION)
+    assert reply["choices"][0]["message"]["content"] == "bought again"
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_what_is_older_than_replay_seconds_is_asked(
+    endpoint: Server, taught: Path, seconds: int
+) -> None:
+    if seconds:
+        with_old_notes(taught, 5.0)
+    with gateway(endpoint, taught, f"[replay]\nseconds = {seconds}\n") as (_, url):
+        reply, _ = ask(url, QUESTION)
+    assert reply["choices"][0]["message"]["content"] == "bought again"
+
+
+def with_old_notes(folder: Path, age: float) -> None:
+    ledger = Ledger.open(folder / FILE)
+    for name, value in ledger.read("SELECT name, value FROM notes WHERE name LIKE 'repeat:%'"):
+        then, _, id = str(value).partition(" ")
+        ledger._set_note(str(name), f"{float(then) - age} {id}")
+    ledger.close()
+
+
+def test_an_apprentices_answer_is_asked_again(endpoint: Server, taught: Path) -> None:
+    endpoint.answers = [ok("by the apprentice")]
+    with gateway(endpoint, taught) as (_, url):
+        _, headers = ask(url, "What is 5 + 5?")
+    assert headers["x-bottega-route"] == "small"
+    with gateway(endpoint, taught) as (_, url):
+        _, headers = ask(url, "What is 5 + 5?")
+    assert headers["x-bottega-cache"] != "replayed"
+
+
+def test_no_store_and_thoughts_leave_nothing_to_replay(endpoint: Server, tmp_path: Path) -> None:
+    """A stored answer lacks the thoughts of the reply: it is not the same reply."""
+    for model, said in (("bottega:no-store", "seven"), ("bottega", "<think>3, 4</think>seven")):
+        endpoint.answers = [ok(said)]
+        with gateway(endpoint, tmp_path) as (_, url):
+            _, headers = ask(url, QUESTION, model=model)
+            assert headers["x-bottega-route"] == "large"
+        with gateway(endpoint, tmp_path) as (_, url):
+            _, headers = ask(url, QUESTION, model=model)
+            assert headers["x-bottega-cache"] != "replayed"
+
+
+def test_old_repeats_are_forgotten(tmp_path: Path) -> None:
+    now = [1000.0]
+    ledger = Ledger.open(tmp_path / FILE, repeat_seconds=60.0, clock=lambda: now[0])
+    ledger.set_repeat("key", "example")
+    assert ledger.repeat("key") == (1000.0, "example")
+    ledger.flush()
+    assert ledger.repeat("key") == (1000.0, "example")
+    ledger.set_gate("a", "{}")
+    now[0] += 61
+    assert ledger.repeat("key") is None
+    ledger.set_repeat("other", "example")
+    ledger.flush()
+    assert ledger.forget_repeats() == 1
+    assert ledger.repeat("other") == (1061.0, "example")
+    assert ledger.gate("a") == "{}"
+    ledger.close()
