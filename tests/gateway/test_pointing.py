@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 import textwrap
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,8 @@ from bottega.errors import SettingError
 from bottega.gateway.running.building import build_around
 from bottega.gateway.running.pointing import config_of, load_pipeline
 from bottega.pipeline import Pipeline
+from bottega.types import Query
+from tests.builders import picture
 from tests.gateway.houses import ask, serving
 
 
@@ -82,3 +87,119 @@ def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: P
     assert headers["x-bottega-route"] == "only"
     assert refused.value.code == 403
     refused.value.close()
+
+
+@pytest.fixture
+def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
+    """A module whose tiers have prompts and a sampling of their own, and its address."""
+    Path("shop.py").write_text(
+        textwrap.dedent("""
+        from bottega import Pipeline, Sampling, Tier
+        from bottega.generation import Scripted
+        from bottega.parsing import plain_text
+        from bottega.prompting import Interleaved, Reasoned, Template
+        from bottega.routing import always
+        from bottega.types import Candidate, Example, Query
+
+        brief = Scripted(lambda prompt: "cat", name="brief")
+        wise = Scripted(lambda prompt: "Fur. Answer: cat", name="wise")
+        tiers = (
+            Tier("brief", brief, 2, Template(system="One word.", ask="Name it.")),
+            Tier("wise", wise, 0, Reasoned(), Sampling(max_tokens=300, temperature=0.5)),
+        )
+        shown = Example(Query("What is this animal?"), "dog", id="a")
+
+        async def retrieve(query, k):
+            return [Candidate(shown, 0.9)]
+
+        async def record(trace):
+            traces.append(trace)
+
+        traces = []
+        pipeline = Pipeline(
+            always(tiers[0]), Interleaved(), plain_text, retrieve=retrieve, tiers=tiers,
+            sampling=Sampling(max_tokens=77), choices=("cat", "dog"), record=record,
+        )
+        """)
+    )
+    pipeline = load_pipeline("shop:pipeline")
+    config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
+    with serving(build_around(pipeline, config)) as url:
+        yield sys.modules["shop"], url
+
+
+ASKED = Query("What is this?", (picture(3),))
+
+
+def content(query: Query) -> list[dict[str, Any]]:
+    images = [{"type": "image_url", "image_url": {"url": one.data_url}} for one in query.images]
+    return [*images, {"type": "text", "text": query.text}]
+
+
+@pytest.mark.parametrize("more", [{}, {"model": "bottega:no-store"}])
+def test_the_pipelines_own_prompt_and_sampling_are_served(
+    served: tuple[Any, str], more: dict[str, Any]
+) -> None:
+    shop, url = served
+    asyncio.run(shop.pipeline.answer(ASKED))
+    reply, headers = ask(url, "", messages=[{"role": "user", "content": content(ASKED)}], **more)
+    own, over_http = shop.brief.calls
+    assert over_http.prompt == own.prompt
+    assert over_http.sampling == own.sampling
+    assert "Name it." in str(own.prompt) and own.sampling.max_tokens == 77
+    assert reply["choices"][0]["message"]["content"] == "cat"
+    assert headers["x-bottega-demonstrations"] == "1"
+    first, second = shop.traces
+    assert first.prompt == second.prompt
+
+
+@pytest.mark.parametrize("model", ["bottega/wise", "bottega/wise:no-store,no-retrieve,no-replay"])
+def test_each_tier_has_its_prompt_also_where_nothing_is_kept(
+    served: tuple[Any, str], model: str
+) -> None:
+    shop, url = served
+    ask(url, "What is this?", model=model)
+    ask(url, "What is this?", model=model, temperature=0, max_tokens=20)
+    first, second = shop.wise.calls
+    assert "step by step" in str(first.prompt)
+    assert (first.sampling.max_tokens, first.sampling.temperature) == (300, 0.5)
+    assert (second.sampling.max_tokens, second.sampling.temperature) == (20, 0.0)
+
+
+def test_instructions_and_earlier_turns_stand_around_the_prompt(served: tuple[Any, str]) -> None:
+    shop, url = served
+    turns = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": content(Query("Hello", (picture(1),)))},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "What is this?"},
+    ]
+    ask(url, "", messages=turns)
+    (call,) = shop.brief.calls
+    roles = [message.role for message in call.prompt.messages]
+    texts = [message.parts[-1] for message in call.prompt.messages]
+    assert roles == ["system", "system", "user", "assistant", "user", "assistant", "user"]
+    assert texts[0:2] == ["Be kind.", "One word."]
+    assert texts[4:6] == ["Hello", "Hi"]
+    assert [len(message.parts) for message in call.prompt.messages] == [1, 1, 1, 1, 2, 1, 1]
+    assert texts[6] == "What is this?\n(A) cat\n(B) dog\nName it."
+
+
+def test_what_no_prompt_can_be_made_of_is_refused(served: tuple[Any, str]) -> None:
+    shop, url = served
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(url, "", messages=turns)
+    said = json.load(refused.value)["error"]
+    assert (refused.value.code, said["code"]) == (400, "unsupported")
+    assert "pipeline" in said["message"]
+    assert not shop.brief.calls
+
+
+def test_a_pipeline_that_searches_is_refused(shop: None) -> None:
+    Path("shop.py").write_text(
+        Path("shop.py").read_text()
+        + "searching = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,), search=1)\n"
+    )
+    with pytest.raises(SettingError, match="search"):
+        load_pipeline("shop:searching")

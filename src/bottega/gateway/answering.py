@@ -22,14 +22,14 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.accounting.limiter import BudgetError
-from bottega.gateway.augmenting import DataUrl, augmented, fitting
+from bottega.gateway.augmenting import DataUrl, augmented, fitting, prompted
 from bottega.gateway.billing import Bill
 from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.finishing import finished
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Call, Completed, Served
 from bottega.gateway.refusals import Refusal
-from bottega.gateway.requests import Chat
+from bottega.gateway.requests import Chat, Part, parts_of
 from bottega.gateway.telemetry.warning import Warn
 from bottega.gateway.unfit import unfit
 from bottega.gateway.upstreams.errors import MisconfiguredError
@@ -37,6 +37,7 @@ from bottega.gateway.upstreams.queueing import queue_state
 from bottega.gateway.workshop import Workshop
 from bottega.image import Image
 from bottega.pipeline import Pipeline
+from bottega.protocols import Prompter
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
@@ -255,6 +256,8 @@ class Answering:
 
     async def _call(self, asked: Asked, served: Served) -> Call:
         shown = await self._shown(asked, served)
+        if served.prompt is not None:
+            return await self._prompted(asked, served, shown, served.prompt)
         if not shown:
             return Call(served, self._asking(asked, served, asked.chat.body))
         kept = fitting(shown, asked.chat, served.takes)
@@ -268,6 +271,23 @@ class Answering:
             return augmented(chat, shown, self.data_url)
         encoded = partial(asyncio.to_thread, augmented, chat, shown, self.data_url)
         return await self.decoding.run(images, encoded)
+
+    async def _prompted(
+        self, asked: Asked, served: Served, shown: Sequence[Candidate], prompter: Prompter
+    ) -> Call:
+        if asked.question is None:
+            raise Refusal(
+                "the pipeline served here cannot answer this request:"
+                f" {asked.chat.passes or 'it has no question'}",
+                code="unsupported",
+                hint="end with a user turn of text and images, without tools or audio",
+            )
+        kept = fitting(shown, asked.chat, served.takes)
+        prompt = prompter(_last_turn(asked.chat, asked.question.query), kept)
+        images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
+        encoded = partial(asyncio.to_thread, prompted, asked.chat, prompt, self.data_url)
+        body = await self.decoding.run(images, encoded)
+        return Call(served, self._asking(asked, served, body), tuple(kept), prompt)
 
     def _asking(self, asked: Asked, served: Served, body: Body) -> Body:
         wanted = served.asks and self._escalates(asked)
@@ -326,6 +346,14 @@ class Answering:
             and asked.overrides.tier is None
             and asked.chat.body.get("n") in (None, 1)
         )
+
+
+def _last_turn(chat: Chat, query: Query) -> Query:
+    """The query without the images of earlier turns, which stay in those turns."""
+    messages = chat.body["messages"]
+    assert isinstance(messages, list)
+    images = sum(isinstance(part, Part) for part in parts_of(messages[-1]))
+    return replace(query, images=query.images[len(query.images) - images :])
 
 
 def _named(error: Failure, call: Call) -> Failure:

@@ -12,8 +12,9 @@ from bottega.gateway.requests import (
     MOST_IMAGE_TOKENS,
     Chat,
 )
+from bottega.generation.wire import messages_json
 from bottega.image import Image
-from bottega.types import Candidate, Example
+from bottega.types import Candidate, Example, Prompt
 
 DataUrl = Callable[[Image], str]
 
@@ -37,6 +38,19 @@ def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body
     assert isinstance(messages, list)
     turns = [turn for one in shown for turn in _turns(one.example, data_url, chat)]
     joined = [*messages[: chat.before], *turns, *messages[chat.before :]]
+    return {**chat.body, "messages": joined}
+
+
+def prompted(chat: Chat, prompt: Prompt, data_url: DataUrl) -> Body:
+    """The body with a pipeline's prompt in the place of the last turn. The client's instructions
+    stand before the prompt, the earlier turns right before the prompt's own question. Blocks:
+    images are encoded."""
+    messages = chat.body["messages"]
+    assert isinstance(messages, list)
+    told = messages_json(prompt.messages, data_url)
+    last = max((n for n, one in enumerate(told) if one["role"] == "user"), default=0)
+    earlier = messages[chat.before : -1]
+    joined = [*messages[: chat.before], *told[:last], *earlier, *told[last:]]
     return {**chat.body, "messages": joined}
 
 

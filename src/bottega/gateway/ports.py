@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bottega.protocols import Tier
-from bottega.types import Candidate, Completion, Usage
+from bottega.protocols import Prompter, Tier
+from bottega.types import Candidate, Completion, Prompt, Usage
 
 # A chat-completions body: whatever JSON a client may send, fields that nobody knows included.
 Body = Mapping[str, object]
@@ -65,7 +65,8 @@ class Served:
     """A tier as the gateway calls it. Where an answer may send its question on to another tier,
     `asks` are fields that tell how sure this one is, such as `logprobs` or `n`. `extra` are the
     operator's fields, which win over a client's. A request without a token limit is expected to
-    generate `output_tokens` at most."""
+    generate `output_tokens` at most. `prompt` belongs to a pipeline that is served as it is:
+    without one the demonstrations become turns before the client's own."""
 
     tier: Tier
     upstream: Upstream
@@ -73,6 +74,7 @@ class Served:
     asks: Body = field(default_factory=dict)
     extra: Body = field(default_factory=dict)
     output_tokens: int = 4096
+    prompt: Prompter | None = None
 
     @property
     def name(self) -> str:
@@ -81,12 +83,14 @@ class Served:
 
 @dataclass(slots=True)
 class Call:
-    """One upstream call: the tier, the body that it is sent, the demonstrations in that body, and
-    once it is paid, its cost (None if unknown). `abandoned`: the client left before the reply."""
+    """One upstream call: the tier, the body that it is sent, the demonstrations and the pipeline's
+    own prompt in that body, and once it is paid, its cost (None if unknown). `abandoned`: the
+    client left before the reply."""
 
     served: Served
     body: Body
     shown: tuple[Candidate, ...] = ()
+    prompt: Prompt | None = None
     cost_usd: float | None = 0.0
     abandoned: bool = False
 

@@ -206,7 +206,10 @@ class Gateway:
     def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
         """Whether anything is looked up or kept for this request."""
         return chat.passes is None and (
-            overrides.retrieve or overrides.store or overrides.tier is None
+            overrides.retrieve
+            or overrides.store
+            or overrides.tier is None
+            or any(one.prompt is not None for one in self.answering.served)
         )
 
     async def _question(
@@ -220,6 +223,7 @@ class Gateway:
             self.settle.warn("the cache cannot be opened", error)
             return None
         query = chat.query([found[one.url] for one in chat.images])
+        query = replace(query, choices=workshop.pipeline.choices)
         return Question(query, workshop, found)
 
     async def _key(

@@ -106,7 +106,7 @@ def _trace(progress: Progress, asked: Asked, question: Question, answered: Answe
         query=question.query,
         tier=answered.call.served.name,
         candidates=answered.call.shown,
-        prompt=_prompt(asked, question, answered.call.shown),
+        prompt=answered.call.prompt or _prompt(asked, question, answered.call.shown),
         reply=_reply(completed),
         answer=pipeline.choose(answers),
         seconds=progress.seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import orjson
@@ -35,7 +35,7 @@ def request_body(
     """`extra` is merged at the top level; a field that it sets to None is left out."""
     fields: dict[str, object] = {
         "model": model,
-        "messages": [_message(message, data_url) for message in prompt.messages],
+        "messages": messages_json(prompt.messages, data_url),
         "temperature": sampling.temperature,
         limit_field: sampling.max_tokens,
         "n": sampling.n if sampling.n > 1 else None,
@@ -44,6 +44,10 @@ def request_body(
         **extra,
     }
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[str, object]]:
+    return [_message(message, data_url) for message in messages]
 
 
 def _message(message: Message, data_url: DataUrl) -> dict[str, object]:

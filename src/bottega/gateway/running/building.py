@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -39,6 +40,7 @@ from bottega.image import Image
 from bottega.pipeline import Pipeline
 
 KEEP_ENCODED = 64 * MB
+NOTHING = re.compile(r"(?!)")
 
 
 def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
@@ -80,6 +82,7 @@ def build_around(pipeline: Pipeline, config: Config) -> House:
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)
+        house.gateway.background = NOTHING  # to a pipeline every text is a question
         opened.pop_all()
     house.open_door()
     return house

@@ -48,6 +48,11 @@ def _checked(pipeline: object, target: str) -> Pipeline:
             f"{target} does not say which tiers it has",
             hint="give Pipeline(tiers=(...)), cheapest first; cache_of_thought does",
         )
+    if pipeline.search is not None:
+        raise SettingError(
+            f"{target} has a search, which is not served",
+            hint="serve a Pipeline with a reranker instead: Pipeline(rerank=...)",
+        )
     return pipeline
 
 

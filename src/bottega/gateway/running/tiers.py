@@ -17,7 +17,7 @@ from bottega.gateway.upstreams.timing import TimedUpstream
 from bottega.generation import OpenAICompatible
 from bottega.naming import check_embedder, check_torch, open_model
 from bottega.pipeline import Pipeline
-from bottega.protocols import Generator, Tier
+from bottega.protocols import Generator, Pricer, Tier
 from bottega.recording import Price, Prices
 from bottega.types import Usage
 
@@ -33,7 +33,7 @@ class Staff:
     """`served` stand cheapest first. `secrets` are what no log may show."""
 
     served: tuple[Served, ...]
-    prices: Prices
+    prices: Pricer
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
@@ -83,11 +83,17 @@ def hire(config: Config, environment: Mapping[str, str]) -> Staff:
 
 
 def hired(pipeline: Pipeline) -> Staff:
-    """The tiers of a pipeline that somebody else made."""
+    """The tiers of the user's own pipeline, with its prompts, its sampling and its prices."""
     served = tuple(
-        Served(tier, LocalUpstream(tier.generator), Takes(tools=False)) for tier in pipeline.tiers
+        Served(
+            tier,
+            LocalUpstream(tier.generator, sampling=tier.sampling or pipeline.sampling),
+            Takes(tools=False),
+            prompt=tier.prompt or pipeline.prompt,
+        )
+        for tier in pipeline.tiers
     )
-    return Staff(served, Prices())
+    return Staff(served, pipeline.price or Prices())
 
 
 def key_variable(tier: TierSettings) -> str | None:
