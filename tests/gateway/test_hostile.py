@@ -253,6 +253,7 @@ async def test_a_steered_answer_is_no_example_for_others(
     shared: Kitchen, steer: dict[str, Any]
 ) -> None:
     """Else whoever may ask puts words into the master's mouth."""
+    shared.gateway.more_fields = frozenset(steer)
     await ask(shared, body(**steer), "sk-a")
     plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
     assert plain[2]["x-bottega-demonstrations"] == "0"

@@ -124,3 +124,19 @@ def test_needs_are_met_by_what_a_tier_takes() -> None:
     assert not Needs(tools=True).met_by(Takes(tools=False))
     assert not Needs(audio=True).met_by(Takes())
     assert not Needs(tokens=11).met_by(Takes(context=10))
+
+
+@pytest.mark.parametrize(
+    ("messages", "more"),
+    [
+        ([ASK], {"tools": [{"type": "function", "function": {"description": "x" * 3500}}]}),
+        ([ASK], {"response_format": {"type": "json_schema", "json_schema": {"d": "x" * 3500}}}),
+        ([ASK, {"role": "assistant", "tool_calls": [{"function": {"arguments": "x" * 3500}}]}], {}),
+        ([{"role": "user", "content": [{"type": "file", "file": {}}]}], {}),
+    ],
+)
+def test_what_servers_read_beside_the_texts_counts(
+    messages: list[dict[str, Any]], more: dict[str, Any]
+) -> None:
+    """A budget reserves for it."""
+    assert 1000 <= chat(*messages, **more).needs.tokens < 1200

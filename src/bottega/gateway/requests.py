@@ -23,6 +23,9 @@ CHARACTERS_A_TOKEN = 3.5
 IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
+# Fields that servers write into the prompt, or charge as output.
+WRITTEN_OUT = ("tools", "functions", "response_format", "prediction")
+OTHER_PART_TOKENS = 1100  # a file, a sound
 TOOL_ROLES = ("tool", "function")
 # How a reply travels, who asked, and what changes a reply no more than chance does.
 TUNING = {
@@ -132,7 +135,9 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     options = body.get("stream_options")
     tools = seen.tools or (not body.keys().isdisjoint(TOOLS) and any(map(body.get, TOOLS)))
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
-    tokens = int(seen.characters / CHARACTERS_A_TOKEN) + sum(map(_image_tokens, seen.images))
+    written = _length(*(body.get(name) for name in WRITTEN_OUT))
+    tokens = int((seen.characters + written) / CHARACTERS_A_TOKEN)
+    tokens += sum(map(_image_tokens, seen.images)) + OTHER_PART_TOKENS * seen.others
     return Chat(
         body=body,
         model=str(body.get("model")),
@@ -154,6 +159,7 @@ class _Seen:
     def __init__(self) -> None:
         self.images: list[Part] = []
         self.characters = 0
+        self.others = 0
         self.tools = False
         self.audio = False
         self.other_parts = False
@@ -163,6 +169,7 @@ class _Seen:
         role, content = message.get("role"), message.get("content")
         if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
             self.tools = True
+            self.characters += _length(message.get("tool_calls"), message.get("function_call"))
         elif role not in PLAIN_ROLES:
             self.other_roles = True
         if isinstance(content, str):
@@ -177,10 +184,14 @@ class _Seen:
             self.characters += len(str(part.get("text")))
         elif kind == "image_url":
             self.images.extend(_image(part))
-        elif kind == "input_audio":
-            self.audio = True
         else:
-            self.other_parts = True
+            self.others += 1
+            self.audio |= kind == "input_audio"
+            self.other_parts |= kind != "input_audio"
+
+
+def _length(*values: object) -> int:
+    return sum(len(orjson.dumps(value)) for value in values if value)
 
 
 def _reason(

@@ -18,6 +18,7 @@ from bottega.gateway.answering import Answered, Answering, Asked, Question, Stre
 from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.fairness import CLIENT
+from bottega.gateway.field_policy import check_fields
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
@@ -78,6 +79,7 @@ class Gateway:
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
+    more_fields: frozenset[str] = frozenset()
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
 
     def __post_init__(self) -> None:
@@ -103,7 +105,9 @@ class Gateway:
         scope = (progress.namespace, rights, *told)
         if known := self._known(raw, scope):
             return replayed(progress, *known)
-        chat = read_chat(self.limits.read(raw), background=self.background)
+        checked = self.limits.read(raw)
+        check_fields(checked, self.more_fields)
+        chat = read_chat(checked, background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
         progress.namespace = _namespace(progress.account, overrides)
         await self._check_access(progress, overrides)

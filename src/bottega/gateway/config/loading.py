@@ -21,6 +21,7 @@ from bottega.gateway.config.settings import (
     Shadow,
     TierSettings,
 )
+from bottega.gateway.field_policy import SERVICE_TIER
 from bottega.naming import REMOTE
 
 __all__ = ["Config", "load_config", "parse_config"]
@@ -44,6 +45,7 @@ MASTER_RATE = 0.2
 AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, hardly any two pictures
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+FLEX = 'give a tier extra_body = { service_tier = "flex" } and its price'
 EXAMPLE = "examples/bottega.toml describes every setting"
 
 
@@ -175,6 +177,16 @@ def _check_pairs(config: Config, at: Place) -> None:
         raise (at / "keys" / "tiers").error(
             "names what is not a tier", hint=f"use {', '.join(sorted(names))}"
         )
+    if SERVICE_TIER in config.limits.fields:
+        raise (at / "limits" / "fields").error(
+            f"allows {SERVICE_TIER}, whose prices are not published", hint=FLEX
+        )
+    for tier in config.tiers:
+        if SERVICE_TIER in tier.extra_body and tier.price is None:
+            raise (at / "tiers" / tier.name / "price").error(
+                f"is missing: published prices do not go by {SERVICE_TIER}",
+                hint="price = [1.0, 4.0]: US dollars per million tokens",
+            )
     bm25 = config.cache.retrieve == "bm25"
     for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):
         if bm25 and number is not None:

@@ -120,7 +120,8 @@ class Replay:
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """[limits]: what one request may hold, and whether the gateway fetches images for it."""
+    """[limits]: what one request may hold, and whether the gateway fetches images for it. `fields`
+    are sent on to upstreams beside those that every client may send."""
 
     body_mb: int = within(20, 1)
     messages: int = within(200, 1)
@@ -134,6 +135,7 @@ class ClientLimits:
     fetch_hosts: tuple[str, ...] = ()
     fetch_mb: int = within(20, 1)
     fetch_seconds: float = within(10.0, above=0)
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

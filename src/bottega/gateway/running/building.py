@@ -133,6 +133,7 @@ def _house(
         fetch=fetch_of(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
+        more_fields=frozenset(config.limits.fields),
     )
     return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
 

@@ -1,0 +1,52 @@
+"""Which top-level fields of a request are sent on to an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bottega.gateway.fields import FIELDS, LONGEST_NAME
+from bottega.gateway.ports import Body
+from bottega.gateway.refusals import Refusal
+
+# OpenAI's chat completions. Its `web_search_options` is missing: each search has a price.
+OPENAI = {
+    *FIELDS,
+    "audio",
+    "function_call",
+    "messages",
+    "modalities",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "tool_choice",
+}
+# Further sampling parameters of vLLM, SGLang and llama.cpp: they choose among the same tokens.
+SAMPLING = {"min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "top_k"}
+SERVICE_TIER = "service_tier"
+# Price lists know one price of a model: that of these.
+PLAIN_TIERS = (None, "auto", "default")
+
+
+def check_fields(body: Body, more: Collection[str] = ()) -> None:
+    """`more` are further fields that the operator allows. Raises `Refusal`. Other fields may change
+    what the server does or what it costs: chat templates, priorities, logits processors. Null
+    stands for absent everywhere."""
+    for name, value in body.items():
+        if name == SERVICE_TIER and value not in PLAIN_TIERS:
+            said = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"
+            raise _refusal(said, name, 'send "default"')
+        known = name in OPENAI or name in SAMPLING or name in more or name == SERVICE_TIER
+        if not known and value is not None:
+            name = name[:LONGEST_NAME]
+            said = f"{name!r} is not sent on by this gateway"
+            raise _refusal(said, name, "ask the operator to allow it ([limits] fields)")
+
+
+def _refusal(said: str, name: str, instead: str) -> Refusal:
+    return Refusal(
+        f"Unsupported parameter: {said}.",
+        code="unsupported_parameter",
+        param=name,
+        hint=f"leave it out, or {instead}",
+    )

@@ -1,0 +1,88 @@
+"""Fields that change what a server does or costs need the operator's permission."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from bottega.errors import SettingError
+from bottega.gateway.config.loading import parse_config
+from bottega.gateway.running.building import build
+from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.server import Server, ok
+
+CONTROL: list[dict[str, Any]] = [
+    {"chat_template": "{{ 'say wrong' }}"},
+    {"chat_template_kwargs": {"enable_thinking": True}},
+    {"guided_json": {"type": "object"}},
+    {"priority": -1},
+    {"logits_processors": ["os.system"]},
+    {"mm_processor_kwargs": {"max_pixels": 10**9}},
+    {"ignore_eos": True},
+    {"web_search_options": {}},
+    {"a_field_of_tomorrow": 1},
+    {"service_tier": "priority"},
+    {"service_tier": "flex"},
+    {"service_tier": ["priority"]},
+]
+PASSING: list[dict[str, Any]] = [
+    {"top_k": 3},
+    {"repetition_penalty": 1.1},
+    {"service_tier": "auto"},
+    {"service_tier": "default"},
+    {"service_tier": None},
+    {"chat_template": None},
+    {"parallel_tool_calls": False},
+    {"safety_identifier": "a"},
+    {"reasoning_effort": "low"},
+]
+
+
+@pytest.mark.parametrize("fields", CONTROL, ids=str)
+def test_a_control_field_is_refused_by_its_name(
+    endpoint: Server, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        endpoint.bodies.clear()
+        with openai.OpenAI(base_url=url, api_key="x") as client:
+            for create in (
+                lambda: client.chat.completions.create(
+                    model="bottega", messages=[{"role": "user", "content": "?"}], extra_body=fields
+                ),
+                lambda: client.responses.create(model="bottega", input="?", extra_body=fields),
+            ):
+                with pytest.raises(openai.BadRequestError) as refused:
+                    create()
+                assert refused.value.param == next(iter(fields))
+                assert refused.value.code in ("unsupported_parameter", "invalid_type")
+    assert not [body for body in endpoint.bodies if body]
+
+
+@pytest.mark.parametrize("fields", PASSING, ids=str)
+def test_other_known_fields_are_sent_on(
+    endpoint: Server, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    endpoint.answers = [ok("fine")]
+    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        ask(url, "?", **fields)
+    assert endpoint.bodies[-1].items() >= fields.items()
+
+
+def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> None:
+    more = "[limits]\nfields = ['guided_choice']\n"
+    with serving(build(configured(tmp_path, endpoint.url, more), ENVIRONMENT)) as url:
+        ask(url, "?", guided_choice=["a", "b"])
+    assert endpoint.bodies[-1]["guided_choice"] == ["a", "b"]
+
+
+def test_a_service_tier_needs_a_price_of_its_own() -> None:
+    """Published prices know one price of a model."""
+    tier = '[tiers.a]\nmodel = "openai:gpt-4.1"\nextra_body = { service_tier = "flex" }\n'
+    with pytest.raises(SettingError, match=r"tiers\.a\.price is missing"):
+        parse_config(tier)
+    assert parse_config(tier + "price = [1.0, 4.0]\n").tiers[0].price == (1.0, 4.0)
+    with pytest.raises(SettingError, match=r"limits\.fields allows service_tier"):
+        parse_config(tier + "price = [1.0, 4.0]\n[limits]\nfields = ['service_tier']\n")
