@@ -51,7 +51,8 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
         for one in pipeline.tiers:
             yield f"tiers.{one.name}", one.generator.name
             yield "  shown", _examples(one.shots)
-            yield "  price", _known_price(one.generator.name, prices)
+            published = _known_price(one.generator.name, prices)
+            yield "  price", published if pipeline.price is None else OWN
         yield "route", OWN
         yield "cache", OWN
         return
