@@ -14,7 +14,9 @@ import orjson
 import pytest
 
 from bottega.errors import ServerFailedError
+from bottega.gateway import watching
 from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.door import Progress
 from bottega.gateway.finishing import finished
 from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
@@ -31,7 +33,7 @@ class Late:
 
     model = "late"
 
-    def __init__(self, *, fails: bool = False, seconds: float = 0.2) -> None:
+    def __init__(self, *, fails: bool = False, seconds: float = 0.4) -> None:
         self.fails, self.seconds = fails, seconds
         self.calls = self.cancelled = 0
 
@@ -58,19 +60,33 @@ class Late:
     async def aclose(self) -> None: ...
 
 
-async def leave(found: Kitchen, model: str = "bottega", seconds: float = 0.1, **more: Any) -> None:
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.005)
+
+
+async def leave(found: Kitchen, asks: Late, model: str = "bottega", **more: Any) -> Progress:
+    """A client that leaves once its tier is asked: how its request ended."""
     body = {"model": model, "messages": asked(1), **more}
-    url = f"{found.url}/chat/completions"
     async with aiohttp.ClientSession() as session:
-        with pytest.raises(TimeoutError):
-            await session.post(url, json=body, timeout=aiohttp.ClientTimeout(seconds))
+        request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
+        while not asks.calls:  # noqa: ASYNC110 - the gateway runs in another thread
+            await asyncio.sleep(0.005)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    return await asyncio.to_thread(found.wait, 1)
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+    async with session.post(url, json=body) as response:
+        await response.read()
 
 
 async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) -> None:
     """Clients that time out ask again: the second time it costs nothing."""
-    with kitchen(tmp_path, master=Late()) as found:
-        await leave(found, "bottega/master")
-        left = await asyncio.to_thread(found.wait, 1)
+    master = Late()
+    with kitchen(tmp_path, master=master) as found:
+        left = await leave(found, master, "bottega/master")
         again = await asyncio.to_thread(raw, found, asked(1), "bottega/master")
         assert [example.answer for example in found.examples()] == ["late words"]
     assert (left.status, left.state, left.route) == (499, "failed", "master")
@@ -79,10 +95,9 @@ async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) ->
 
 
 async def test_a_call_that_fails_after_the_client_left_asks_no_other_tier(tmp_path: Path) -> None:
-    master = Late()
-    with kitchen(tmp_path, apprentice=Late(fails=True), master=master) as found:
-        await leave(found)
-        left = await asyncio.to_thread(found.wait, 1)
+    apprentice, master = Late(fails=True), Late()
+    with kitchen(tmp_path, apprentice=apprentice, master=master) as found:
+        left = await leave(found, apprentice)
     assert (left.status, left.cost_usd, master.calls) == (499, 0.0, 0)
 
 
@@ -90,15 +105,14 @@ async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: 
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    master = Late()
+    apprentice, master = Late(), Late()
     with kitchen(
         tmp_path,
-        apprentice=Late(),
+        apprentice=apprentice,
         master=master,
         change=lambda pipeline: replace(pipeline, escalate=unsure),
     ) as found:
-        await leave(found)
-        left = await asyncio.to_thread(found.wait, 1)
+        left = await leave(found, apprentice)
         again = await asyncio.to_thread(raw, found, asked(1))
     assert (left.status, left.usage) == (499, FULL)
     assert again.headers["x-bottega-route"] == "master"
@@ -109,17 +123,16 @@ async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
     slow = Late(seconds=30)
     with kitchen(tmp_path, apprentice=slow) as found:
         found.gateway.answering.finish_seconds = 0.1
-        await leave(found)
-        left = await asyncio.to_thread(found.wait, 1)
+        left = await leave(found, slow)
     assert slow.cancelled == 1
-    assert left.usage.completion_tokens == pytest.approx(50 * left.seconds, rel=0.5)
+    assert left.usage.completion_tokens == pytest.approx(50 * left.seconds, rel=0.9)
     assert left.cost_usd is not None and left.cost_usd > 0
 
 
 async def test_leaving_before_a_streams_first_event_costs_its_prompt(tmp_path: Path) -> None:
-    with kitchen(tmp_path, apprentice=Late(seconds=30)) as found:
-        await leave(found, stream=True)
-        left = await asyncio.to_thread(found.wait, 1)
+    slow = Late(seconds=30)
+    with kitchen(tmp_path, apprentice=slow) as found:
+        left = await leave(found, slow, stream=True)
     assert (left.status, left.usage.completion_tokens) == (499, 0)
     assert left.usage.prompt_tokens > 1000  # an image
     assert left.cost_usd is not None and left.cost_usd > 0
@@ -128,7 +141,7 @@ async def test_leaving_before_a_streams_first_event_costs_its_prompt(tmp_path: P
 async def test_a_call_that_still_waits_for_a_connection_is_dropped(
     endpoint: Server, tmp_path: Path
 ) -> None:
-    meter = Meter(token_seconds=0.02, reply_tokens=(20, 20))
+    meter = Meter(token_seconds=0.05, reply_tokens=(20, 20))
     with metered(tmp_path, endpoint, 100.0, meter=meter, concurrency=1) as found:
         async with aiohttp.ClientSession() as session:
             first = asyncio.create_task(found.read(session, 0))
@@ -136,7 +149,7 @@ async def test_a_call_that_still_waits_for_a_connection_is_dropped(
                 await asyncio.sleep(0.005)
             for stream in (False, True):
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.1):
+                    async with asyncio.timeout(0.3):
                         await found.read(session, 1, stream=stream)
             await first
         await found.settled(3)

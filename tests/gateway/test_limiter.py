@@ -127,8 +127,10 @@ def test_no_budget_reserves_nothing() -> None:
 
 def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
     limiter, account = Limiter(Purse([0.25])), Account("a", "a", usd_per_month=0.5)
-    assert limiter.admit(account) is None
-    assert limiter.admit(account) == 1.0
+    limiter.hold(account).reserve(0.125)
+    limiter.hold(account).reserve(0.125)
+    with pytest.raises(BudgetError):
+        limiter.hold(account).reserve(0.0001)
 
 
 def test_a_budget_of_nothing_buys_nothing() -> None:
