@@ -112,8 +112,12 @@ class Image:
         """Return the pixels for a model that takes images of any size: those of `decode`, but an
         image of more than `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as
         vision endpoints do with every image."""
-        large = self.width * self.height > pixels.LARGE_PIXELS
-        return self._reduced_for_wire() if large else self.decode()
+        return self._reduced_for_wire() if self.is_large else self.decode()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has more than `pixels.LARGE_PIXELS` pixels."""
+        return self.width * self.height > pixels.LARGE_PIXELS
 
     def cost(self, at_least: int | None = None) -> pixels.Cost:
         """Estimate the memory of `decode(at_least)` from the header."""

@@ -22,7 +22,7 @@ from tests.gateway.harness import Kitchen, kitchen
 BODY = json.dumps(
     {"model": "bottega", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 ).encode()
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 KEY = b"Authorization: Bearer sk-a\r\n"
 PLAIN = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bottega.errors import BottegaError, MissingDependencyError, SettingError
+from bottega.image import Image
 from bottega.loading import LOADING
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
@@ -25,11 +26,11 @@ Done = TypeVar("Done")
 # Seconds to wait for more requests: those of one task group arrive well within.
 LINGER = 0.002
 MOST_LINGERS = 10
-# Decoded images of one batch, by their pixels: 128 MB as RGB.
+# Images that are decoded for one batch: 128 MB as RGB.
 BATCH_PIXELS = 32_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     prompt: Prompt
     sampling: Sampling
@@ -169,8 +170,29 @@ class Transformers:
                 break
             time.sleep(LINGER)
         with self._lock:
-            found, self._waiting = self._waiting, []
+            found, self._waiting = self._portion(self._waiting)
         return found
+
+    def _portion(self, waiting: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+        """Return the oldest request with as many others as `BATCH_PIXELS` allows, those with small
+        images first, and the rest. A later call takes the rest: there is one for each request."""
+        room = BATCH_PIXELS - sum(map(self._pixels, waiting[:1]))
+        chosen = set(waiting[:1])
+        for request in sorted(waiting[1:], key=self._pixels):
+            room -= self._pixels(request)
+            if room < 0:
+                break
+            chosen.add(request)
+        rest = [request for request in waiting if request not in chosen]
+        return [request for request in waiting if request in chosen], rest
+
+    def _pixels(self, request: Request) -> int:
+        """Pixels of the images that are decoded for it."""
+        parts = [part for message in request.prompt.messages for part in message.parts]
+        images = {part.sha256: part for part in parts if isinstance(part, Image)}
+        sight = self._loaded.sight if self._loaded else None
+        fresh = (one for sha, one in images.items() if sight is None or not sight.knows(sha))
+        return sum(image.width * image.height for image in fresh)
 
     def _batches(
         self, rendered: Iterator[tuple[Request, Rendered]]
@@ -182,20 +204,15 @@ class Transformers:
                 yield members[start : start + size]
 
     def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, Rendered]]) -> None:
-        for ready in _portions(_each(batch, model.decode)):
-            self._answer_decoded(model, ready)
-
-    def _answer_decoded(
-        self, model: LoadedModel, ready: Sequence[tuple[Request, Rendered]]
-    ) -> None:
+        ready = list(_each(batch, model.decode))
         try:
-            answers = model.answer([rendered for _, rendered in ready])
+            answers = model.answer([rendered for _, rendered in ready]) if ready else []
         except BottegaError as error:
             if len(ready) == 1:
                 _fail([ready[0][0]], error)
             else:  # one prompt may be the culprit: the others get their answers
                 for pair in ready:
-                    self._answer_decoded(model, [pair])
+                    self._answer(model, [pair])
             return
         for (request, _), (completions, usage) in zip(ready, answers, strict=True):
             seconds = time.perf_counter() - request.start
@@ -233,22 +250,6 @@ def _each(
             yield request, step(work)
         except BottegaError as error:
             _fail([request], error)
-
-
-def _portions(
-    decoded: Iterator[tuple[Request, Rendered]],
-) -> Iterator[list[tuple[Request, Rendered]]]:
-    """Yield what is decoded as soon as its images have `BATCH_PIXELS` pixels together."""
-    ready: list[tuple[Request, Rendered]] = []
-    pixels = 0
-    for request, rendered in decoded:
-        ready.append((request, rendered))
-        pixels += sum(one.width * one.height for one in rendered.pictures.values())
-        if pixels >= BATCH_PIXELS:
-            yield ready
-            ready, pixels = [], 0
-    if ready:
-        yield ready
 
 
 def _fail(requests: Sequence[Request], error: BaseException) -> None:

@@ -50,7 +50,8 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in staff.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        file = CacheFile(config, staff.timed(metrics), metrics, ledger, decoding)
+        staff = staff.decoding_within(decoding).timed(metrics)
+        file = CacheFile(config, staff, metrics, ledger, decoding)
         file.check()
         spaces = Namespaces(file.open, config.cache.open_namespaces)
         house = _house(config, file.staff, spaces, metrics, accounts, ledger, decoding)
@@ -77,8 +78,8 @@ def build_around(pipeline: Pipeline, config: Config) -> House:
     """A gateway for a pipeline that somebody else made."""
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
-        staff = hired(pipeline).timed(metrics)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
+        staff = hired(pipeline).decoding_within(decoding).timed(metrics)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)

@@ -9,6 +9,7 @@ from typing import Any
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
+from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams.http import HttpUpstream
@@ -36,6 +37,13 @@ class Staff:
     prices: Pricer
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
+
+    def decoding_within(self, budget: DecodeBudget) -> Staff:
+        """The same, with local models' images in the budget of all requests."""
+        for one in self.served:
+            if isinstance(one.upstream, LocalUpstream):
+                one.upstream.decoding = budget
+        return self
 
     def timed(self, metrics: Metrics) -> Staff:
         """The same, with its calls and its breakers in the metrics."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
 import orjson
 
 from bottega.errors import SettingError
+from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.repeats.replaying import events
 from bottega.image import Image
@@ -45,6 +48,7 @@ class LocalUpstream:
     def __init__(self, generator: Generator, *, sampling: Sampling | None = None) -> None:
         self._generator = generator
         self._sampling = sampling or Sampling()
+        self.decoding = DecodeBudget()
 
     @property
     def model(self) -> str:
@@ -73,7 +77,27 @@ class LocalUpstream:
 
     async def _reply(self, body: Body) -> Reply:
         sampling = body_to_sampling(body, self._sampling)
-        return await self._generator.generate(await body_to_prompt(body), sampling)
+        prompt = await self._reduced(await body_to_prompt(body))
+        return await self._generator.generate(prompt, sampling)
+
+    async def _reduced(self, prompt: Prompt) -> Prompt:
+        """Large images as an endpoint would get them, decoded here within the budget: the model's
+        one thread would keep every other request waiting."""
+        parts = (part for message in prompt.messages for part in message.parts)
+        large = {part for part in parts if isinstance(part, Image) and part.is_large}
+        if not large:
+            return prompt
+        encode = partial(asyncio.to_thread, _as_endpoints_get, large)
+        small = await self.decoding.run(large, encode)
+        messages = (
+            replace(message, parts=tuple(small.get(part, part) for part in message.parts))
+            for message in prompt.messages
+        )
+        return replace(prompt, messages=tuple(messages))
+
+
+def _as_endpoints_get(images: Collection[Image]) -> dict[object, Image]:
+    return {image: Image.from_data_url(image.data_url) for image in images}
 
 
 def completion_json(reply: Reply) -> dict[str, object]:
