@@ -14,13 +14,14 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 from tests.mutation.operators import edits
 from tests.mutation.sandbox import Run, Sandbox
@@ -28,6 +29,7 @@ from tests.mutation.targets import files_for, modules
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent.parent
+T = TypeVar("T")
 KNOWN, SURVIVORS = FOLDER / "known.json", FOLDER / "survivors.json"
 
 
@@ -76,14 +78,14 @@ def known_mutants(root: Path, file: Path) -> list[Mutant]:
 
 
 def drawn_mutants(root: Path, count: int, seed: int, pattern: str) -> list[Mutant]:
-    """Return `count` mutants, each edit of each module being equally likely."""
+    """Return `count` mutants in random order, each edit of each module being equally likely."""
     sources = {
         path: (root / path).read_text(encoding="utf-8") for path in modules(root) if pattern in path
     }
     everything = [(path, edit) for path, source in sources.items() for edit in edits(source)]
     chosen = random.Random(seed).sample(everything, min(count, len(everything)))
     mutants = []
-    for path, edit in sorted(chosen, key=lambda one: (one[0], one[1].start, one[1].operator)):
+    for path, edit in chosen:
         source = sources[path]
         changed = edit.apply(source)
         number = source[: edit.start].count("\n")
@@ -96,18 +98,32 @@ def drawn_mutants(root: Path, count: int, seed: int, pattern: str) -> list[Mutan
 
 
 def run(root: Path, mutants: Sequence[Mutant], workers: int) -> Iterator[tuple[Mutant, Run]]:
-    """Test each mutant in one of the workers' copies, and yield the outcomes in order."""
+    """Test each mutant in one of the workers' copies, and yield the outcomes in order. Raise
+    `BaselineError` before the first one if tests fail without any mutation."""
+    tests = {mutant.path: files_for(root, mutant.path) for mutant in mutants}
+    sets = sorted({tuple(sorted(files)) for files in tests.values()})
     with _sandboxes(root, workers) as free, ThreadPoolExecutor(workers) as pool:
 
-        def one(mutant: Mutant) -> Run:
+        def with_sandbox(work: Callable[[Sandbox], T]) -> T:
             sandbox = free.get()
             try:
-                tests = files_for(sandbox.root, mutant.path)
-                return sandbox.test_mutant(mutant.path, mutant.source, tests)
+                return work(sandbox)
             finally:
                 free.put(sandbox)
 
-        yield from zip(mutants, pool.map(one, mutants), strict=True)
+        def baseline(files: tuple[str, ...]) -> float:
+            return with_sandbox(lambda sandbox: sandbox.baseline([*files]))
+
+        baselines = dict(zip(sets, pool.map(baseline, sets), strict=True))
+
+        def outcome(mutant: Mutant) -> Run:
+            files = tests[mutant.path]
+            seconds = baselines[tuple(sorted(files))]
+            return with_sandbox(
+                lambda sandbox: sandbox.test_mutant(mutant.path, mutant.source, files, seconds)
+            )
+
+        yield from zip(mutants, pool.map(outcome, mutants), strict=True)
 
 
 @contextmanager

@@ -121,7 +121,9 @@ def test_a_mutant_is_tested_in_a_copy(tmp_path: Path) -> None:
     (root / "test_m.py").write_text("import m\n\ndef test_double():\n    assert m.double(2) == 4\n")
     sandbox = Sandbox(root, tmp_path / "copy")
     for changed, expected in (("3 * n", "killed"), ("n + n", "survived"), ("?", "killed")):
-        run = sandbox.test_mutant("src/m.py", original.replace("2 * n", changed), ["test_m.py"])
+        run = sandbox.test_mutant(
+            "src/m.py", original.replace("2 * n", changed), ["test_m.py"], 9.0
+        )
         assert run.verdict == expected
         assert (sandbox.root / "src" / "m.py").read_text() == original
     (sandbox.root / "src" / "m.py").write_text("")
