@@ -68,7 +68,10 @@ def test_export_names_what_is_damaged_and_writes_the_rest(run: Run, pets: Path) 
 
 def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
+    another = (
+        "(SELECT vector FROM vectors WHERE key = 4)"  # without a checksum, as of older versions
+    )
+    changed(f"UPDATE vectors SET vector = {another}, checksum = NULL WHERE key = 3")
     assert run("verify", "k.db").code == 0
     wrong = run("verify", "k.db", "--deep")
     told = "WRONG: 1 vectors 'default' are not what the embedder makes" in wrong.out
@@ -77,6 +80,16 @@ def test_verify_embeds_again_if_asked(run: Run, pets: Path) -> None:
     assert "bottega verify k.db --deep --repair makes" in wrong.err
     assert run("verify", "k.db", "--deep", "--repair").code == 0
     assert run("verify", "k.db", "--deep").code == 0
+
+
+def test_verify_finds_a_zeroed_vector_without_the_embedder(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
+    wrong = run("verify", "k.db")
+    damaged = f"WRONG: 1 vectors 'default' are missing or damaged: of {ids(run, 'k.db')[2]}"
+    assert (wrong.code, damaged in wrong.out) == (1, True)
+    assert run("verify", "k.db", "--repair").code == 0
+    assert run("verify", "k.db").code == 0
 
 
 def test_verify_tells_and_repairs(run: Run, pets: Path) -> None:
