@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import openai
 import pytest
 
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.limiter import Limiter
+from bottega.generation import Scripted
+from bottega.parsing import agreement
+from bottega.protocols import Tier
+from bottega.routing import BenefitGate, Shadow
+from bottega.types import Answer, Query, Usage
+from tests.gateway.harness import Kitchen, asked, kitchen, raw
 from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
@@ -69,3 +79,90 @@ async def test_a_call_that_may_not_be_finished_is_estimated(
         await found.settled(16)
         tokens = sum(row[1] + row[2] for row in found.entries())
         assert tokens == pytest.approx(meter.tokens, rel=0.2)
+
+
+class Spent:
+    """What a ledger says that a key has spent."""
+
+    usd = 0.0
+
+    def spent_this_month(self, account: str, /) -> float:
+        return self.usd
+
+
+def limited(found: Kitchen, budget: float) -> Limiter:
+    """Every call to the master costs a dollar, to the apprentice a cent."""
+    account = Account("a", "a", usd_per_month=budget)
+    limiter = Limiter(Spent())
+    found.gateway.limiter = limiter
+    found.gateway.authenticate = lambda token: account
+    found.gateway.settle = replace(found.gateway.settle, price=price)
+    assert found.gateway.shadowing is not None
+    found.gateway.shadowing.settle = found.gateway.settle
+    return limiter
+
+
+def price(model: str, usage: Usage) -> float:
+    return 1.0 if model == "big" else 0.01
+
+
+def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    master = Scripted(lambda prompt: "seven", name="big")
+    with kitchen(
+        tmp_path,
+        master=master,
+        change=lambda pipeline: replace(pipeline, escalate=unsure),
+        fallback="never",
+    ) as found:
+        limiter = limited(found, 1.5)
+        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        other.reserve(0.6)
+        reply = raw(found, asked(1))
+        over = found.wait(1)
+        assert reply.headers["x-bottega-route"] == "apprentice"
+        assert (over.cost_usd, master.calls) == (0.01, [])
+        other.release()
+        assert raw(found, asked(2)).headers["x-bottega-route"] == "master"
+        assert found.wait(2).cost_usd == 1.01
+
+
+def test_a_request_that_does_not_fit_is_told_to_wait(tmp_path: Path) -> None:
+    with kitchen(tmp_path, master=Scripted(lambda prompt: "seven", name="big")) as found:
+        limiter = limited(found, 1.5)
+        raw(found, asked(1), "bottega/master")
+        hold = found.wait(1).hold
+        assert hold is not None and hold.usd == 1.0
+        hold.release()
+        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        other.reserve(0.6)
+        for more in ({}, {"stream": True}):
+            with pytest.raises(openai.RateLimitError) as refused:
+                raw(found, asked(2), "bottega/master", **more)
+            assert refused.value.code == "rate_limit_exceeded"
+            assert refused.value.response.headers["retry-after"] == "1"
+        again = raw(found, asked(1), "bottega/master")
+        assert again.headers["x-bottega-cache"] == "replayed"  # which costs nothing
+
+
+def test_a_shadow_sample_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    shadow = Shadow(BenefitGate(), agreement, rate=1.0)
+    with kitchen(
+        tmp_path,
+        master=Scripted(lambda prompt: "seven", name="big"),
+        furnish=lambda workshop: replace(workshop, shadow=shadow),
+    ) as found:
+        raw(found, asked(100), "bottega/master")
+        limiter = limited(found, 1.5)
+        other = limiter.hold(Account("a", "a", usd_per_month=1.5))
+        other.reserve(0.6)
+        assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
+        found.wait(4)
+    samples = [one for one in found.over if one.state == "shadow"]
+    assert {(one.route, one.status, one.cost_usd) for one in samples} == {
+        ("apprentice", 200, 0.01),
+        ("master", 429, 0.0),
+    }
+    assert shadow.summary().failed == 1

@@ -287,7 +287,8 @@ class Ledger:
         if now - self._pruned_at <= PRUNE_SECONDS:
             return
         self._pruned_at = now
-        self.forget_repeats()
+        if self._repeat_seconds:
+            self.forget_repeats()
         if self._keep_days is not None:
             self.prune(self._keep_days)
 
