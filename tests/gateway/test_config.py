@@ -43,7 +43,7 @@ def test_the_example_parses_and_names_every_setting() -> None:
 def test_what_the_example_shows_as_a_default_is_one() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow")
-    untold = {"aliases", "fetch_hosts", "fields", "file"}
+    untold = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
     untold |= {"master_rate", "usd_per_1k", "below", "samples", "tier"}  # of other routers
     config, section, found = parse_config(TWO), "", set()
     for line in lines:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from bottega import pixels
 from bottega.errors import GenerationError, ImageError, SettingError
+from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.ports import Upstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.generation import Scripted
@@ -17,6 +21,7 @@ from bottega.image import Image
 from bottega.types import Completion, Message, Prompt, Reply, Sampling, Usage
 from tests.builders import picture
 
+T = TypeVar("T")
 USER = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"model": "bottega", "messages": [USER]}
 
@@ -44,6 +49,40 @@ class Told:
 
     async def aclose(self) -> None:
         self.closed = True
+
+
+class Budget(DecodeBudget):
+    """Notes what was decoded within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoded: list[Image] = []
+
+    async def run(self, images: Collection[Image], work: Callable[[], Awaitable[T]]) -> T:
+        self.decoded += images
+        return await super().run(images, work)
+
+
+async def test_large_images_are_reduced_before_the_models_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pixels, "LARGE_PIXELS", 10_000)
+    small, large = picture(1), picture(2, (4096, 4))
+    generator, budget = Scripted(lambda prompt: "fine"), Budget()
+    upstream = LocalUpstream(generator)
+    upstream.decoding = budget
+    urls = [f"data:image/png;base64,{b64encode(one.data).decode()}" for one in (small, large)]
+    urls.append(urls[1])
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    await upstream.complete({"messages": [{"role": "user", "content": parts}]})
+    [message] = generator.calls[0].prompt.messages
+    assert message.parts[0] == small
+    assert [(part.width, part.height) for part in message.parts if isinstance(part, Image)] == [
+        (8, 8),
+        (2048, 2),
+        (2048, 2),
+    ]
+    assert budget.decoded == [large]
 
 
 async def test_messages_become_turns_and_parts() -> None:

@@ -17,8 +17,9 @@ from bottega.errors import (
     ModelLoadError,
     SettingError,
 )
-from bottega.generation import Transformers
+from bottega.generation import Transformers, local
 from bottega.generation.loaded import LoadedModel
+from bottega.generation.local import Request
 from bottega.generation.recent import Recent
 from bottega.generation.rendered import Rendered
 from bottega.image import Image
@@ -291,3 +292,31 @@ def test_settings_and_names(tmp_path: Path) -> None:
     assert Transformers("a/b").name == "local:a/b"
     assert Transformers("a/b", name="mine").name == "mine"
     assert Transformers(tmp_path).name == f"local:{tmp_path.name}"
+
+
+def test_a_batch_has_so_many_pixels_and_small_images_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "BATCH_PIXELS", 250)
+    sides = {"oldest": 14, "large": 15, "medium": 5, "small": 2, "text": 0}
+    waiting = [
+        Request(
+            Prompt((Message("user", (picture(1, (side, side)),) if side else ("hi",)),)), Sampling()
+        )
+        for side in sides.values()
+    ]
+    model = Transformers("nowhere")
+    chosen, rest = model._portion(waiting)
+    assert chosen == [waiting[0], waiting[2], waiting[3], waiting[4]]
+    assert rest == [waiting[1]]
+    assert model._portion(rest) == (rest, [])
+    assert model._portion([]) == ([], [])
+
+
+async def test_what_a_batch_leaves_is_answered_by_the_next(
+    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "BATCH_PIXELS", 1)
+    prompts = [Prompt((Message("user", (picture(shade), "What?")),)) for shade in range(5)]
+    replies = await asyncio.gather(*(fast.generate(one, Sampling(max_tokens=2)) for one in prompts))
+    assert len(replies) == 5
