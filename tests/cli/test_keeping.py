@@ -154,5 +154,5 @@ def test_verify_tells_which_views_it_cannot_embed_again(run: Run, pets: Path) ->
     changed("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
     told = run("verify", "k.db", "--deep", "--repair")
     assert told.code == 1
-    assert "repaired: 1 vectors 'default' are not what the embedder makes" in told.out
+    assert "repaired: 1 vectors 'default' are missing or damaged" in told.out
     assert "WRONG: vectors 'answer' cannot be compared without their embedder" in told.out
