@@ -36,7 +36,7 @@ class OutOfDate(Exception):
 class Follower:
     """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
     built in the background, and searches stay exact until it is there. A process that ends before
-    leaves the plain vectors in a file, so that the next one need not read every row."""
+    leaves the plain vectors in a file, which the next one reads instead of every row."""
 
     def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -50,7 +50,7 @@ class Follower:
         self._lock = Lock()
         self._worker: Thread | None = None
         self._stopping = Event()
-        self._awaited = Event()  # set by whoever waits for the background
+        self._awaited = Event()  # set while a caller waits for the background
         self._gave_up = False
 
     def current(self) -> FaissIndex:
@@ -111,9 +111,9 @@ class Follower:
         return len(index) > self._hnsw_above and self._may_write() and self._is_far_behind(index)
 
     def _is_far_behind(self, index: FaissIndex) -> bool:
-        """Whether the file is missing, or lacks so much that it is worth writing again."""
-        behind = index.watermark - self._saved_at
-        return not self._saved_at or behind > max(SAVED_EVERY, len(index) // 10)
+        """Return whether the file is missing or lacks a tenth of the changes."""
+        lag = index.watermark - self._saved_at
+        return not self._saved_at or lag > max(SAVED_EVERY, len(index) // 10)
 
     def _may_write(self) -> bool:
         return self._path is not None and os.access(self._path.parent, os.W_OK)

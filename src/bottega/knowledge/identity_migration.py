@@ -29,7 +29,7 @@ def add_choices_to_identities(connection: sqlite3.Connection) -> None:
 
     Keys stay, and with them vectors, uses and index files. The change log tells followers that the
     earlier id is gone and the new one is there. A row whose earlier id does not fit its content is
-    damaged and stays as it is, so that `verify` reports it.
+    damaged and keeps its id; `verify` reports it.
     """
     # The new name stops processes of an older version that have the file open: they would go on
     # writing ids without choices.

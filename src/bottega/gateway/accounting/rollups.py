@@ -1,6 +1,6 @@
-"""Daily sums of the ledger's entries, so that a report does not read every entry.
+"""Daily sums of the ledger's entries: a report reads them instead of every entry.
 
-Triggers keep them: whatever writes or deletes an entry, its sums follow in the same transaction.
+Triggers update them in the transaction that writes or deletes an entry.
 """
 
 from __future__ import annotations
