@@ -199,23 +199,6 @@ def test_a_long_reply_is_normalized_a_fixed_number_of_times(
     assert len(reply) <= seen <= 5 * len(reply)
 
 
-@pytest.mark.parametrize("reply", ["cat\n" * 9000, "- " * 18_000, "cat\n\n- x" + " cats" * 9000])
-def test_a_long_reply_is_normalized_a_fixed_number_of_times(
-    reply: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = 0
-
-    def counted(text: str) -> str:
-        nonlocal seen
-        seen += len(text)
-        return plain(text)
-
-    monkeypatch.setattr("bottega.parsing.labels.plain", counted)
-    monkeypatch.setattr("bottega.parsing.replies.plain", counted)
-    ONE(QUERY, Completion(reply))
-    assert len(reply) <= seen <= 5 * len(reply)
-
-
 def test_no_number_is_no_confidence() -> None:
     assert ONE(QUERY, Completion("cat", logprob=math.nan)).confidence is None
 
