@@ -4,7 +4,7 @@ TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check types rest-of-check format models clean
+.PHONY: demo test check types snippets lint format models clean
 
 demo: $(VENV)/local
 	$(BIN)/bottega demo
@@ -12,19 +12,20 @@ demo: $(VENV)/local
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS)
 
-# Lint, types, import contracts, and every command and snippet of the documents. Types are checked
-# beside the rest: on two cores this takes half the time.
+# Types, every command and snippet of the documents, lint and import contracts, in parallel.
 check: $(VENV)/dev
-	$(MAKE) --no-print-directory --keep-going --jobs 2 types rest-of-check
+	$(MAKE) --no-print-directory --keep-going --jobs 3 types snippets lint
 
 types:
 	$(BIN)/mypy
 
-rest-of-check:
+snippets:
+	$(BIN)/python -m docs.run_snippets
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m docs.run_snippets
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
