@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from bottega.address_space import WITH_TORCH, check_address_space
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.generation import OpenAICompatible, Transformers, bundled
 from bottega.knowledge import (
@@ -35,6 +36,8 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
     """`bundled` (the apprentice), `bundled:NAME`, `openai:NAME` (at OPENAI_BASE_URL, so many
     requests at once), or a Hugging Face id or folder. Raises `SettingError`."""
     check_model(spec)
+    if not spec.startswith(REMOTE):
+        check_address_space(WITH_TORCH)
     if spec == BUNDLED:
         return bundled()
     if spec.startswith(f"{BUNDLED}:"):
@@ -95,6 +98,7 @@ def check_torch() -> None:
     """Without importing it, which takes seconds."""
     if find_spec("torch") is None:
         raise MissingDependencyError("torch", "local")
+    check_address_space(WITH_TORCH)
 
 
 def open_embedder(spec: str) -> Embedder:

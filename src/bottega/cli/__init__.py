@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 
+from bottega.address_space import check_address_space, tight_address_space
 from bottega.errors import BottegaError, SettingError
 
 
@@ -17,6 +18,9 @@ def main() -> None:
     if not debug:
         _hush()
     try:
+        check_address_space()
+        if warning := tight_address_space():
+            print(f"warning: {warning}", file=sys.stderr)
         from bottega.cli.app import app
 
         app(args=arguments)

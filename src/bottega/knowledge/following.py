@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
-
-import faiss
+from typing import TYPE_CHECKING
 
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
@@ -16,6 +15,11 @@ from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import RowStore, StoredView
 from bottega.knowledge.snapshots import Head, Snapshot, load, save, snapshot_path, unfinished_path
 from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
 
 log = logging.getLogger(__name__)
 

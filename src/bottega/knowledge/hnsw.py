@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +11,11 @@ from bottega.knowledge.index import LISTED_SHARE, FaissIndex, Metric, listed, sc
 from bottega.knowledge.slots import NOWHERE, Keys, Slots
 from bottega.knowledge.vectors import TINY
 from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
 
 LINKS = 16
 EFFORT_BUILDING = 100

@@ -5,9 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from threading import Lock
-from typing import Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
-import faiss
 import numpy as np
 
 from bottega.errors import SettingError
@@ -15,6 +14,11 @@ from bottega.knowledge.ports import Change, Hit
 from bottega.knowledge.slots import NOWHERE, Bits, Keys, Slots
 from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
 
 Metric = Literal["cosine", "l2"]
 LISTED_SHARE = 0.1

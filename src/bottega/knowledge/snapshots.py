@@ -18,13 +18,18 @@ import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import faiss
 import numpy as np
 import orjson
 
 from bottega.knowledge.connection import MEMORY
 from bottega.knowledge.slots import Keys
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
 
 log = logging.getLogger(__name__)
 

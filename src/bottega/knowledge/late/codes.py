@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +15,11 @@ from bottega.knowledge.late.int8 import product_bytes, products_of
 from bottega.knowledge.late.maxsim import Positions, Rows, sums_of_maxima, taken
 from bottega.knowledge.vectors import unit
 from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
 
 Codes = NDArray[np.uint16]
 TOKENS_A_CENTROID = 64

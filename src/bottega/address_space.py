@@ -1,0 +1,54 @@
+"""Check the limit on the address space (`ulimit -v`) before native libraries are loaded.
+
+Under a low limit they do not raise: OpenBLAS crashes while faiss is imported, and torch hangs when
+it cannot start a thread. The sizes are peaks measured on Linux: 0.5 GB with faiss on two cores, 1.5
+GB with a bundled model, and 135 MB for each further thread (stack, OpenBLAS buffers, malloc arena).
+"""
+
+from __future__ import annotations
+
+import os
+
+from bottega.errors import SettingError
+
+GB = 10**9
+WITH_FAISS, WITH_TORCH = GB, 2 * GB
+PER_THREAD = 150 * 10**6
+
+
+def check_address_space(needed: int = WITH_FAISS) -> None:
+    """Raise `SettingError` if fewer than `needed` bytes are allowed."""
+    limit = _limit()
+    if limit is not None and limit < needed:
+        raise SettingError(
+            f"address space must be at least {needed / GB:.1f} GB, got {limit / GB:.1f} GB",
+            hint="raise the limit of this shell: ulimit -v unlimited",
+        )
+
+
+def tight_address_space() -> str | None:
+    """Return a warning if threads of native libraries may exceed the limit, else None."""
+    limit, threads = _limit(), _threads()
+    enough = WITH_TORCH + PER_THREAD * threads
+    if limit is None or limit >= enough:
+        return None
+    return (
+        f"address space is limited to {limit / GB:.1f} GB: {threads} threads need up to"
+        f" {enough / GB:.1f} GB, and native libraries crash or hang without a message below that;"
+        " ulimit -v unlimited, or fewer threads: export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
+    )
+
+
+def _limit() -> int | None:
+    """Return the soft limit in bytes; None where there is none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else os.cpu_count() or 1

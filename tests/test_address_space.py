@@ -1,0 +1,109 @@
+"""A limit on the address space is reported; without the check native libraries crash or hang."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from bottega import KnowledgeBase, PixelEmbedder, cli
+from bottega.address_space import GB, check_address_space, tight_address_space
+from bottega.errors import SettingError
+from bottega.naming import check_embedder, open_model
+from tests.builders import example
+
+Limit = Callable[[float], None]
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    def limited_to(gigabytes: float) -> None:
+        soft = int(gigabytes * GB)
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, resource.RLIM_INFINITY))
+
+    return limited_to
+
+
+def test_a_limit_that_is_too_low_is_an_error_with_both_figures(limit: Limit) -> None:
+    limit(0.3)
+    with pytest.raises(SettingError, match=r"at least 1\.0 GB, got 0\.3 GB") as raised:
+        check_address_space()
+    assert "ulimit -v unlimited" in raised.value.hint
+
+
+def test_a_limit_that_is_high_enough_and_no_limit_are_accepted(
+    limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(1)
+    check_address_space()
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (unlimited, unlimited))
+    check_address_space()
+    assert tight_address_space() is None
+
+
+def test_a_system_without_such_limits_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    check_address_space()
+
+
+def test_a_limit_that_threads_may_exceed_is_a_warning(
+    limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(2.5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "4 threads need up to 2.6 GB" in str(tight_address_space())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert tight_address_space() is None
+
+
+def test_a_knowledge_base_is_refused_before_faiss_is_imported(limit: Limit) -> None:
+    limit(0.3)
+    with (
+        pytest.raises(SettingError, match="address space"),
+        KnowledgeBase.open(":memory:", PixelEmbedder()) as knowledge,
+    ):
+        knowledge.add([example("red", 1)])
+        knowledge.search(example("red", 1).query, 1)
+
+
+def test_local_models_need_more_than_remote_ones(limit: Limit) -> None:
+    limit(1.5)
+    open_model("openai:m")
+    check_embedder("words")
+    for opened in (lambda: open_model("bundled"), lambda: check_embedder("dual")):
+        with pytest.raises(SettingError, match=r"at least 2\.0 GB, got 1\.5 GB"):
+            opened()
+
+
+def test_the_command_warns_once(
+    limit: Limit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit(2.01)
+    monkeypatch.setattr(sys, "argv", ["bottega", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().err.count("warning: address space is limited to 2.0 GB") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce RLIMIT_AS")
+@pytest.mark.parametrize("command", ["--version", "stats"])
+def test_a_limited_process_ends_with_the_error_instead_of_a_crash(command: str) -> None:
+    code = (
+        "import resource as r\n"
+        "r.setrlimit(r.RLIMIT_AS, (350_000_000, r.getrlimit(r.RLIMIT_AS)[1]))\n"
+        "from bottega.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, command],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: address space must be at least 1.0 GB, got 0.3 GB\n")
