@@ -53,6 +53,7 @@ class Variant:
 
 
 BY_ANSWERS: dict[str, Any] = {"answer": 1.0, "cache": 0.0, "taught": True}
+BY_GOLD = BY_ANSWERS | {"taught": False}
 VARIANTS: dict[str, Variant] = {
     "as bundled": Variant(),
     "scores always shown": Variant(course={"flat": 0.0}),
@@ -62,6 +63,7 @@ VARIANTS: dict[str, Variant] = {
     "with PRDB": Variant(course={"prdb": True}),
     "by answers alone": Variant(course=BY_ANSWERS),
     "by answers slowly": Variant(course=BY_ANSWERS | {"rate": 1e-4}),
+    "by gold slowly": Variant(course=BY_GOLD | {"rate": 1e-4}),
     "random start": Variant({"start": "random"}),
     "prompts appended": Variant({"prompting": "appended"}),
     "prompts appended and reading": Variant({"prompting": "both"}),

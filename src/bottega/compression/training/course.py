@@ -14,10 +14,11 @@ class Course:
     """The paper's training where nothing else is said: AdamW, a learning rate that rises from
     `first_rate` to `rate` within `warm_up` steps and falls to 0 as a cosine.
 
-    `answer` weighs the loss of eq. 5, `cache` the distance from the prefix that the base model
-    itself makes of the relevant passage (`Modulation.distance`), which is ours. `taught` takes as
-    answers what the base model says after reading all passages (sequence distillation, as PISCO
-    does) in place of the annotated ones. `prdb` stops gradients at irrelevant passages. `flat` is
+    `answer` weighs the loss of eq. 5, the cross-entropy of the annotated answers; `cache` weighs
+    the distance from the prefix that the base model itself makes of the relevant passage
+    (`Modulation.distance`), which is ours. `taught` replaces the annotated answers by the base
+    model's own replies after all passages (sequence distillation, as PISCO does), which is not the
+    paper's loss. `prdb` stops gradients at irrelevant passages. `flat` is
     the share of lessons whose retrieval scores are hidden, ours too: where scores always tell which
     passage is right, nothing else is learned. `validate_every` 0 never validates; training stops
     early after `patience` validations without a better loss.
