@@ -34,7 +34,8 @@ def test_the_wheel_is_named_after_the_constant_and_keeps_the_command() -> None:
 
 
 def test_no_document_installs_the_other_project() -> None:
-    assert FOREIGN.search("pip install 'bottega[local]'")
+    other = DISTRIBUTION.removesuffix("-vlm")
+    assert FOREIGN.search(f"pip install '{other}[local]'")
     assert not FOREIGN.search("pip install 'bottega-vlm[local]'")
     found = {
         str(path.relative_to(ROOT)): match[0]
