@@ -160,8 +160,7 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
 
 
 def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path: Path) -> None:
-    """What was answered before the gate opened would else be repeated, though it is known to be
-    wrong."""
+    """Replies from before the gate opened would otherwise be repeated although they are wrong."""
     _, furnish, change = measured(BenefitGate())
     with kitchen(
         tmp_path,

@@ -54,8 +54,8 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 @dataclass(slots=True)
 class Asked:
-    """One request on its way. Without a `question` it goes to a tier as it is, without a `key`
-    its reply is not repeated."""
+    """One request. Without a `question` a tier gets the client's own body; without a `key` the
+    reply is not repeated."""
 
     chat: Chat
     overrides: Overrides
@@ -156,7 +156,7 @@ class Answering:
         """The tier's reply, paid for. Raises `BudgetError` and what its upstream raises."""
         asked.bill.reserve(call)
         begun = perf_counter()
-        # What costs nothing is not worth finishing.
+        # A free call reports no cost: cancel it with its client.
         seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
         has_left = asked.bill.progress.has_left
         try:

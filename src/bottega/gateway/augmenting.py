@@ -47,10 +47,10 @@ def prompted(chat: Chat, prompt: Prompt, data_url: DataUrl) -> Body:
     images are encoded."""
     messages = chat.body["messages"]
     assert isinstance(messages, list)
-    told = messages_json(prompt.messages, data_url)
-    last = max((n for n, one in enumerate(told) if one["role"] == "user"), default=0)
+    own = messages_json(prompt.messages, data_url)
+    last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
     earlier = messages[chat.before : -1]
-    joined = [*messages[: chat.before], *told[:last], *earlier, *told[last:]]
+    joined = [*messages[: chat.before], *own[:last], *earlier, *own[last:]]
     return {**chat.body, "messages": joined}
 
 

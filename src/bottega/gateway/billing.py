@@ -30,7 +30,7 @@ class Bill:
     estimates: TokenEstimates
 
     def reserve(self, call: Call) -> None:
-        """Raises `BudgetError` if the budget does not allow the call."""
+        """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.progress.hold is not None:
             most = Usage(
                 self.estimates.most_prompt(call.model, self._expected(call)),
@@ -39,7 +39,8 @@ class Bill:
             self.progress.hold.reserve(self.price(call.model, most) or 0.0)
 
     def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
-        """`usage` as the upstream reported it. `seconds` is the time of a whole reply."""
+        """Book a call by the usage that the upstream reported. `seconds` is the time of a whole
+        reply."""
         if usage is None or not usage.prompt_tokens + usage.completion_tokens:
             # No request has no tokens: they were not counted, and the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
@@ -48,17 +49,17 @@ class Bill:
         self._add(call, usage, self.price(call.model, usage))
 
     def failed(self) -> None:
-        """An upstream that fails is taken to charge nothing."""
+        """Release the reservation: an upstream that fails is assumed to charge nothing."""
         if self.progress.hold is not None:
             self.progress.hold.settle(0.0)
 
     def cut_off(self, call: Call, steps: Sequence[bytes]) -> None:
-        """A stream that ended early: by its last usage, else by its prompt and its text so far."""
+        """Book a stream that ended early, by its last usage, else by its prompt and text so far."""
         usage = usage_said(steps) or Usage(self._prompt(call), tokens_said(steps))
         self._add(call, usage, self.price(call.model, usage))
 
     def unfinished(self, call: Call, seconds: float) -> None:
-        """A whole reply that was cancelled after so many seconds of generation."""
+        """Book a plain call that was cancelled after so many seconds of generation."""
         generated = self.estimates.generated(call.model, seconds)
         usage = Usage(self._prompt(call), min(generated, allowed_output(call, generated)))
         self._add(call, usage, self.price(call.model, usage))
@@ -88,8 +89,8 @@ def dismissed_usd(calls: Iterable[Call]) -> float:
 
 
 def allowed_output(call: Call, usual: int = 0) -> int:
-    """Completion tokens of all choices; `usual` are those of one if that is more than the tier's
-    `output_tokens` and the request has no limit."""
+    """Return the most completion tokens of all choices together. Without a limit in the request
+    each choice has the tier's `output_tokens`, or `usual` if that is more."""
     fields: Body = {**call.body, **call.served.extra}
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
     each = max(limits) if limits else max(call.served.output_tokens, usual)

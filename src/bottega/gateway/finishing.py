@@ -12,9 +12,9 @@ Result = TypeVar("Result")
 async def finished(
     work: Coroutine[Any, Any, Result], seconds: float, may_finish: Callable[[], bool]
 ) -> Result:
-    """The result of `work`. If the caller is cancelled and `may_finish` says so, the work goes on
-    for at most so many seconds, and its result or failure ends the cancellation. Otherwise, and at
-    the end of that time, the work is cancelled."""
+    """Return the result of `work`. If the caller is cancelled and `may_finish` says so, the work
+    continues for at most so many seconds, and its result or failure ends the cancellation.
+    Otherwise, and at the end of that time, the work is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         # Not awaited itself: a cancellation of the caller would go on to the task.

@@ -65,8 +65,8 @@ class Served:
     """A tier as the gateway calls it. Where an answer may send its question on to another tier,
     `asks` are fields that tell how sure this one is, such as `logprobs` or `n`. `extra` are the
     operator's fields, which win over a client's. A request without a token limit is expected to
-    generate `output_tokens` at most. `prompt` belongs to a pipeline that is served as it is:
-    without one the demonstrations become turns before the client's own."""
+    generate `output_tokens` at most. `prompt` is set for the tiers of a user's
+    pipeline; without it the demonstrations become turns before the client's own."""
 
     tier: Tier
     upstream: Upstream

@@ -125,7 +125,7 @@ class Gateway:
         reply = self.replaying.repeats.get(key)
         if reply is None and question is not None:
             reply = await self._stored(key, question)
-        # Right before `lead`: between the two nobody else may come to lead.
+        # No await between this and `lead`, or two identical requests would both lead.
         reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
             return replayed(progress, before, reply)

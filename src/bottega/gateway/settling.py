@@ -23,7 +23,7 @@ from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usa
 
 @dataclass(frozen=True)
 class Settling:
-    """`remember` is told the `exact_key` of a request whose whole reply is stored, and its id."""
+    """`remember` gets the `exact_key` of a request whose whole reply is stored, and its id."""
 
     price: Pricer
     warn: Warn = field(default_factory=Warn)
@@ -51,7 +51,8 @@ class Settling:
     async def alone(
         self, progress: Progress, asked: Asked, call: Call, completed: Completed
     ) -> None:
-        """A call for which no client waits: perhaps kept, but no router is told. Never raises."""
+        """Store the reply of a call that no client waits for; routers do not observe it. Never
+        raises."""
         progress.model = completed.model
         if asked.question is not None:
             await self._kept(progress, asked, asked.question, call, completed)

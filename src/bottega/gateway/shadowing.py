@@ -116,7 +116,7 @@ class Shadowing:
         own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
         own.shots = len(shown)
         own.hold = progress.hold and progress.hold.sibling()
-        # Only what is kept is the master's: no router has to learn of it.
+        # Without a question nothing is stored: only the master's reply may be.
         alone = replace(
             asked,
             question=None if shown else asked.question,
@@ -141,7 +141,7 @@ class Shadowing:
             self.over(own)
 
     def _correct(self, asked: Asked, call: Call, completed: Completed) -> None:
-        """An exact repeat is worth the best reply that was paid for."""
+        """Replace the apprentice's kept reply by the teacher's."""
         question, name = asked.question, call.served.name
         if question is None or asked.key is None or name not in question.workshop.teachers:
             return
