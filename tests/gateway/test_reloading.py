@@ -25,6 +25,7 @@ CHANGED = """
 images = 2
 request_pixels = 1000
 body_mb = 7
+fields = ["guided_choice"]
 [keys]
 tiers = ["large"]
 max_concurrent = 3
@@ -33,7 +34,9 @@ max_concurrent = 3
 
 def changed(config: Config, more: str = CHANGED) -> Config:
     new = configured(config.gateway.data, "http://localhost:9/v1", more)
-    listening = dataclasses.replace(new.gateway, max_concurrent=5, allowed_hosts=("gate.local",))
+    listening = dataclasses.replace(
+        new.gateway, max_concurrent=5, allowed_hosts=("gate.local",), finish_seconds=9.0
+    )
     small, large = new.tiers
     dearer = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
     return dataclasses.replace(new, gateway=listening, tiers=(dearer, large))
@@ -52,7 +55,8 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
     assert (gateway.limits.images, gateway.limits.request_pixels) == (2, 1000)
     assert gateway.limits.body_mb == 20
     assert gateway.allowed_hosts == ("gate.local",)
-    assert house.app.most == 5
+    assert gateway.more_fields == {"guided_choice"}
+    assert (house.app.most, gateway.answering.finish_seconds) == (5, 9.0)
     assert (before, house.staff.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
     team = Account("1", "team")
     access.check_tiers(team, ["large"])

@@ -12,15 +12,16 @@ from bottega.gateway.config.settings import Config
 from bottega.gateway.running.building import fetch_of, key_defaults, limits_of
 from bottega.gateway.running.house import House
 from bottega.gateway.running.tiers import price_overrides
+from bottega.recording import Prices
 
 log = logging.getLogger(__name__)
 
 SECTIONS = ("gateway", "route", "cache", "replay", "limits", "shadow", "keys")
 RELOADED = {
-    *(f"gateway.{name}" for name in ("max_concurrent", "allowed_hosts")),
+    *(f"gateway.{name}" for name in ("max_concurrent", "allowed_hosts", "finish_seconds")),
     *(f"keys.{name}" for name in ("max_concurrent", "tiers", "max_namespaces")),
     *(f"limits.{name}" for name in ("messages", "text_characters", "images", "image_mb")),
-    *(f"limits.{name}" for name in ("image_pixels", "request_pixels")),
+    *(f"limits.{name}" for name in ("image_pixels", "request_pixels", "fields")),
     *(f"limits.{name}" for name in ("fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds")),
 }
 
@@ -37,10 +38,13 @@ def reload(house: House, read: Callable[[], Config]) -> None:
         return
     changed = list(_changed(house.config, applied))
     house.config = applied
-    house.staff.prices.override(prices)
+    if isinstance(house.staff.prices, Prices):  # else the user's pipeline has its own
+        house.staff.prices.override(prices)
     gateway = house.gateway
     gateway.limits, gateway.fetch = limits_of(applied.limits), fetch_of(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
+    gateway.more_fields = frozenset(applied.limits.fields)
+    gateway.answering.finish_seconds = applied.gateway.finish_seconds
     if gateway.access is not None:
         gateway.access.defaults = key_defaults(applied)
     house.app.most = applied.gateway.max_concurrent
