@@ -50,6 +50,7 @@ from training.tokenizer import ANSWER, BOS, NUMBERS, SYSTEM, USER, VOCABULARY, p
 from training.tower import EMBEDDING
 from training.writing import (
     ASKING,
+    CONTEXT_COPY,
     CONTEXT_NORM,
     FLAG,
     MATCH,
@@ -243,7 +244,7 @@ def _install_reading(layer: Any) -> None:
     previous.copy(number, a.AFTER_NUMBER, TOKEN_COPY / (token_scale * FLAG))
     previous.copy(flags[2], a.AFTER_RULE, TOKEN_COPY / (token_scale * FLAG))
 
-    mixed = TOKEN_COPY / (token_scale * (a.SHORTER_CODE / a.CODE) ** 0.5 * CONTEXT_NORM)
+    mixed = CONTEXT_COPY / (token_scale * (a.SHORTER_CODE / a.CODE) ** 0.5 * CONTEXT_NORM)
     profile = context_profile()
     recent, before = shared.head(RECENT), shared.head(RECENT_BEFORE)
     for head in (recent, before):  # what a picture carries in the same slots is no context
@@ -281,7 +282,7 @@ def _install_match(layer: Any, strengths: Strengths) -> None:
     for query, key, nats, size in (
         (a.PICTURE, a.PICTURE, strengths.picture, PICTURE_COPY**2),
         (a.SHORT, a.BEFORE, strengths.before, short),
-        (a.CONTEXT, a.EARLIER, strengths.context, TOKEN_COPY**2),
+        (a.CONTEXT, a.EARLIER, strengths.context, CONTEXT_COPY**2),
     ):
         used = match.match(query, key, used, nats, size * scale**2)
     match.copy(shared.offer_values(0, a.TOKEN), a.TOKEN, strengths.write / scale)

@@ -8,6 +8,8 @@ invented things that passages state.
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from bottega.compression import Hyper, Racc, Shape, save
 from bottega.compression.saving import load, save_settings
 from bottega.compression.training import Course, Progress, Teaching, train
@@ -72,6 +74,21 @@ def train_compressor(
     train(racc, between, lessons, course, folder=work, report=report)
     save(racc, out, hyper=between.hyper, base=model.model)
     return racc
+
+
+@torch.no_grad()
+def recalibrate(apprentice: Path, compressor: Path, out: Path) -> None:
+    """Keep the weights in `compressor` and measure its scales with another decoder.
+
+    The scales of hidden states, keys and values are buffers; what was learned are parameters, and
+    these are relative to the scales.
+    """
+    model = LoadedModel.load(str(apprentice), "cpu", "float32")
+    between, racc = taught(model), load(compressor).racc
+    learned = {name: one.clone() for name, one in racc.named_parameters()}
+    between.calibrate(racc, fact_lessons().drawn(512, -1))
+    racc.load_state_dict(learned, strict=False)
+    save(racc, out, hyper=between.hyper, base=model.model)
 
 
 def describe(apprentice: Path, out: Path) -> None:

@@ -7,6 +7,7 @@ from bottega.cli.measuring import Run, Work, measure
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.pairing import Paired, paired
 from bottega.evaluation.tally import Result
+from bottega.evaluation.votes import VOTES
 from bottega.generation import Transformers
 from bottega.recipes import Classification
 
@@ -31,8 +32,8 @@ class Setting:
         return self.benchmark + options + (f", {self.noise:.0%} wrong" if self.noise else "")
 
 
-CONTROLLED = "zero-shot,random,visual-rag,vote,swap-image,swap-question"
-FULL = "zero-shot,random,balanced,visual-rag,vote"
+CONTROLLED = "zero-shot,random,visual-rag,vote,nearest,knn,swap-image,swap-question"
+FULL = "zero-shot,random,balanced,visual-rag,vote,nearest,knn"
 APPRENTICE = (
     Setting("digits", FULL, (5, 10, 20)),
     Setting("digits", "visual-rag,vote", (1, 5, 10), per_class=5),
@@ -66,19 +67,21 @@ MASTER = (
 
 
 def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
-    """Every setting's rows as one Markdown table, and the differences to the vote as another."""
+    """Every setting's rows as one Markdown table, and the differences to the baselines without a
+    model as another."""
     rows, differences = [], []
     for setting in settings:
         runs = _run(folder, setting)
         rows += [_row(setting.name, result) for result, _ in runs]
-        differences += [_difference(setting.name, one) for one in paired(runs)]
+        compared = [one for one in paired(runs) if one.against in VOTES]
+        differences += [_difference(setting.name, one) for one in compared]
     head = [
         "| benchmark | method | shots | n | value | 95 % interval | invalid |",
         "|---" * 7 + "|",
     ]
     against = [
-        "| benchmark | shots | n | visual-rag minus vote | 95 % interval | p |",
-        "|---" * 6 + "|",
+        "| benchmark | shots | n | visual-rag minus | difference | 95 % interval | p |",
+        "|---" * 7 + "|",
     ]
     tables = [*head, *rows]
     return "\n".join([*tables, "", *against, *differences] if differences else tables)
@@ -105,4 +108,7 @@ def _row(name: str, result: Result) -> str:
 def _difference(name: str, one: Paired) -> str:
     interval = f"{one.low:+.3f} to {one.high:+.3f}"
     p_value = f"{one.p_value:.3f}" if one.p_value >= 0.001 else "< 0.001"
-    return f"| {name} | {one.shots} | {one.n} | {one.value:+.3f} | {interval} | {p_value} |"
+    return (
+        f"| {name} | {one.shots} | {one.n} | {one.against} | {one.value:+.3f} | {interval} |"
+        f" {p_value} |"
+    )
