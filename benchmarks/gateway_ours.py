@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 
 from benchmarks.gateway_cases import Case
 from benchmarks.processes import Server, free_port, stopping
-from benchmarks.served import new_key, serve
+from benchmarks.served import UNLIMITED, new_key, serve
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.types import Example, Query
@@ -54,7 +54,7 @@ required = true
 def ours(folder: Path, mock: Server) -> Iterator[list[Case]]:
     port, config = free_port(), folder / "bottega.toml"
     config.write_text(CONFIG.format(port=port, folder=folder, upstream=f"{mock.url}/v1"))
-    key = new_key(folder / "data", "bench", TEAM)
+    key = new_key(folder / "data", "bench", TEAM, *UNLIMITED)
     fill(folder / "cache.db")
     server = serve(config, port, folder / "bottega.log", {"BENCH_KEY": "none"})
     with stopping(server):

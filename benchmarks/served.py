@@ -24,8 +24,12 @@ def serve(
     return await_port(server, STARTS)
 
 
-def new_key(data: Path, name: str, namespace: str) -> str:
+UNLIMITED = ("--tiers", "*", "--max-concurrent", "256")
+
+
+def new_key(data: Path, name: str, namespace: str, *options: str) -> str:
     command = [*BOTTEGA, "keys", "add", name, "--data", str(data), "--namespace", namespace]
+    command += options
     surroundings = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     made = subprocess.run(
         [*command, "--json"], env=surroundings, capture_output=True, text=True, check=True

@@ -29,7 +29,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.processes import Server, await_port, free_port, start, stopping
-from benchmarks.served import STARTS, new_key, serve
+from benchmarks.served import STARTS, UNLIMITED, new_key, serve
 from benchmarks.soak_clients import Asker, Client, Told
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
@@ -218,7 +218,7 @@ class Soak:
         )
         (self._folder / "bottega.toml").write_text(filled)
         data = self._folder / "data"
-        return [Asker(new_key(data, name, name), name) for name in NAMESPACES]
+        return [Asker(new_key(data, name, name, *UNLIMITED), name) for name in NAMESPACES]
 
     async def _started(self) -> Server:
         config = self._folder / "bottega.toml"
