@@ -100,7 +100,8 @@ def _is_reducible(picture: Pillow.Image) -> bool:
 def _reduced_in_strips(picture: Pillow.Image, scale: int) -> Pillow.Image:
     """RGB pixels, converted and reduced strip by strip: the whole image as RGB would take four
     times the memory of one with a palette or of one bit."""
-    small = Pillow.new("RGB", tuple(-(-side // scale) for side in picture.size))
+    width, height = (-(-side // scale) for side in picture.size)
+    small = Pillow.new("RGB", (width, height))
     for top, strip in strips(picture, multiple=scale):
         small.paste(rgb(strip).reduce(scale), (0, top // scale))
     return small

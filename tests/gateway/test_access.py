@@ -199,7 +199,7 @@ async def test_who_opens_many_namespaces_holds_up_nobody() -> None:
     await spaces.aclose()
 
 
-OLD = GATEWAY_DB.migrations[0]
+OLD = str(GATEWAY_DB.migrations[0])
 
 
 def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
