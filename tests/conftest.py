@@ -32,6 +32,14 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """Let commands use one torch thread, a setting that would hold for all later tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        yield
+
+
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[server.Server]:
     """A chat-completions endpoint on loopback that misbehaves on demand."""
