@@ -19,8 +19,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 # How long an example takes is the machine's affair, and it may be busy.
 # Each run draws other examples; pytest --hypothesis-profile thorough draws many at once.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=1000)
+# Without a database of failures: it would be written to the working directory.
+settings.register_profile(
+    "unhurried", deadline=None, max_examples=50, database=None, print_blob=True
+)
+settings.register_profile("thorough", settings.get_profile("unhurried"), max_examples=1000)
 # A mutant is killed by any failing example, however large.
 settings.register_profile(
     "mutation",
