@@ -24,16 +24,18 @@ def said(path: Path) -> list[str]:
 
 
 def test_what_waits_is_written_when_its_loop_is_gone(tmp_path: Path) -> None:
-    path, slow = tmp_path / "said.db", threading.Event()
+    path, begun, slow = tmp_path / "said.db", threading.Event(), threading.Event()
     committer = Committer(partial(connected, path))
 
     def write(word: str, connection: sqlite3.Connection) -> None:
+        begun.set()
         slow.wait(10)
         connection.execute("INSERT INTO said VALUES (?)", (word,))
 
     async def interrupted() -> None:
         first = asyncio.create_task(committer.write(partial(write, "a")))
-        await asyncio.sleep(0.05)  # its transaction has begun, so what follows needs another one
+        # Its transaction has begun, so what follows needs another one.
+        assert await asyncio.to_thread(begun.wait, 10)
         rest = [asyncio.create_task(committer.write(partial(write, word))) for word in "bc"]
         await asyncio.sleep(0)
         for task in (first, *rest):
@@ -59,8 +61,9 @@ async def test_a_failing_commit_is_raised_and_the_next_write_is_stored(tmp_path:
     def connect() -> sqlite3.Connection:
         connection = connected(path)
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("CREATE TABLE questions (id INTEGER PRIMARY KEY)")
         connection.execute(
-            "CREATE TABLE replies (word INTEGER REFERENCES said (rowid)"
+            "CREATE TABLE replies (question INTEGER REFERENCES questions (id)"
             " DEFERRABLE INITIALLY DEFERRED)"
         )
         return connection
@@ -77,21 +80,23 @@ async def test_a_failing_commit_is_raised_and_the_next_write_is_stored(tmp_path:
 async def test_all_writes_of_a_failing_transaction_fail_and_the_next_one_is_stored(
     tmp_path: Path, conflict: str
 ) -> None:
-    path, go_on = tmp_path / "said.db", threading.Event()
+    path, begun, go_on = tmp_path / "said.db", threading.Event(), threading.Event()
     committer = Committer(partial(connected, path))
 
     def first(connection: sqlite3.Connection) -> None:
+        begun.set()
         go_on.wait(10)
         connection.execute("CREATE UNIQUE INDEX once ON said (word)")
 
-    begun = asyncio.create_task(committer.write(first))
-    await asyncio.sleep(0.05)  # its transaction has begun: the next two share another one
+    done = asyncio.create_task(committer.write(first))
+    # Its transaction has begun: the next three share another one.
+    assert await asyncio.to_thread(begun.wait, 10)
     words = ("a", "b", "b")
     statements = [f"{conflict} INTO said VALUES ('{word}')" for word in words]
     together = [asyncio.create_task(committer.write(partial(_insert, sql))) for sql in statements]
     await asyncio.sleep(0)
     go_on.set()
-    await begun
+    await done
     errors = await asyncio.wait_for(asyncio.gather(*together, return_exceptions=True), 5)
     assert [type(error) for error in errors] == [sqlite3.IntegrityError] * 3
     await asyncio.wait_for(committer.write(partial(_insert, "INSERT INTO said VALUES ('c')")), 5)
