@@ -65,6 +65,14 @@ def test_replies_are_kept_for_their_time() -> None:
     assert forever.get("a") is None and forever.held_bytes == 0
 
 
+def test_replies_without_text_take_room_too() -> None:
+    repeats = Repeats(60_000, None)
+    for number in range(1000):
+        repeats.put(str(number), Remembered(b""))
+    assert 50 <= len(repeats) <= 100
+    assert repeats.held_bytes <= 60_000
+
+
 def test_the_least_recently_used_reply_is_dropped() -> None:
     big = Remembered(b"x" * 1000)
     repeats = Repeats(3 * big.size, None)

@@ -91,7 +91,7 @@ class Batch:
 class EntryFile:
     """The ledger's tables. One thread at a time."""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(self, path: Path, *, create: bool) -> None:
         self.name = path_text(path)
         self._connection = connect(path, create=create)
 
