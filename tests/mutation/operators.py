@@ -34,7 +34,7 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 }
 FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 LOGGERS = {"log", "logger", "logging", "warnings"}
-IGNORED_ARGUMENTS = {"strict", "name", "daemon", "hint", "use_cache"}
+IGNORED_ARGUMENTS = {"strict", "name", "daemon", "hint", "use_cache", "show_progress"}
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

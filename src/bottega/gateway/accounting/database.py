@@ -81,7 +81,7 @@ GATEWAY_DB = FileKind(
 )
 
 
-def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
+def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """A connection that every thread may use. Its commits survive a crash of the process; a crash
     of the machine may lose the last ones but never damages the file."""
     name = path_text(path)

@@ -52,10 +52,10 @@ class Ledger:
         self,
         path: Path,
         *,
-        create: bool = True,
-        keep_days: float | None = None,
-        repeat_seconds: float = 0.0,
-        clock: Callable[[], float] = time.time,
+        create: bool,
+        keep_days: float | None,
+        repeat_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         self.path = path
         self.lost = 0
