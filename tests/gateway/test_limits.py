@@ -233,12 +233,19 @@ def test_limits_hold_to_the_last_one() -> None:
 
     header = (b"name", b"value!")
     image = {"type": "image_url", "image_url": PIXEL.data_url}
+    mebibyte = 4 * (1 << 20) // 3  # in base64
+
+    def weighs(length: int) -> dict[str, object]:
+        url = "data:image/png;base64,"
+        return asked({"type": "image_url", "image_url": url + "A" * (length - len(url))})
+
     wide = Image.from_pillow(Pillow.new("RGB", (10, 10)))
     checks = [
         [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(text_characters=5).check, text(3, n)) for n in (2, 3)],
         [partial(Limits(images=2).check, asked(*[image] * n)) for n in (2, 3)],
+        [partial(Limits(image_mb=1).check, weighs(mebibyte + n)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
         [partial(Limits(image_pixels=100).check_fetched, [wide] * n, "p") for n in (5, 6)],
     ]

@@ -65,6 +65,14 @@ def test_replies_are_kept_for_their_time() -> None:
     assert forever.get("a") is None and forever.held_bytes == 0
 
 
+def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
+    reply = Remembered(b"x" * 1000, "master", "gpt")
+    for room, kept in ((reply.size, 1), (reply.size - 1, 0)):
+        repeats = Repeats(room, None)
+        repeats.put("a", reply)
+        assert (len(repeats), repeats.held_bytes) == (kept, kept * reply.size)
+
+
 def test_replies_without_text_take_room_too() -> None:
     repeats = Repeats(60_000, None)
     for number in range(1000):

@@ -194,6 +194,18 @@ def test_uses_that_could_not_be_written_are_written_later(
         assert tuple(row) == (2, 0.75)
 
 
+def test_nothing_needs_to_be_protected() -> None:
+    with opened(2, LeastFrequentlyUsed(protect=0)) as kb:
+        kb.add([asked("a"), asked("b")])
+        kb.used([id_of(kb, "a")])
+        kb.used([id_of(kb, "b")])
+        kb.add([asked("c")])
+        assert texts(kb) == "ab"  # the new one was never used
+    for policy in (LeastFrequentlyUsed, LeastSaving):
+        with pytest.raises(SettingError, match="protect -1"):
+            policy(protect=-1)
+
+
 def _raising(error: Exception) -> Callable[..., None]:
     def fail(*_: object) -> None:
         raise error

@@ -61,6 +61,13 @@ async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
     assert all(seed is not None and 0 <= seed < 2**31 for seed in first.values())
 
 
+async def test_only_sampling_gets_a_seed() -> None:
+    model = Scripted(lambda prompt: "yes")
+    for temperature in (0.0, 0.1, 1.0):
+        await Asker(model).ask(says("a"), Sampling(temperature=temperature))
+    assert [call.sampling.seed is None for call in model.calls] == [True, False, False]
+
+
 async def test_a_seed_that_was_given_stays() -> None:
     model = Scripted(lambda prompt: "yes")
     await Asker(model).ask(says("a"), Sampling(temperature=1, seed=7))

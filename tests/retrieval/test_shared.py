@@ -154,6 +154,13 @@ def test_what_one_event_loop_found_another_may_have() -> None:
     assert slow.asked == [2]
 
 
+async def test_the_first_search_is_as_large_as_asked_for_and_not_larger() -> None:
+    slow = Slow()
+    await Shared(slow, least=1)(Query("q"), 1)
+    await Shared(slow)(Query("q"), 2)
+    assert slow.asked == [1, 2]
+
+
 def test_a_search_for_nothing_is_refused() -> None:
     with pytest.raises(SettingError):
         Shared(Slow(), least=0)

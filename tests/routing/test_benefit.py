@@ -190,6 +190,16 @@ def test_impossible_settings_are_refused(settings: dict[str, object]) -> None:
         BenefitGate(**settings)  # type: ignore[arg-type]
 
 
+def test_the_smallest_settings_work() -> None:
+    gate = BenefitGate(bands=1, least=1, window=1)
+    gate.learn(near(0.5), 1.0, 0.0)
+    assert BenefitGate(bands=2, least=3, window=6).state()
+    with pytest.raises(SettingError, match="do not fit"):
+        BenefitGate(bands=2, least=3, window=5)
+    with pytest.raises(SettingError, match="do not fit"):
+        BenefitGate(bands=1, least=0, window=5)
+
+
 @pytest.mark.parametrize("scores", [(1.1, 0.0), (0.0, -0.1), (float("nan"), 0.0)])
 def test_scores_are_shares(scores: tuple[float, float]) -> None:
     with pytest.raises(SettingError):

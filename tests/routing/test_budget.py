@@ -92,6 +92,7 @@ async def test_before_its_price_is_known_the_master_is_asked_once() -> None:
     first = [await router(QUERY) for _ in range(51)]
     assert first == [LARGE, *[SMALL] * 50]
     assert await router(QUERY) is LARGE  # the first must have failed
+    assert [await router(QUERY) for _ in range(51)] == [*[SMALL] * 50, LARGE]
     await router.observe(traced(LARGE, 0.04))
     assert 0 < router.rate < 0.2
 

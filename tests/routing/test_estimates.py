@@ -34,3 +34,15 @@ def test_a_level_lies_in_its_interval(share: float) -> None:
 def test_nothing_is_known_of_no_samples() -> None:
     assert gain([], 0.98).low < -0.9 and gain([], 0.98).high > 0.9
     assert level([]).low < 0.1 and level([]).high > 0.9
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_an_interval_stays_within_what_is_possible_and_holds_the_mean(value: float) -> None:
+    for values in ([value], [value] * 3, [value, 1.0], [value] * 300):
+        found = level(values)
+        assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+        assert found.value == pytest.approx(mean(values))
+        for sign in (-1, 1):
+            change = gain([sign * one for one in values], 0.98)
+            assert -1.0 <= change.low <= change.value <= change.high <= 1.0
+            assert change.value == pytest.approx(sign * mean(values))

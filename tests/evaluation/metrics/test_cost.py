@@ -52,3 +52,18 @@ def test_without_a_gap_there_is_nothing_to_recover() -> None:
         gap_recovered(0.5, weak=0.6, strong=0.6)
     with pytest.raises(SettingError, match="0 to 1"):
         recovered((50, 0.6))
+
+
+@pytest.mark.parametrize("share", [-0.5, 1.5])
+def test_a_share_of_cost_lies_between_nothing_and_all(share: float) -> None:
+    with pytest.raises(SettingError, match="0 to 1"):
+        recovered((share, 0.6), (0.5, 0.6))
+
+
+def test_a_curve_that_begins_and_ends_itself_is_not_extended() -> None:
+    curve = [CostQuality(0.0, 0.6), CostQuality(1.0, 0.7)]
+    assert share_needed(curve, 0.5, weak=0.4, strong=0.8) == pytest.approx(0)
+    assert share_needed(curve, 1.0, weak=0.4, strong=0.8) is None
+    three = [CostQuality(0.25, 0.5), CostQuality(0.75, 0.7)]  # 0, 1/4, 3/4 and all of the gap
+    needed = [share_needed(three, part, weak=0.4, strong=0.8) for part in (0.125, 0.5, 0.875)]
+    assert needed == pytest.approx([0.125, 0.5, 0.875])
