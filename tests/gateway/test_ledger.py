@@ -131,6 +131,26 @@ def test_the_most_expensive_request_is_known_whatever_order_it_came_in(file: Pat
     again.close()
 
 
+def test_spending_that_is_being_written_counts(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an account could spend its budget once more while the disk is slow."""
+    written = ledger._file.write
+    during: list[tuple[float, float]] = []
+
+    def write(batch: Batch) -> None:
+        during.append((ledger.spent_this_month("a"), ledger.dearest_this_month("a")))
+        written(batch)
+        during.append((ledger.spent_this_month("a"), ledger.dearest_this_month("a")))
+
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)  # only this test writes
+    monkeypatch.setattr(ledger._file, "write", write)
+    for cost in (0.5, 0.25):
+        ledger.note(entry(cost=cost))
+        ledger.flush()
+    assert during == [(0.5, 0.5)] * 2 + [(0.75, 0.5)] * 2
+
+
 def test_spending_during_a_failed_write_is_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ DIFFERENT = [
     (OPEN, "<think>I never finished", "cat"),
     (OPEN, "!!", "??"),
     (OPEN, "cat", "dog"),
+    (OPEN, "1e5", "100000"),
     (OPEN, "cat", "yes"),
     (PETS, "cat", "I do not know"),
     (PETS, "hot dog", "dog"),

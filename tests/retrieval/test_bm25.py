@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +111,28 @@ async def test_a_feed_that_has_forgotten_changes_is_read_from_its_beginning() ->
     feed.lost = len(feed.log)
     with pytest.raises(EmptyKnowledgeBaseError):
         await search(Query("any"), 5)
+
+
+class Vanishing(Memory):
+    """Another process deletes the next of these whenever examples are fetched."""
+
+    vanish: tuple[str, ...] = ()
+
+    def get_many(self, ids: Sequence[str], /) -> list[Example]:
+        if self.vanish:
+            self.delete(self.vanish[:1])
+            self.vanish = self.vanish[1:]
+        return super().get_many(ids)
+
+
+async def test_what_is_deleted_during_a_search_is_left_out() -> None:
+    memory = Vanishing(
+        [asked(hue, "x", shade) for shade, hue in enumerate(["red", "blue", "green"])]
+    )
+    search = BM25(memory)
+    assert len(await search(Query("red"), 3)) == 3
+    memory.vanish = ("entry-0000", "entry-0001")
+    assert [c.example.query.text for c in await search(Query("red"), 3)] == ["green"]
 
 
 async def test_an_example_that_never_was_is_an_error() -> None:
