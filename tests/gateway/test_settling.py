@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -89,6 +90,27 @@ def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
         over = found.wait(1)
     assert over.cost_usd is not None
     assert 0 < over.dismissed_usd < over.cost_usd
+
+
+@pytest.mark.parametrize("usage", [None, Usage(100, 10)])
+def test_a_dismissed_answer_of_unknown_cost_makes_the_whole_cost_unknown(
+    tmp_path: Path, usage: Usage | None
+) -> None:
+    async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
+        return Tier("master", tier.generator) if tier.name == "apprentice" else None
+
+    change = partial(replace, escalate=unsure)
+    with kitchen(tmp_path, apprentice=Speaking(usage), change=change) as found:
+        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        raw(found, asked(1))
+        over = found.wait(1)
+    assert over.route == "master"
+    if usage is None:
+        assert (over.cost_usd, over.dismissed_usd) == (None, 0.0)
+    else:
+        assert over.dismissed_usd == pytest.approx(110e-6)
+        assert over.cost_usd is not None and over.cost_usd > 110e-6
+        assert over.usage.prompt_tokens > 100
 
 
 def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:

@@ -215,7 +215,7 @@ def _expressions(node: ast.expr) -> Iterator[ast.expr]:
     yield node
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _is_cast(node)):
         return
-    if ast.unparse(node).endswith("[0][0]"):  # of one row with one column: -1 is the same
+    if ast.unparse(node).endswith(("[0][0]", "row[0]")):  # rows of one column: -1 is the same
         return
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.keyword):
