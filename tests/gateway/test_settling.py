@@ -66,6 +66,14 @@ def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -
         assert found.wait(2).cost_usd == 0.0
 
 
+@pytest.mark.parametrize("usage", [Usage(7, 7), Usage(7, 0), Usage(0, 7)])
+def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
+    with kitchen(tmp_path, apprentice=Speaking(usage)) as found:
+        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        raw(found, asked(1))
+        assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
+
+
 def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
     with kitchen(tmp_path, apprentice=Speaking()) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)

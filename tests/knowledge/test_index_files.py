@@ -39,6 +39,21 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
+def test_what_a_large_index_has_learnt_is_kept_on_closing(path: Path) -> None:
+    """Or the next start would have to catch up with every change since the graph was built."""
+    file = path.with_name("kb.db.default.index")
+    with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
+        kb.add([asked(f"q{i}") for i in range(20)])
+        kb.search(Query("x"), 1)
+        kb.settle()
+        kb.search(Query("x"), 1)
+        built = file.read_bytes()
+        kb.add([asked(f"later {i}") for i in range(3)])
+        assert len(kb.search(Query("x"), 99)) == 23
+        assert file.read_bytes() == built
+    assert file.read_bytes() != built
+
+
 @pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo])
 def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
     path: Path, put: Callable[[Path], None]

@@ -111,6 +111,24 @@ def test_entries_that_are_all_alike_are_one_group() -> None:
     assert (done.entries, done.groups, len(tree.centres)) == (20, 1, 1)
 
 
+def test_a_refit_is_due_after_32_newcomers_of_another_topic() -> None:
+    rng = np.random.default_rng(0)
+    corner, other = np.eye(2, D, dtype=np.float32)
+    noise = 0.05 * rng.standard_normal((280, D)).astype(np.float32)
+    tree = HashtagTree(2, cold_start=40)
+    tree.add([f"e{i}" for i in range(100)], corner + noise[:100])
+    for start in (100, 190):  # counted again after each refit
+        tree.refit()
+        other = np.roll(other, 1)
+        due = []
+        for i in range(start, start + 48):
+            tree.add([f"n{i}"], (other + noise[i])[None])
+            due.append(tree.due())
+        assert due[:32] == [*[False] * 31, True]
+        tree.remove([f"n{i}" for i in range(start, start + 48)])
+    assert len(tree) == 100
+
+
 def test_the_papers_tree_is_fitted_once_and_ours_when_it_grew_or_drifted() -> None:
     near_corner = np.eye(4, D, dtype=np.float32)[np.arange(40) % 2]
     noise = 0.05 * np.random.default_rng(0).standard_normal((240, D)).astype(np.float32)
