@@ -173,3 +173,16 @@ def test_one_or_nothing_whichever_is_which(one: str, other: str, query: Query) -
         found = evaluate(Answer(one), Answer(other), query)
         assert found in (0, 1)
         assert found == evaluate(Answer(other), Answer(one), query)
+
+
+@pytest.mark.parametrize(
+    ("reply", "same"),
+    [
+        *((reply, 1) for reply in ("A and B", "(A), (B)", "B; A", "dog, cat", "cat and dog")),
+        *((reply, 0) for reply in ("A and C", "A and 7", "A", "A, B and C")),
+    ],
+)
+def test_several_options_are_read_by_text_or_letter(reply: str, same: float) -> None:
+    two = Answer("cat, dog", labels=("cat", "dog"))
+    for evaluate in (same_choice, same_answer):
+        assert evaluate(two, Answer(reply), PETS) == evaluate(Answer(reply), two, PETS) == same
