@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
@@ -338,3 +339,27 @@ async def test_two_that_are_loaded_at_once_are_both_whole() -> None:
         reply = await one.generate(Prompt((Message("user", ("What?",)),)), Sampling(max_tokens=4))
         assert reply.completions[0].text == "unknown"
         await one.aclose()
+
+
+WORDINGS = ("", "Which class?", "What is in the image?", "What is in the image above?")
+WORDS = ("airplane", "automobile", "bird", "cat", "deer", "frog", "horse", "ship", "truck", "abbey")
+
+
+def blurred(seed: int) -> Image:
+    """An image of smooth random colours: like photographs, all about equally similar."""
+    noise = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.from_pillow(Pillow.fromarray(noise).resize((32, 32), Pillow.Resampling.BICUBIC))
+
+
+async def test_the_wording_of_a_common_question_changes_no_answer(model: Transformers) -> None:
+    async def answers(text: str) -> list[str]:
+        shown = [
+            Candidate(Example(Query(text, (blurred(place),)), label), 0.0)
+            for place, label in enumerate(WORDS)
+        ]
+        queries = [Query(text, (blurred(100 + place),)) for place in range(16)]
+        return await asyncio.gather(*(ask(model, PROMPT(one, shown)) for one in queries))
+
+    first, *others = [await answers(text) for text in WORDINGS]
+    for other in others:
+        assert sum(a == b for a, b in zip(first, other, strict=True)) >= 15
