@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from bottega.bundled import bundled_folder
 from bottega.generation.local import Transformers
+from bottega.generation.photographs import may_need_warning, warn_of_photographs
+from bottega.types import Prompt, Reply, Sampling
+
+
+class BundledTransformers(Transformers):
+    """A bundled model, which warns once in a process when it is asked about a photograph."""
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if may_need_warning(prompt):
+            await asyncio.to_thread(warn_of_photographs, prompt)
+        return await super().generate(prompt, sampling)
 
 
 def bundled(
@@ -13,7 +26,7 @@ def bundled(
     `bundled("master")` also knows digits and the plain words for what a scene shows. They are so
     small that a second thread slows them down. Raises `ModelLoadError` for one that is not there.
     """
-    return Transformers(
+    return BundledTransformers(
         bundled_folder(name),
         name=f"bundled:{name}",
         device="cpu",

@@ -1,0 +1,76 @@
+"""A warning that the bundled models do not understand photographs."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from PIL import Image as Pillow
+
+from bottega.errors import ImageError
+from bottega.image import Image
+from bottega.types import Prompt
+
+LOSSY = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
+# The images of the synthetic tasks and digits are smaller, and never stored in a lossy format.
+LARGE = 128
+SIDE = 64
+LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean spread of the channels; colours out of 32,768
+WARNING = (
+    "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
+    " images; give the id of a larger vision-language model with --model, and find examples with"
+    " --embed pixels or the id of an image encoder"
+)
+
+
+class PhotographWarning(UserWarning):
+    """A bundled model is asked about a photograph."""
+
+
+_warned = False
+
+
+def may_need_warning(prompt: Prompt) -> bool:
+    """Whether the last image may be a photograph by its header, and no warning was given yet."""
+    image = _last_image(prompt)
+    return not _warned and image is not None and _may_be_photograph(image)
+
+
+def warn_of_photographs(prompt: Prompt) -> None:
+    """Warn once in a process, if the last image of the prompt looks like a photograph."""
+    global _warned
+    image = _last_image(prompt)
+    if not _warned and image is not None and is_photograph(image):
+        _warned = True
+        warnings.warn(WARNING, PhotographWarning, stacklevel=2)
+
+
+def is_photograph(image: Image) -> bool:
+    """Whether the image has many colours, and a lossy format or a size beyond synthetic tasks.
+
+    Photographs in greys, and small ones in lossless formats, are not recognised.
+    """
+    if not _may_be_photograph(image):
+        return False
+    try:
+        pixels = np.asarray(_reduced(image.decode()), dtype=np.int16)
+    except ImageError:
+        return False  # the model will report it
+    spread = float(np.ptp(pixels, axis=2).mean())
+    colours = len(np.unique((pixels // 8).reshape(-1, 3), axis=0))
+    return spread >= LEAST_SPREAD and colours >= LEAST_COLOURS
+
+
+def _may_be_photograph(image: Image) -> bool:
+    return image.media_type in LOSSY or min(image.width, image.height) > LARGE
+
+
+def _reduced(picture: Pillow.Image) -> Pillow.Image:
+    small = picture.convert("RGB")
+    small.thumbnail((SIDE, SIDE))
+    return small
+
+
+def _last_image(prompt: Prompt) -> Image | None:
+    images = (part for message in reversed(prompt.messages) for part in reversed(message.parts))
+    return next((part for part in images if isinstance(part, Image)), None)

@@ -1,0 +1,95 @@
+"""Bundled models warn about photographs, and about nothing else."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from bottega import Interleaved, Query, Sampling, bundled
+from bottega.generation import photographs
+from bottega.generation.photographs import PhotographWarning, is_photograph, warn_of_photographs
+from bottega.image import Image
+from bottega.tasks.characters import Glyphs
+from bottega.tasks.facts import Facts
+from bottega.types import Prompt
+
+PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
+
+
+def encoded(pixels: np.ndarray, format: str) -> Image:
+    file = io.BytesIO()
+    Pillow.fromarray(pixels).save(file, format)
+    return Image.from_bytes(file.getvalue())
+
+
+def landscape(side: int = 64) -> np.ndarray:
+    """Smooth colours with noise, as a camera gives."""
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    smooth = np.asarray(Pillow.fromarray(coarse).resize((side, side), Pillow.Resampling.BICUBIC))
+    noisy = smooth.astype(int) + rng.integers(-9, 10, smooth.shape)
+    return noisy.clip(0, 255).astype(np.uint8)
+
+
+def prompt(image: Image) -> Prompt:
+    return Interleaved()(Query("What is it?", (image,)), [])
+
+
+@pytest.fixture(autouse=True)
+def no_warning_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photographs, "_warned", False)
+
+
+def test_photographs_are_recognised() -> None:
+    assert is_photograph(encoded(landscape(), "JPEG"))
+    assert is_photograph(encoded(landscape(), "WEBP"))
+    assert is_photograph(encoded(landscape(300), "PNG"))
+
+
+@pytest.mark.skipif(not PHOTOS.exists(), reason="sample data are absent")
+def test_most_sample_photographs_are_recognised() -> None:
+    found = [is_photograph(Image.open(path)) for path in sorted(PHOTOS.rglob("*.jpg"))]
+    assert sum(found) >= 0.8 * len(found) > 0
+
+
+def test_drawings_and_digits_are_not_photographs() -> None:
+    grey = landscape().mean(axis=2).astype(np.uint8)
+    flat = np.zeros((300, 300, 3), np.uint8)
+    flat[50:200, 80:250] = (200, 30, 30)
+    assert not is_photograph(encoded(grey, "JPEG"))
+    assert not is_photograph(encoded(flat, "JPEG"))
+    assert not is_photograph(encoded(flat, "PNG"))
+
+
+@pytest.mark.parametrize("task", [Glyphs(style="any"), Facts(episodes=1, asked=5)])
+def test_synthetic_tasks_are_not_photographs(task: Glyphs | Facts) -> None:
+    drawn = task.draw(0)
+    images = [image for item in drawn.items[:60] for image in item.query.images]
+    assert images
+    assert not any(map(is_photograph, images))
+
+
+def test_a_damaged_image_is_left_to_the_model() -> None:
+    whole = encoded(landscape(), "JPEG").data
+    assert not is_photograph(Image.from_bytes(whole[: len(whole) // 2]))
+
+
+def test_a_process_warns_once() -> None:
+    photo = prompt(encoded(landscape(), "JPEG"))
+    with pytest.warns(PhotographWarning, match="--embed pixels"):
+        warn_of_photographs(photo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_photographs(photo)
+
+
+async def test_the_bundled_model_warns() -> None:
+    model = bundled()
+    with pytest.warns(PhotographWarning):
+        await model.generate(prompt(encoded(landscape(), "JPEG")), Sampling(max_tokens=2))
+    await model.aclose()
