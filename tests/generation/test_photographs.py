@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega import Interleaved, Query, Sampling, bundled
+from bottega.cli import _hush
 from bottega.generation import photographs
 from bottega.generation.photographs import PhotographWarning, is_photograph, warn_of_photographs
 from bottega.image import Image
@@ -86,6 +88,17 @@ def test_a_process_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_photographs(photo)
+
+
+def test_the_command_line_shows_the_warning_as_plain_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with warnings.catch_warnings():
+        _hush()
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        warn_of_photographs(prompt(encoded(landscape(), "JPEG")))
+    assert capsys.readouterr().err == f"warning: {photographs.WARNING}\n"
 
 
 async def test_the_bundled_model_warns() -> None:

@@ -33,9 +33,16 @@ def main() -> None:
         sys.exit(2 if isinstance(error, SettingError) else 1)
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print the text alone: the default form shows a line of our source."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
 def _hush() -> None:
     """Libraries' notes to developers are not for our users."""
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", message="bundled models do not understand")
+    warnings.showwarning = _show_warning
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
