@@ -247,7 +247,7 @@ def test_limits_hold_to_the_last_one() -> None:
         [partial(Limits(images=2).check, asked(*[image] * n)) for n in (2, 3)],
         [partial(Limits(image_mb=1).check, weighs(mebibyte + n)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
-        [partial(Limits(image_pixels=100).check_fetched, [wide] * n, "p") for n in (5, 6)],
+        [partial(Limits(request_pixels=500).check_fetched, [wide] * n, "p") for n in (5, 6)],
     ]
     assert [tuple(map(passes, pair)) for pair in checks] == [(True, False)] * len(checks)
 
