@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> N
 
 def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    with sqlite3.connect("k.db") as connection:
+    with closing(sqlite3.connect("k.db")) as connection, connection:
         connection.execute("UPDATE views SET fingerprint = 'of a model'")
         connection.execute("UPDATE notes SET value = x'ff'")
     connection.close()
@@ -172,7 +173,7 @@ def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pet
         assert failed.code == 1
         assert "known only to the Python code" in failed.err
     assert run("verify", "k.db", "--repair").code == 0
-    with sqlite3.connect("k.db") as connection:
+    with closing(sqlite3.connect("k.db")) as connection, connection:
         connection.execute("DELETE FROM vectors WHERE key = 9")
     connection.close()
     assert "only with the embedder" in run("verify", "k.db", "--repair").out

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
 ) -> None:
     account, token = accounts.add("team-a")
     monkeypatch.setattr("bottega.gateway.accounting.accounts.LOOK_SECONDS", 0.1)
-    with sqlite3.connect(tmp_path / "gateway.db") as other:
+    with closing(sqlite3.connect(tmp_path / "gateway.db")) as other, other:
         other.execute("ALTER TABLE accounts RENAME TO gone")
     other.close()
     with caplog.at_level(logging.ERROR):

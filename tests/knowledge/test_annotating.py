@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def test_no_key_is_given_twice(kb: KnowledgeBase, path: Path) -> None:
     kb.annotate(kb.ids()[2], rationale="x")
     kb.delete(kb.ids()[2:])
     kb.add([asked("new")])
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         keys = [row[0] for row in connection.execute("SELECT key FROM changes WHERE op = 'put'")]
     assert len(keys) == len(set(keys)) == 5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -50,7 +51,7 @@ def test_rows_vectors_and_numbers_are_kept(old: Path) -> None:
 
 
 def test_changes_keep_their_numbers_and_are_marked(old: Path) -> None:
-    with sqlite3.connect(old) as connection:
+    with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("DELETE FROM changes WHERE seq = 4")
     with KnowledgeBase.open(old, SeededEmbedder()) as kb:
         kb.add([asked("d")])

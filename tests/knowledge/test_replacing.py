@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def test_replacing_needs_an_embedder(tmp_path: Path) -> None:
 
 def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
     KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()).close()
-    with sqlite3.connect(tmp_path / "kb.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "kb.db")) as connection, connection:
         plan = connection.execute(
             "EXPLAIN QUERY PLAN SELECT key FROM examples"
             " WHERE namespace = 'a' AND key != 3"

@@ -28,7 +28,11 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
         isolation_level=None,
         check_same_thread=False,
     )
-    connection.execute("PRAGMA synchronous = FULL")
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

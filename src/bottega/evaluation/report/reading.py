@@ -112,7 +112,11 @@ def _connected(path: Path) -> sqlite3.Connection:
     mode = "mode=rw" if writable else "mode=ro" if logged else "mode=ro&immutable=1"
     uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-    connection.execute("PRAGMA query_only = ON")
+    try:
+        connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
