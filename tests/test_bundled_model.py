@@ -342,7 +342,7 @@ async def test_two_that_are_loaded_at_once_are_both_whole() -> None:
 
 
 WORDINGS = ("", "Which class?", "What is in the image?", "What is in the image above?")
-WORDS = ("airplane", "automobile", "bird", "cat", "deer", "frog", "horse", "ship", "truck", "abbey")
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "frog", "horse", "ship", "truck", "abbey")
 
 
 def blurred(seed: int) -> Image:
@@ -355,7 +355,7 @@ async def test_the_wording_of_a_common_question_changes_no_answer(model: Transfo
     async def answers(text: str) -> list[str]:
         shown = [
             Candidate(Example(Query(text, (blurred(place),)), label), 0.0)
-            for place, label in enumerate(WORDS)
+            for place, label in enumerate(CLASSES)
         ]
         queries = [Query(text, (blurred(100 + place),)) for place in range(16)]
         return await asyncio.gather(*(ask(model, PROMPT(one, shown)) for one in queries))

@@ -66,7 +66,7 @@ the prompt, and unreal in the sense that nobody should study here how such circu
 ## What it cannot do
 {cannot}
 - It does not understand photographs: of 500 CIFAR-10 photographs it names a third with ten
-  retrieved demonstrations, as raw pixels do or better. Bottega warns once.
+  retrieved demonstrations, and raw pixels do better. Bottega warns once.
 - It knows no words but the {topics} that ask for something; all other text in a question is
   skipped, and a new word for "colour" means nothing to it.
 - It does not compare pictures or follow instructions. A class that is not among the demonstrations
