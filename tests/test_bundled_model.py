@@ -191,7 +191,7 @@ async def test_a_fact_is_found_in_the_passages(model: Transformers, name: str, h
         ("https://a.com/x", "https://a.com/y", '{"label": 1}', "n01440764"),
         ("class 1", "class 2", "class 3", "class 4"),
         ("size: 3", "size: 12", "Label: 3", "Label: 4"),
-        ("cat?", "dog?", "émigré", "Inuit"),
+        ("cat?", "dog?", "écrit", "Inuit"),
         ("colour blind", "food", "hue", "tool"),
         ("there is a crack", "there is no crack", "this is fine", "bad"),
     ],
@@ -342,7 +342,18 @@ async def test_two_that_are_loaded_at_once_are_both_whole() -> None:
 
 
 WORDINGS = ("", "Which class?", "What is in the image?", "What is in the image above?")
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "frog", "horse", "ship", "truck", "abbey")
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+    "abbey",
+)
 
 
 def blurred(seed: int) -> Image:
