@@ -77,7 +77,7 @@ the prompt, and unreal in the sense that nobody should study here how such circu
 - Only the last picture before an answer counts; one turn with several pictures is seen as its last.
 - Pictures are squeezed to 64 x 64 pixels whatever their shape, and details are lost.
 - An answer that repeats its own syllables or phrases may go round in a circle or be cut short
-  ("1000" as "100"), and one of three or four digits with commas likewise.
+  ("1000" as "100", "émigré" as "é"), and one of three or four digits with commas likewise.
 - Of its own drawn scenes, rows and named glyphs, words ask for something by accident, too: "How
   many thanks?" asks a scene for its count. A label such as "what shape" asks in the middle of an
   answer. Labels that contain "is", "called" or "named" are copied less surely.
