@@ -33,6 +33,21 @@ def test_eval_writes_every_method_at_every_number_of_shots(run: Run, pets: Path)
     assert best["value"] == 1.0
 
 
+def test_eval_asks_the_given_question(run: Run, pets: Path, served: Server) -> None:
+    served.answers = [ok("leaf")]
+    evaluation = ("eval", f"image-folder:{pets}", "--methods", "zero-shot", "--model", "openai:m")
+    done = run(*evaluation, "--question", "Which class, please?", "--json", "f")
+    assert done.code == 0
+    assert orjson.loads(Path("f").read_bytes())["benchmark"].endswith("Which class, please?")
+    assert all("Which class, please?" in str(body) for body in served.bodies)
+
+
+def test_a_question_for_a_benchmark_with_its_own_is_refused(run: Run) -> None:
+    done = run("eval", "digits", "--question", "Which class?")
+    assert done.code == 2
+    assert "--question" in done.err and "image-folder" in done.err
+
+
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
 def test_eval_on_aerial_images(run: Run) -> None:
     done = run(

@@ -73,6 +73,14 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     assert (len(data.knowledge), len(data.items)) == (6, 1)
 
 
+def test_a_question_given_with_the_folder_is_asked_of_every_image(tmp_path: Path) -> None:
+    spec = f"image-folder:{folder(tmp_path, {'cat': 4, 'dog': 4})}"
+    for question in ("", "Cat, or dog?"):
+        data = load_benchmark(f"{spec},question={question}", seed=0)
+        assert {one.query.text for one in (*data.knowledge, *data.items)} == {question}
+    assert load_benchmark(spec, seed=0).items[0].query.text == "What is in the image above?"
+
+
 def test_overlap_is_refused_unless_asked_for(tmp_path: Path) -> None:
     folder(tmp_path / "train", {"a": 3})
     paint(tmp_path / "test" / "a" / "x", 0)

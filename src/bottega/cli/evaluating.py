@@ -29,6 +29,7 @@ from bottega.cli.evaluation_options import (
     ExplainedBy,
     HyperModel,
     ImageEmbed,
+    ImageQuestion,
     ItemLimit,
     LabelNoise,
     MethodNames,
@@ -59,6 +60,7 @@ from bottega.cli.output import note
 from bottega.cli.resolving import check_retrieve, open_prices, open_prompt
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.benchmarks.loading import LABELLED_IMAGES
 from bottega.evaluation.budget import Budget
 from bottega.evaluation.compressing import check_compressing
 from bottega.evaluation.journal import Journal
@@ -73,6 +75,7 @@ from bottega.recipes import Classification
 
 def evaluate(
     benchmark: BenchmarkSpec,
+    question: ImageQuestion = None,
     methods: MethodNames = None,
     shots: ShotCounts = "5,10,20",
     kb_per_class: PerClass = None,
@@ -127,7 +130,7 @@ def evaluate(
     condensing = None if hyper is None else local(hyper)
     Budget(budget)  # refuses now what it would refuse after loading
     settings = _settings(model, concurrency, prompt, order, price, seed)
-    spec = benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
+    spec = _spec(benchmark, question, unparsable)
     material = Material(spec, passages, limit, kb_per_class, label_noise, allow_overlap)
     data, skipped = material.read(seed, rationales_from)
     chosen = names or default_methods(data)
@@ -173,6 +176,18 @@ def _compare(
             say_failures(ledger, out)
     say_what_is_missing(asked.skipped, limits, out)
     say_if_failed(data, runs, out)
+
+
+def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
+    """Return the benchmark with the options that are part of it."""
+    if question is not None:
+        if benchmark.partition(":")[0] not in LABELLED_IMAGES:
+            raise SettingError(
+                f"{benchmark} has questions of its own, got --question {question!r}",
+                hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
+            )
+        benchmark = f"{benchmark},question={question}"
+    return benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
 
 
 def _settings(

@@ -10,6 +10,7 @@ import typer
 from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.methods import LABELS, METHODS, SAMPLES
+from bottega.knowledge.loading.labelled import QUESTION
 
 UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
@@ -21,6 +22,12 @@ BenchmarkSpec = Annotated[
         f"task with its knobs, such as glyphs:ways=5,shots=5 (drawn are {', '.join(DRAWN)}); or a "
         f"published one, {', '.join(PUBLISHED)}, with a folder or a Hugging Face id and knobs, "
         "such as mmmu:DIR,asked=validation. docs/evaluation.md says more.",
+    ),
+]
+ImageQuestion = Annotated[
+    str | None,
+    typer.Option(
+        help="Question about each image of image-folder:DIR or manyicl:DIR.", show_default=QUESTION
     ),
 ]
 MethodNames = Annotated[

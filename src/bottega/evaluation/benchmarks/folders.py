@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark, labelled
 from bottega.evaluation.benchmarks.source import Source
 from bottega.knowledge import has_splits, load_image_folder, load_manyicl
+from bottega.knowledge.loading.labelled import QUESTION
 from bottega.types import Example
 
 HELD_OUT_SHARE = 0.25
@@ -17,23 +19,29 @@ HELD_OUT_SHARE = 0.25
 
 def image_folder(source: Source) -> Benchmark:
     """With train/ and test/, or else split by the seed."""
-    root = Path(source.place)
+    folder, question = _folder_and_question(source.place)
+    root = Path(folder)
+    load = partial(load_image_folder, question=question, on_bad=source.on_bad)
     if has_splits(root):
-        knowledge, items = (
-            list(load_image_folder(root, split=split, on_bad=source.on_bad))
-            for split in ("train", "test")
-        )
+        knowledge, items = (list(load(root, split=split)) for split in ("train", "test"))
     else:
-        examples = load_image_folder(root, on_bad=source.on_bad)
-        knowledge, items = _stratified(examples, source.seed)
+        knowledge, items = _stratified(load(root), source.seed)
     return labelled(source.spec, knowledge, items)
 
 
 def manyicl(source: Source) -> Benchmark:
+    folder, question = _folder_and_question(source.place)
     knowledge, items = (
-        list(load_manyicl(source.place, split, on_bad=source.on_bad)) for split in ("demo", "test")
+        list(load_manyicl(folder, split, question=question, on_bad=source.on_bad))
+        for split in ("demo", "test")
     )
     return labelled(source.spec, knowledge, items)
+
+
+def _folder_and_question(place: str) -> tuple[str, str]:
+    """Split `DIR,question=TEXT`. The question comes last, so it may hold commas, or be empty."""
+    folder, given, question = place.partition(",question=")
+    return folder, question if given else QUESTION
 
 
 def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:

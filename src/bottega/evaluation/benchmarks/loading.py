@@ -45,7 +45,8 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "vsr-mc": vsr_mc,
 }
 WITHOUT_PLACE = {"digits", *DRAWN}
-OWN_DATA = {"image-folder", "manyicl", "jsonl"}
+LABELLED_IMAGES = ("image-folder", "manyicl")
+OWN_DATA = {*LABELLED_IMAGES, "jsonl"}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_PLACE | OWN_DATA)
 
 
