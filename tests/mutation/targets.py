@@ -26,8 +26,9 @@ TARGETS = (
         " cli/test_savings",
     ),
     Target(
-        "gateway/settling",
-        "gateway/test_settling gateway/test_serving gateway/test_pinned gateway/test_isolation",
+        "gateway/settling gateway/billing",
+        "gateway/test_settling gateway/test_budgets gateway/test_abandoned gateway/test_serving"
+        " gateway/test_pinned gateway/test_isolation",
     ),
     Target(
         "evaluation/committing evaluation/journal evaluation/ledger evaluation/budget"
