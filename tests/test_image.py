@@ -187,7 +187,7 @@ def test_what_is_no_regular_file_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_be_is_named_in_valid_text(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="cannot be read: embedded null byte"):
+    with pytest.raises(ImageError, match=r"cannot be read: .*embedded null"):
         Image.open("a\0b.png")
     path = tmp_path / os.fsdecode(b"caf\xe9.png")
     path.write_bytes(encoded(photo()))

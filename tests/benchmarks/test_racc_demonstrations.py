@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,16 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 TASK = "attributes:kb=40,asked=6"
 
 
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the knowledge bases that the experiment keeps until its process ends."""
+    with ExitStack() as bases:
+        monkeypatch.setattr(
+            racc_demonstrations, "base_of", lambda data: bases.enter_context(base_of(data))
+        )
+        yield
+
+
 def test_every_base_has_words_of_its_own_and_relevant_is_what_gives_the_answer() -> None:
     lessons = drawn_lessons(TASK, bases=2, shots=3)
     words = [{one.answer for lesson in lessons(step) for one in lesson.passages} for step in (0, 1)]
@@ -41,7 +53,7 @@ def test_every_control_answers_behind_demonstrations_that_were_compressed_once(
     data = load_benchmark(TASK, seed=0)
     made(Variant(pointed=False), drawn_lessons(TASK, bases=1, shots=3), tmp_path / "small")
 
-    methods = compressing_methods(data, base_of(data), tmp_path / "small", 3)
+    methods = compressing_methods(data, racc_demonstrations.base_of(data), tmp_path / "small", 3)
     rows = asked(data, methods)
 
     names = ["racc", "racc-told", "racc-flat", "racc-swapped"]

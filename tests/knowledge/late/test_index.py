@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +54,10 @@ def known() -> list[Example]:
 
 
 @pytest.fixture
-def knowledge() -> KnowledgeBase:
-    held = KnowledgeBase.open(":memory:", embed=PixelEmbedder())
-    held.add(known())
-    return held
+def knowledge() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as opened:
+        opened.add(known())
+        yield opened
 
 
 def answers(index: LateIndex, text: str, k: int) -> list[str]:
