@@ -16,7 +16,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as module
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.entries import Batch
+from bottega.gateway.accounting.entries import Batch, EntryFile, Shadow
 from bottega.gateway.accounting.ledger import Entry, Ledger
 
 NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
@@ -247,6 +247,26 @@ def test_a_locked_file_fails_nothing_and_is_told(
     assert again.lost_by_all() == 15
     assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
     again.close()
+
+
+# SQLite ends the transaction itself after some errors (a full disk), and not after others.
+@pytest.mark.parametrize("failure", ["ABORT", "ROLLBACK"])
+def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str) -> None:
+    batch = Batch([entry()], [Shadow(0.0, "r", "ns", 0.5, 1.0, 0.0)])
+    writer = EntryFile(file, create=True)
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute(
+        "CREATE TRIGGER failing BEFORE INSERT ON shadows"
+        f" BEGIN SELECT RAISE({failure}, 'no room for shadows'); END"
+    )
+    with pytest.raises(StoreError, match="no room for shadows"):
+        writer.write(batch)
+    assert count(file) == 0
+    other.execute("DROP TRIGGER failing")
+    other.close()
+    writer.write(batch)
+    writer.close()
+    assert (count(file), count(file, "shadows")) == (1, 1)
 
 
 def test_a_full_disk_fails_nothing_and_closing_says_what_is_lost(

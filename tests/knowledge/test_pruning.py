@@ -60,6 +60,22 @@ def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
+def test_the_log_is_pruned_once_in_so_many_changes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "LOOKED_EVERY", 10)
+    with opened(path) as kb:
+        churn(kb, 0, 20)
+        pruned = list[int]()
+        before = logged(kb)
+        for number in range(20, 80):  # each adds one row and evicts one: two changes
+            churn(kb, number, number + 1)
+            if (now := logged(kb)) != before + 2:
+                pruned.append(kb._rows.last_seq())
+            before = now
+        assert pruned == [30, 50, 70, 90, 110, 130]
+
+
 def test_a_log_without_deletions_keeps_everything(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         churn(kb, 0, 100)

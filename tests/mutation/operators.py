@@ -34,7 +34,15 @@ ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
 }
 FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # These treat their arguments alike, and tests check that they do.
-SYMMETRIC = {"same_answer", "same_choice", "same_number", "same_words", "agreement", "macro_f1"}
+SYMMETRIC = {
+    "same_answer",
+    "same_choice",
+    "same_number",
+    "same_words",
+    "agreement",
+    "macro_f1",
+    "equal",
+}
 LOGGERS = {"log", "logger", "logging", "warnings"}
 IGNORED_ARGUMENTS = {
     "strict",

@@ -41,6 +41,19 @@ async def test_a_near_copy_gives_way_to_something_else() -> None:
     assert await shown(angles, 1.0, 2) == "ab"
 
 
+async def test_the_length_of_a_vector_does_not_change_its_likeness() -> None:
+    lengths = {"a": 1.0, "b": 0.1, "c": 10.0}
+    of_length_one = at({"a": 0.0, "b": 1.0, "c": 60.0})
+
+    def vectors(ids: Sequence[str]) -> Vectors:
+        scales = [[lengths[id.partition("-")[0]]] for id in ids]
+        return of_length_one(ids) * np.array(scales, np.float32)
+
+    rerank = MaximalMarginalRelevance(vectors, trade_off=0.0, order="nearest-first")
+    chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
+    assert [c.example.answer for c in chosen] == ["a", "c"]
+
+
 @given(k=st.integers(0, 8), turns=st.lists(st.floats(0, 360), min_size=6, max_size=6))
 async def test_trade_off_1_is_the_first_k(k: int, turns: list[float]) -> None:
     angles = dict(zip("abcdef", turns, strict=True))

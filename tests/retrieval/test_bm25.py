@@ -148,9 +148,16 @@ async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
     assert "bottega add" in caught.value.hint
 
 
-def test_settings_that_are_no_bm25_are_refused() -> None:
+@pytest.mark.parametrize("wrong", [{"b": 1.5}, {"b": -0.1}, {"k1": -0.1}])
+def test_settings_that_are_no_bm25_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingError):
-        BM25(Memory(), b=1.5)
+        BM25(Memory(), **wrong)
+
+
+async def test_smallest_and_largest_settings_are_valid() -> None:
+    for settings in ({"k1": 0.0, "b": 0.0}, {"k1": 0.5, "b": 1.0}):
+        retrieve = BM25(Memory([asked("red", "x", 1)]), **settings)
+        assert len(await retrieve(Query("red"), 1)) == 1
 
 
 async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:

@@ -178,6 +178,13 @@ def test_leave_one_out_of_very_few_entries_is_one_group() -> None:
     assert LeaveOneOut(lambda ids: one, lambda ids: one)(["a"], one) == 1
 
 
+def test_leave_one_out_of_few_entries_keeps_no_groups_that_differ_by_chance() -> None:
+    rng = np.random.default_rng(0)
+    tags, look, say = _noise(rng, 4)[:100], _noise(rng, 5), _noise(rng, 8)
+    ids = [str(i) for i in range(100)]
+    assert LeaveOneOut(_rows(look), _rows(say), k=4)(ids, tags) == 1
+
+
 def _noise(rng: np.random.Generator, dimension: int) -> Vectors:
     return rng.standard_normal((400, dimension)).astype(np.float32)
 

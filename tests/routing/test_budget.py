@@ -107,6 +107,15 @@ async def test_an_escalated_query_counts_as_what_the_apprentice_costs() -> None:
     assert router.too_small
 
 
+async def test_a_debt_is_paid_back_over_a_quarter_of_the_window() -> None:
+    router = Budgeted(TWO, 4, window=100)
+    await router.observe(traced(LARGE, 0.04))
+    await router.observe(traced(SMALL, 0.0))
+    before = router.rate
+    router.charge(0.01)
+    assert before - router.rate == pytest.approx(0.01 / 25 / 0.04)
+
+
 async def test_money_that_is_spent_besides_is_missing_for_the_master() -> None:
     async def rate(charged: float) -> float:
         router = Budgeted(TWO, 4)

@@ -83,6 +83,15 @@ async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, 
     assert abs(sum(went) - rate * n) <= 52
 
 
+@pytest.mark.parametrize("rate", [0.25, 0.75])
+async def test_the_first_query_goes_to_the_master_with_the_probability_of_the_rate(
+    rate: float,
+) -> None:
+    routers = [Covered(TWO, Cache(0.5), master_rate=rate, seed=seed) for seed in range(400)]
+    went = sum([sum(await sent(router, 1)) for router in routers])
+    assert went / 400 == pytest.approx(rate, abs=0.08)
+
+
 async def test_the_farthest_are_the_ones_that_go() -> None:
     draw = random.Random(2)
     scores = [draw.random() for _ in range(1000)]

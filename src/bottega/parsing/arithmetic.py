@@ -155,11 +155,8 @@ class _Reader:
         """The mark that stands here, which is then behind us; empty if it is none of these."""
         self.peek()
         for mark in marks:
-            end = self.at + len(mark)
-            if self.text.startswith(mark, self.at) and not (
-                mark[-1].isalpha() and self.text[end : end + 1].isalpha()
-            ):
-                self.at = end
+            if self.text.startswith(mark, self.at):
+                self.at += len(mark)
                 return mark
         return ""
 

@@ -38,7 +38,7 @@ def test_no_text_ever_raises_or_takes_long(formula: str) -> None:
     ],
 )
 def test_equality(gold: str, said: str, same: bool) -> None:
-    assert equal(gold, said) == same
+    assert equal(gold, said) == equal(said, gold) == same
 
 
 @pytest.mark.parametrize(
