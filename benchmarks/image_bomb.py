@@ -1,10 +1,10 @@
-"""Small bodies whose images are large once decoded, against a gateway that others use:
+"""Load test of a gateway with small bodies whose images are large once decoded:
 python benchmarks/image_bomb.py [--bombs 32] [--bomb one] [--demo]
 
-`bottega serve` in a process of its own. A tenant asks about a small image again and again, first
-alone, then while another key sends the bombs all at once. Printed are the statuses of the bombs,
-the process's resident memory (at its peak, and 30 s after the last bomb was answered), and the
-tenant's latency without and with the bombs.
+`bottega serve` runs in a separate process. A tenant repeatedly asks about a small image, first
+alone, then while another key sends all bombs at once. Prints the statuses of the bombs, the
+resident memory of the process (peak, and 30 s after the last bomb was answered), and the tenant's
+latency without and with the bombs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PEAK_MB, AFTER_MB, TIMES = 1000, 300, 3.0
 
 
 def body(kind: str, number: int) -> dict[str, object]:
-    """Each body has images of its own, so that nothing is replayed."""
+    """Return a body with images of its own, so that no request is a repeat."""
     count, side, mode, format = BOMBS[kind]
     return question(image(side, mode, format, 100 * number + i) for i in range(count))
 
@@ -84,14 +84,14 @@ def question(urls: object) -> dict[str, object]:
 
 
 class Tenant:
-    """Asks one question after the other, ten a second at most."""
+    """Client that asks one question at a time, at most ten per second."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self._session, self._url, self._key = session, url, key
         self._number = 0
 
     async def ask(self, until: asyncio.Event) -> list[float]:
-        """Seconds of each answer. Stops the run at the first that is not one."""
+        """Return the seconds of each answer. The first failure exits the program."""
         seconds = []
         while not until.is_set():
             self._number += 1
@@ -113,7 +113,7 @@ async def post(
 
 
 async def resident(server: Server, until: asyncio.Event) -> int:
-    """Return the peak, in bytes."""
+    """Return the peak resident memory in bytes."""
     peak = 0
     while not until.is_set():
         peak = max(peak, server.resident())

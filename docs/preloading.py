@@ -1,9 +1,9 @@
-"""Process that imports torch and transformers once and runs each command in a fork of itself.
+"""Server that imports torch and transformers once and runs each command in a fork of itself.
 
-Importing both takes four CPU-seconds, more than most commands of the documents. A fork starts with
-the arguments, working directory, environment and files of the client that asked for it, so output,
-pipes and exit codes are those of a process of its own. Linux only: other systems do not allow forks
-of a process that has loaded such libraries.
+Importing both takes four CPU-seconds, more than most commands in the documents. A fork gets the
+arguments, working directory, environment and files of the client, so output, pipes and exit codes
+are those of a separate process. Linux only: elsewhere it is not safe to fork a process
+that has loaded such libraries.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 @contextmanager
 def preloaded_programs() -> Iterator[Path | None]:
-    """Folder with `bottega` and `SNIPPET`, which run in forks; None where forks are not safe."""
+    """Yield a folder with `bottega` and `SNIPPET`, which run in forks; None if forks are unsafe."""
     if sys.platform != "linux":
         yield None
         return
@@ -75,11 +75,11 @@ def accepts(address: Path) -> bool:
 
 
 class Handler(socketserver.BaseRequestHandler):
-    """Runs one command: this is a fork already, and its own fork is the command."""
+    """Handler that runs one command in a fork of the fork in which it runs itself."""
 
     def handle(self) -> None:
         _, files, _, _ = socket.recv_fds(self.request, 1, 3)
-        if not files:  # only a look whether the server has started
+        if not files:  # the readiness check of `accepts`
             return
         with self.request.makefile("rb") as stream:
             call = json.load(stream)
@@ -99,7 +99,7 @@ def run(
 ) -> None:
     for number, file in enumerate(files):
         os.dup2(file, number)
-    # The old streams have the kinds and positions of other files.
+    # The inherited streams still refer to the types and positions of the old files.
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)

@@ -4,8 +4,7 @@ In README.md and docs/*.md: ```bash and ```python blocks of one document run in 
 folder that holds a small stand-in for a user's images. A block below <!-- not run: REASON --> is
 left out. One below <!-- server: URL --> is started, and the next block runs once URL answers with
 200; it is ended after the document. The programs are those of the environment that runs this file;
-where the system allows it, commands run in forks of one process (`preloading`). Two documents run
-at a time.
+on Linux, commands run in forks of one process (`preloading`). Two documents run in parallel.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ CLASSES = {"tabby": "sienna", "pug": "wheat", "parrot": "seagreen"}
 
 def main() -> int:
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    documents.sort(key=count_of_commands, reverse=True)  # the longest first: workers end together
+    documents.sort(key=count_of_commands, reverse=True)  # longest first, to balance the workers
     failures = 0
     with preloaded_programs() as programs, ThreadPoolExecutor(DOCUMENTS_AT_A_TIME) as pool:
         for lines, failed in pool.map(partial(run_document, programs=programs), documents):
@@ -59,7 +58,7 @@ def blocks_of(document: Path) -> list[re.Match[str]]:
 
 
 def run_document(document: Path, programs: Path | None) -> tuple[list[str], int]:
-    """Lines to print, and the number of blocks that failed."""
+    """Return the lines to print and the number of failed blocks."""
     lines, failures = [], 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
         draw_stand_in(Path(folder))
@@ -79,7 +78,7 @@ def run_document(document: Path, programs: Path | None) -> tuple[list[str], int]
 
 
 def run_block(language: str, code: str, folder: str, programs: Path | None) -> str:
-    """Output of a block that failed, or nothing."""
+    """Return the output of a failed block, or an empty string."""
     done = subprocess.run(
         command(language, code, programs),
         cwd=folder,
@@ -144,7 +143,7 @@ def environment(folder: str, programs: Path | None = None) -> dict[str, str]:
         **os.environ,
         "PATH": os.pathsep.join(str(one) for one in path if one is not None),
         "BOTTEGA_TRACES": str(Path(folder, "traces.db")),
-        "OMP_NUM_THREADS": "1",  # two documents at a time have two cores
+        "OMP_NUM_THREADS": "1",  # two documents share two cores
     }
 
 

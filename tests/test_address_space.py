@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from bottega import KnowledgeBase, PixelEmbedder, cli
-from bottega.address_space import GB, check_address_space, tight_address_space
+from bottega.address_space import GB, address_space_warning, check_address_space
 from bottega.errors import SettingError
 from bottega.naming import check_embedder, open_model
 from tests.builders import example
@@ -43,7 +43,7 @@ def test_a_limit_that_is_high_enough_and_no_limit_are_accepted(
     unlimited = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (unlimited, unlimited))
     check_address_space()
-    assert tight_address_space() is None
+    assert address_space_warning() is None
 
 
 def test_a_system_without_such_limits_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +56,9 @@ def test_a_limit_that_threads_may_exceed_is_a_warning(
 ) -> None:
     limit(2.5)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert "4 threads need up to 2.6 GB" in str(tight_address_space())
+    assert "4 threads need up to 2.6 GB" in str(address_space_warning())
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert tight_address_space() is None
+    assert address_space_warning() is None
 
 
 def test_a_knowledge_base_is_refused_before_faiss_is_imported(limit: Limit) -> None:

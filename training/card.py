@@ -92,7 +92,7 @@ Each row is `bottega eval BENCHMARK --methods METHOD --shots SHOTS` with seed 0,
 processor, the chat template and `generate`; docs/data.md describes the benchmarks. Intervals are
 Wilson's at 95 %. `vote` is the majority label of the retrieved examples, without a model, a tie
 going to the nearest; `nearest` is the label of the most similar example by the model's own
-embedding, as `vote` at one shot; `knn` is a vote weighted by similarity. Differences are
+embedding, the same as `vote` at one shot; `knn` is a vote weighted by similarity. Differences are
 on the same items, with Newcombe's interval and McNemar's exact p-value. What was tuned by hand
 was tuned on other draws.
 

@@ -78,10 +78,10 @@ def train_compressor(
 
 @torch.no_grad()
 def recalibrate(apprentice: Path, compressor: Path, out: Path) -> None:
-    """Keep the weights in `compressor` and measure its scales with another decoder.
+    """Keep the weights in `compressor` and measure its scales again with a new decoder.
 
-    The scales of hidden states, keys and values are buffers; what was learned are parameters, and
-    these are relative to the scales.
+    The scales of hidden states, keys and values are buffers. The learned weights are parameters
+    relative to these scales.
     """
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     between, racc = taught(model), load(compressor).racc

@@ -1,7 +1,7 @@
-"""`python -m training.decoder`: write the decoders of the bundled models again.
+"""Rebuild the decoders of the bundled models: `python -m training.decoder`.
 
-The vision towers and projectors stay as they were shipped. Model cards are not written; the
-compressor keeps its weights and is calibrated for the new decoder (`training.compressor`).
+The shipped vision towers and projectors stay. Model cards are not updated; the compressor keeps its
+weights and is calibrated for the new decoder (`training.compressor`).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from training.tokenizer import train_tokenizer
 
 
 def rewrite(folder: Path, codes: Tensor, size: Size, knows: bool, out: Path) -> None:
-    """Export to `out` the model in `folder` with a new decoder and the card it has."""
+    """Export the model in `folder` with a new decoder and its existing card to `out`."""
     torch.manual_seed(0)
     shipped: Any = AutoModelForImageTextToText.from_pretrained(folder)
     tokenizer, model = train_tokenizer(), build_model(size)

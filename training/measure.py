@@ -67,8 +67,8 @@ MASTER = (
 
 
 def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
-    """Every setting's rows as one Markdown table, and the differences to the baselines without a
-    model as another."""
+    """Return two Markdown tables: the rows of every setting, and the differences from the baselines
+    without a model."""
     rows, differences = [], []
     for setting in settings:
         runs = _run(folder, setting)

@@ -23,8 +23,8 @@ OPENER_NORM = (2.0 - a.SHORT_CODE / a.CODE) ** 0.5  # <user>, <system>, <bos>: o
 PICTURE_COPY, SEEN_COPY, TOKEN_COPY, TOPIC_COPY = 1.0, 0.25, 0.5, 0.5
 # Attention divides by the norms of positions, and the norm of a context depends on how much the
 # codes of its words overlap. At 0.5 the norms of two labels differed by up to 1 %, depending on the
-# words of the question: 1.6 nats of a common score of 160, more than the images of ten retrieved
-# photographs differ by. The norm counts the square of this size, the match makes up for it.
+# words of the question. That is 1.6 nats of a score of about 160, more than the difference between
+# ten retrieved photographs. The norm depends on the square of this size; the match compensates.
 CONTEXT_COPY = 0.125
 RULE_GAIN = 4.0  # words of rules fade over six tokens and must still be read then
 CONTEXT_NORM = 0.49  # norm of a mixture of unlike unit codes under `context_profile`

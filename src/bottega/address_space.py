@@ -1,8 +1,9 @@
 """Check the limit on the address space (`ulimit -v`) before native libraries are loaded.
 
-Under a low limit they do not raise: OpenBLAS crashes while faiss is imported, and torch hangs when
-it cannot start a thread. The sizes are peaks measured on Linux: 0.5 GB with faiss on two cores, 1.5
-GB with a bundled model, and 135 MB for each further thread (stack, OpenBLAS buffers, malloc arena).
+Under a low limit they raise no error: OpenBLAS crashes while faiss is imported, and torch hangs
+when it cannot start a thread. The sizes are peaks measured on Linux: 0.5 GB with faiss on two
+cores, 1.5 GB with a bundled model, and 135 MB per further thread (stack, OpenBLAS buffers, malloc
+arena).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PER_THREAD = 150 * 10**6
 
 
 def check_address_space(needed: int = WITH_FAISS) -> None:
-    """Raise `SettingError` if fewer than `needed` bytes are allowed."""
+    """Raise `SettingError` if the limit is lower than `needed` bytes."""
     limit = _limit()
     if limit is not None and limit < needed:
         raise SettingError(
@@ -26,21 +27,21 @@ def check_address_space(needed: int = WITH_FAISS) -> None:
         )
 
 
-def tight_address_space() -> str | None:
+def address_space_warning() -> str | None:
     """Return a warning if threads of native libraries may exceed the limit, else None."""
     limit, threads = _limit(), _threads()
     enough = WITH_TORCH + PER_THREAD * threads
     if limit is None or limit >= enough:
         return None
     return (
-        f"address space is limited to {limit / GB:.1f} GB: {threads} threads need up to"
-        f" {enough / GB:.1f} GB, and native libraries crash or hang without a message below that;"
-        " ulimit -v unlimited, or fewer threads: export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
+        f"address space is limited to {limit / GB:.1f} GB, but {threads} threads need up to"
+        f" {enough / GB:.1f} GB; below that, native libraries crash or hang without a message;"
+        " run ulimit -v unlimited, or export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
     )
 
 
 def _limit() -> int | None:
-    """Return the soft limit in bytes; None where there is none."""
+    """Return the soft limit in bytes, None if unlimited."""
     try:
         import resource
     except ImportError:  # Windows
@@ -50,5 +51,5 @@ def _limit() -> int | None:
 
 
 def _threads() -> int:
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else os.cpu_count() or 1
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdecimal() and int(setting) else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Which stored examples a query must not be shown."""
+"""Rules that exclude stored examples from the demonstrations of a query."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 
 from bottega.types import Example, Query
 
-# "same-image": every example that shares an image with the query. An evaluation needs it: another
-# question about the same image may give the answer away. "same-question": the identical question
-# only, which lets a cache show what was answered about the same image before.
+# "same-image" excludes every example that shares an image with the query. Evaluations need it:
+# another question about the same image may give the answer away. "same-question" excludes only the
+# identical question, so a cache can show earlier answers about the same image.
 Exclude = Literal["same-image", "same-question"]
 DESCRIPTIONS: Mapping[Exclude, str] = {
     "same-image": "every example that shares an image with the query",
@@ -18,7 +18,7 @@ DESCRIPTIONS: Mapping[Exclude, str] = {
 
 
 def is_excluded(query: Query, example: Example, exclude: Exclude = "same-image") -> bool:
-    """Return whether the rule excludes the example. One with the query's own id always is."""
+    """Return whether the rule excludes the example; the query's own id is always excluded."""
     if query.id is not None and query.id == example.id:
         return True
     if exclude == "same-question":
@@ -27,8 +27,8 @@ def is_excluded(query: Query, example: Example, exclude: Exclude = "same-image")
 
 
 def is_same_question(query: Query, example: Example) -> bool:
-    """Compare images, text, choices and context. An example without choices, or without a context
-    (`tags["context"]`), suits every one."""
+    """Compare images, text, choices and context. An example without choices matches any choices;
+    one without a context (`tags["context"]`) matches any context."""
     other = example.query
     return (
         query.text == other.text

@@ -109,23 +109,22 @@ class Image:
         return self._decode(at_least)
 
     def decode_for_model(self) -> Pillow.Image:
-        """Return the pixels for a model that takes images of any size: those of `decode`, but an
-        image of more than `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as
-        vision endpoints do with every image."""
+        """Return the pixels of `decode` for a model that takes images of any size. An image of more
+        than `pixels.LARGE_PIXELS` pixels is reduced to 2048 pixels on a side, as for endpoints."""
         return self._reduced_for_wire() if self.is_large else self.decode()
 
     @property
     def is_large(self) -> bool:
-        """Whether it has more than `pixels.LARGE_PIXELS` pixels."""
+        """Return whether it has more than `pixels.LARGE_PIXELS` pixels."""
         return self.width * self.height > pixels.LARGE_PIXELS
 
     def cost(self, at_least: int | None = None) -> pixels.Cost:
-        """Estimate the memory of `decode(at_least)` from the header."""
+        """Estimate the memory of `decode(at_least)` in bytes from the header."""
         return pixels.cost(_header(self.data, self._name), at_least)
 
     def rgb_strips(self) -> Iterator[Pillow.Image]:
-        """Yield the pixels of `decode()` from top to bottom, a few rows at a time, so that the
-        whole image is never held as RGB. Raises `ImageError`."""
+        """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image
+        is never held as RGB, unless it has to be rotated. Raises `ImageError`."""
         picture = self._loaded(None)
         with _naming_damage(self._name):
             turn = pixels.turn(picture)

@@ -52,8 +52,8 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
 
 
 def check_model(spec: str) -> None:
-    """Refuse a name that no model can have. Without this check a misspelt name would be searched on
-    the hub, for minutes. Raises `SettingError`."""
+    """Raise `SettingError` for a name that no model can have. Without this check, a misspelt name
+    would be looked up on the hub for minutes."""
     if spec in BUNDLED_MODELS or spec.startswith(REMOTE) or is_folder_or_hub_id(spec):
         return
     remote = f"{REMOTE}{spec.partition(':')[2] or 'NAME'}"
@@ -65,8 +65,8 @@ def check_model(spec: str) -> None:
 
 
 def check_embedder(spec: str) -> None:
-    """Refuse a name that no embedder can have, before anything is loaded. Raises `SettingError` and
-    `MissingDependencyError`."""
+    """Raise `SettingError` for a name that no embedder can have, before anything is loaded, and
+    `MissingDependencyError` if it needs torch and that is missing."""
     if spec in WITHOUT_TORCH:
         return
     name = spec
@@ -77,18 +77,18 @@ def check_embedder(spec: str) -> None:
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name, EMBEDDERS)
             + "use dual, bundled, words, pixels, a folder, or a hub id such as"
-            " sentence-transformers/clip-ViT-B-32, with :image, :text or :average after it",
+            " sentence-transformers/clip-ViT-B-32, with :image, :text or :average appended",
         )
     check_torch()
 
 
 def is_folder_or_hub_id(name: str) -> bool:
-    """Return whether a model can be loaded by this name; hub ids are not looked up."""
+    """Return whether the name is a folder or looks like a hub id, which is not looked up."""
     return bool(name) and (HUB.fullmatch(name) is not None or Path(name).is_dir())
 
 
 def suggestion(name: str, choices: Iterable[str]) -> str:
-    """Return the question for the choice that a misspelt name resembles, or an empty string."""
+    """Return "did you mean ...? " for the choice that a misspelt name resembles, else ""."""
     by_lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(name.lower(), by_lower_case, n=1)
     return f"did you mean {by_lower_case[close[0]]}? " if close else ""

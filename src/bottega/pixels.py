@@ -15,15 +15,15 @@ PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
 REDUCIBLE_MODES = {"L", "LA", "RGB", "RGBA", "CMYK"}
 STRIP_PIXELS = 1 << 20
-# Larger than photographs usually are. Below it the pixels of an image are what they always were,
-# and so are stored embeddings; above it memory counts more.
+# Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
+# embeddings stay valid; larger ones are reduced to save memory.
 LARGE_PIXELS = 16_000_000
-# Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers of their
-# own beside the raster. Formats that are not listed hold the raster alone.
+# Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
+# in addition to the raster. Unlisted formats hold only the raster.
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 8}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
-PROGRESSIVE_BYTES = 6  # coefficients of a progressive JPEG, which are all held until its last scan
+PROGRESSIVE_BYTES = 6  # coefficients of a progressive JPEG, held until its last scan
 ORIENTATION = 0x0112
 TURNS = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -46,18 +46,18 @@ def turn(picture: Pillow.Image) -> Pillow.Transpose | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes that decoding takes: at its peak, and for the result."""
+    """Memory of decoding in bytes: its peak, and the size of the result."""
 
     peak: int
     result: int
 
 
 def cost(header: Pillow.Image, at_least: int | None) -> Cost:
-    """Estimate what `Image.decode(at_least)` takes from an opened image, without decoding it."""
+    """Estimate the memory of `Image.decode(at_least)` from an opened but not decoded image."""
     count = header.width * header.height
     scale = 1 if at_least is None else scale_of(header.size, at_least)
     if header.format == "JPEG":
-        result = RGB_BYTES * count // scale**2  # its decoder itself reduces
+        result = RGB_BYTES * count // scale**2  # the JPEG decoder itself reduces
         coefficients = PROGRESSIVE_BYTES * count if "progressive" in header.info else 0
         return Cost(coefficients + 2 * result, result)
     raster = CODEC_BYTES.get(header.format or "", MODE_BYTES.get(header.mode, RGB_BYTES)) * count
@@ -66,13 +66,13 @@ def cost(header: Pillow.Image, at_least: int | None) -> Cost:
     result = RGB_BYTES * count // scale**2
     whole = scale == 1 and "transparency" in header.info
     layer = RGB_BYTES * count if whole or "A" in header.getbands() else 0
-    if is_deep(header):  # a strip as float64, some of them at a time
+    if is_deep(header):  # several copies of one strip as float64
         layer += 32 * min(count, STRIP_PIXELS)
     return Cost(raster + layer + result, result)
 
 
 def scale_of(size: tuple[int, int], at_least: int) -> int:
-    """Return 8, 4, 2 or 1: the strongest reduction that leaves both sides `at_least` pixels."""
+    """Return 8, 4, 2 or 1: the largest reduction that keeps both sides at `at_least` pixels."""
     return next((scale for scale in (8, 4, 2) if min(size) >= scale * at_least), 1)
 
 
@@ -88,7 +88,7 @@ def reduced(picture: Pillow.Image, at_least: int) -> Pillow.Image:
 
 
 def is_deep(picture: Pillow.Image) -> bool:
-    """Whether its values have more than eight bits."""
+    """Return whether its values have more than eight bits."""
     return picture.mode.startswith("I") or picture.mode == "F"
 
 
@@ -98,8 +98,8 @@ def _is_reducible(picture: Pillow.Image) -> bool:
 
 
 def _reduced_in_strips(picture: Pillow.Image, scale: int) -> Pillow.Image:
-    """RGB pixels, converted and reduced strip by strip: the whole image as RGB would take four
-    times the memory of one with a palette or of one bit."""
+    """Convert to RGB and reduce strip by strip: a palette or 1-bit image would take four times its
+    memory as RGB."""
     width, height = (-(-side // scale) for side in picture.size)
     small = Pillow.new("RGB", (width, height))
     for top, strip in strips(picture, multiple=scale):
@@ -153,7 +153,7 @@ def strips(picture: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pill
 
 
 def _values(picture: Pillow.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """All pixels as float64 would be eight times the file and more."""
+    """Yield strips as float64: all pixels at once would take eight times the file or more."""
     for top, strip in strips(picture):
         yield top, np.asarray(strip, np.float64)
 

@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import (
-    LABELS,
+    LABEL_METHODS,
     default_methods,
     needs_search,
     plan,
@@ -56,7 +56,7 @@ def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchma
 
 def test_passages_are_read_by_default_and_labels_compared() -> None:
     assert default_methods(HOMES) == ("zero-shot", "random", "oracle")
-    assert default_methods(SHADES) == default_methods(many(1)) == LABELS
+    assert default_methods(SHADES) == default_methods(many(1)) == LABEL_METHODS
     assert needs_search(["random"], many(1))
     assert not needs_search(["random", "oracle"], HOMES)
     assert needs_search(["random", "vote"], SHADES)

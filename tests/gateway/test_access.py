@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.access import Access, Defaults
+from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE, GATEWAY_DB
 from bottega.gateway.accounting.ledger import Ledger
@@ -163,7 +163,7 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
 
 
 async def test_operators_name_any_namespace() -> None:
-    access = Access(lambda id, namespace, most: False, Defaults())
+    access = Access(lambda id, namespace, most: False, KeyDefaults())
     await access.check_namespace(Account("1", "op", admin=True), "any")
     await access.check_namespace(Account("2", "a", namespace="a"), "a")
     with pytest.raises(Refusal, match="16 namespaces"):

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 
-from bottega.address_space import check_address_space, tight_address_space
+from bottega.address_space import address_space_warning, check_address_space
 from bottega.errors import BottegaError, SettingError
 
 
@@ -19,7 +19,7 @@ def main() -> None:
         _hush()
     try:
         check_address_space()
-        if warning := tight_address_space():
+        if warning := address_space_warning():
             print(f"warning: {warning}", file=sys.stderr)
         from bottega.cli.app import app
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """Print the text alone: the default form shows a line of our source."""
+    """Print only the text: the default format also shows a line of source code."""
     print(f"warning: {message}", file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import PUBLISHED
-from bottega.evaluation.methods import LABELS, METHODS, SAMPLES
+from bottega.evaluation.methods import LABEL_METHODS, METHODS, SAMPLES
 from bottega.knowledge.loading.labelled import QUESTION
 
 UNREAD = "none"
@@ -34,7 +34,7 @@ MethodNames = Annotated[
     str | None,
     typer.Option(
         help=f"Comma-separated, of {', '.join(METHODS)}.",
-        show_default=f"{','.join(LABELS)}; for facts zero-shot,random,oracle",
+        show_default=f"{','.join(LABEL_METHODS)}; for facts zero-shot,random,oracle",
     ),
 ]
 ShotCounts = Annotated[str, typer.Option(help="Numbers of demonstrations, comma-separated.")]

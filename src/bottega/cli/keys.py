@@ -36,18 +36,19 @@ def add(
         float | None, typer.Option(help="Budget of a calendar month, UTC (default: none).")
     ] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(help="Requests at once (default: [keys] max_concurrent).")
+        int | None,
+        typer.Option(help="Maximum concurrent requests (default: [keys] max_concurrent)."),
     ] = None,
     tiers: Annotated[
         str | None,
         typer.Option(
-            help="Tiers that the key may choose itself, separated by commas, or * for all"
+            help="Tiers that the key may request, comma-separated, or * for all"
             " (default: [keys] tiers)."
         ),
     ] = None,
     max_namespaces: Annotated[
         int | None,
-        typer.Option(help="Namespaces below its own (default: [keys] max_namespaces)."),
+        typer.Option(help="Maximum namespaces below its own (default: [keys] max_namespaces)."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -87,7 +88,7 @@ def ls(data: DataFolder, json: Json = False) -> None:
         "may",
         "per minute",
         "USD a month",
-        "at once",
+        "concurrent",
         "tiers",
         "namespaces",
         "created",

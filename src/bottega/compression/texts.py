@@ -74,7 +74,7 @@ class Texts:
         return joined
 
     def answers(self, queries: Sequence[Query], answers: Sequence[str]) -> list[list[int]]:
-        """The tokens of each answer at the start of a reply, without the one that ends a reply."""
+        """Return the tokens of each answer at the start of a reply, without the end token."""
         told = [
             Prompt((_turn(query), Message("assistant", (answer,))))
             for query, answer in zip(queries, answers, strict=True)
@@ -83,8 +83,8 @@ class Texts:
         return [_between(opened, ids) for opened, ids in zip(before, after, strict=True)]
 
     def answers_in_text(self, answers: Sequence[str]) -> list[list[int]]:
-        """The tokens of each answer after another word. Byte-level tokenizers put the space before
-        a word into its first token, which `answers` then lacks."""
+        """Return the tokens of each answer after another word. Byte-level tokenizers put the space
+        before a word into its first token; the tokens of `answers` lack that space."""
         texts = [Prompt((Message("user", (f"{QUESTION.parts[0]} {one}",)),)) for one in answers]
         return [_between(self._without, ids) for ids in rows(self._encode(texts))]
 

@@ -16,8 +16,8 @@ from bottega.protocols import Retriever
 from bottega.retrieval import Dense, Pool
 from bottega.types import Candidate, Example, Query
 
-# An item is never shown an example that shares an image with it: another question about the same
-# image may give its answer away.
+# Demonstrations never share an image with the item: the answer to another question about the same
+# image may give the item's answer away.
 EXCLUDE: Exclude = "same-image"
 RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 

@@ -51,7 +51,7 @@ from bottega.routing import always
 from bottega.types import Answer, Candidate, Query
 
 PAPER = ("zero-shot", "random", "balanced", "visual-rag", "vote")
-LABELS = (*PAPER, NEAREST, "knn")
+LABEL_METHODS = (*PAPER, NEAREST, "knn")
 READING = ("zero-shot", "random", "oracle")
 CONTROLS = ("swap-image", "swap-question")
 ANSWERING = ("zero-shot", "random", "top-k")
@@ -135,11 +135,11 @@ def _counts(name: str, shots: Sequence[int], data: Benchmark) -> Iterable[int]:
 
 
 def default_methods(data: Benchmark) -> tuple[str, ...]:
-    """Return `READING` for passages, `ANSWERING` for questions with their own choices, and `LABELS`
-    otherwise."""
+    """Return `READING` for passages, `ANSWERING` for questions with their own choices, and
+    `LABEL_METHODS` otherwise."""
     if _has_passages(data):
         return READING
-    return ANSWERING if _has_own_choices(data) else LABELS
+    return ANSWERING if _has_own_choices(data) else LABEL_METHODS
 
 
 def alone(data: Benchmark, names: Sequence[str]) -> Benchmark:

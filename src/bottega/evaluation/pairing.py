@@ -20,7 +20,7 @@ from bottega.evaluation.votes import NEAREST
 
 RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n", *SEARCHED)
 AGAINST = ("vote", NEAREST, "knn", "top-k", "random", "zero-shot")
-FIXED_SHOTS = {"zero-shot": 0, NEAREST: 1}  # these methods do not depend on the number of shots
+FIXED_SHOTS = {"zero-shot": 0, NEAREST: 1}  # methods with one fixed number of shots
 # What spends as much as the tree search.
 AS_DEAR = ("majority", "best-of-n", RANDOM, BEST)
 # What compression may lose, and what says whether it reads.
@@ -44,8 +44,8 @@ class Paired:
 
 
 def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) -> list[Paired]:
-    """What retrieves or compresses against its baselines at the same number of shots, or at the
-    only one that a baseline has.
+    """Compare retrieving and compressing methods with their baselines at the same number of shots,
+    or at the baseline's only one.
     Sets that are scored as a whole (macro-F1) have no such pairs."""
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")

@@ -1,4 +1,4 @@
-"""Baselines without a model: the label of the nearest examples, chosen in four ways."""
+"""Baselines without a model: four ways to choose a label among the nearest examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bottega.evaluation.labels import labels_of
 from bottega.types import Answer, Candidate
 
 NEAREST = "nearest"
-# As a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (docs/log.md).
+# Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (docs/log.md).
 TEMPERATURE = 0.1
 
 Weights = Mapping[str, float]
@@ -27,9 +27,9 @@ def nearest_label(candidates: Sequence[Candidate], *, multi_label: bool = False)
 
 
 def vote(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
-    """Return the majority label; a tie goes to the label whose nearest example is nearer.
+    """Return the majority label; a tie goes to the label with the nearest example.
 
-    Multi-label: every label of more than half of the examples.
+    Multi-label: every label that more than half of the examples have.
     """
     ordered = _by_similarity(candidates)
     return _elected(ordered, [1.0] * len(ordered), multi_label)
@@ -46,9 +46,9 @@ def strict_vote(candidates: Sequence[Candidate], *, multi_label: bool = False) -
 def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
     """Return the label with the largest sum of exp(similarity / TEMPERATURE).
 
-    A tie goes to the label whose nearest example is nearer. Multi-label: every label with more
-    than half of the weight. Retrievers whose scores are no cosines have other scales: with small
-    ones this becomes `vote`, with large ones `nearest_label`.
+    A tie goes to the label with the nearest example. Multi-label: every label with more than half
+    of the weight. The temperature suits cosines: with scores of a smaller range this approaches
+    `vote`, with scores of a larger range `nearest_label`.
     """
     ordered = _by_similarity(candidates)
     best = ordered[0].score if ordered else 0.0
@@ -65,7 +65,7 @@ VOTES: dict[str, Callable[..., Answer]] = {
 
 
 def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Most similar first; equal scores keep the order of the retriever."""
+    """Sort by similarity, highest first; equal scores keep the order of the retriever."""
     return sorted(candidates, key=lambda one: -one.score)
 
 
@@ -76,12 +76,12 @@ def _elected(ordered: Sequence[Candidate], weights: Sequence[float], multi_label
     if multi_label:
         chosen = tuple(label for label, weight in sums.items() if 2 * weight > total)
         return Answer(", ".join(chosen), labels=chosen)
-    label = max(sums, key=lambda one: sums[one])  # the first of equals is the nearest
+    label = max(sums, key=lambda one: sums[one])  # of equals, the nearest comes first
     return Answer(label, labels=(label,), confidence=sums[label] / total)
 
 
 def _summed(ordered: Sequence[Candidate], weights: Sequence[float]) -> Weights:
-    """The weight of each label, labels of nearer examples first."""
+    """Return the total weight of each label, labels of nearer examples first."""
     parts: dict[str, list[float]] = defaultdict(list)
     for candidate, weight in zip(ordered, weights, strict=True):
         for label in labels_of(candidate.example):

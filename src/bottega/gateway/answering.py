@@ -54,8 +54,8 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 @dataclass(slots=True)
 class Asked:
-    """One request. Without a `question` a tier gets the client's own body; without a `key` the
-    reply is not repeated."""
+    """One request. Without a `question`, the client's body is forwarded unchanged; without a `key`,
+    the reply is not repeated."""
 
     chat: Chat
     overrides: Overrides
@@ -100,7 +100,7 @@ class Streaming:
 @dataclass
 class Answering:
     """`served` are the tiers, cheapest first. An upstream call whose client has left may take
-    `finish_seconds` more, since it is paid for in any case and its reply reports the usage."""
+    another `finish_seconds`: it is paid for in any case, and its reply reports the usage."""
 
     served: Sequence[Served]
     data_url: DataUrl
@@ -111,8 +111,9 @@ class Answering:
     finish_seconds: float = 60.0
 
     async def complete(self, asked: Asked) -> Answered:
-        """Raises the last tier's `GenerationError` if none answers, the `SettingError` of one
-        that cannot do what is asked, or the `BudgetError` of a key that may not pay for it."""
+        """Return the routed tier's answer, or that of a fallback. Raises the last tier's
+        `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
+        `BudgetError` if the key's budget does not allow it."""
         waiting = await self._in_turn(asked)
         dismissed: list[tuple[Call, Completed]] = []
         failed: list[str] = []
@@ -127,7 +128,7 @@ class Answering:
             except (GenerationError, SettingError) as error:
                 failure = _named(error, call)
                 if asked.bill.progress.has_left():
-                    raise asyncio.CancelledError from error  # no client for another tier's answer
+                    raise asyncio.CancelledError from error  # no client: ask no other tier
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
                     continue
@@ -138,13 +139,13 @@ class Answering:
                 continue
             better = await self._better(asked, call, completed)
             if better is not None and call.abandoned:
-                raise asyncio.CancelledError  # no client for a better answer
+                raise asyncio.CancelledError  # no client: do not escalate
             if better is None:
                 completed = self.as_asked(asked, call, completed)
                 return Answered(call, completed, tuple(dismissed), tuple(failed))
             dismissed.append((call, completed))
             waiting = [better, *(one for one in waiting if one is not better)]
-        # Not sure enough, and better than none.
+        # A dismissed answer is better than no answer.
         if dismissed and (self.fallback == "any" or isinstance(failure, BudgetError)):
             call, completed = dismissed.pop()
             completed = self.as_asked(asked, call, completed)
@@ -153,10 +154,11 @@ class Answering:
         raise failure
 
     async def buy(self, asked: Asked, call: Call) -> Completed:
-        """The tier's reply, paid for. Raises `BudgetError` and what its upstream raises."""
+        """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
+        errors of the upstream."""
         asked.bill.reserve(call)
         begun = perf_counter()
-        # A free call reports no cost: cancel it with its client.
+        # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
         has_left = asked.bill.progress.has_left
         try:
@@ -265,7 +267,7 @@ class Answering:
         return Call(served, self._asking(asked, served, body), tuple(kept))
 
     async def augmented(self, chat: Chat, shown: Sequence[Candidate]) -> Body:
-        """Return the body with the demonstrations, whose images are encoded off the event loop."""
+        """Return the body with the demonstrations; encode their images off the event loop."""
         images = [image for one in shown for image in one.example.query.images]
         if not images:
             return augmented(chat, shown, self.data_url)
@@ -349,7 +351,7 @@ class Answering:
 
 
 def _last_turn(chat: Chat, query: Query) -> Query:
-    """The query without the images of earlier turns, which stay in those turns."""
+    """Return the query without the images of earlier turns, which stay in those turns."""
     messages = chat.body["messages"]
     assert isinstance(messages, list)
     images = sum(isinstance(part, Part) for part in parts_of(messages[-1]))

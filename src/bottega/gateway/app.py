@@ -45,7 +45,7 @@ class App:
         self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._gateway = gateway
-        # Set once it is bound: `/metrics` needs no key there, and nothing else is served.
+        # Set once its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
         self._rest = _rest(gateway, self, troubles, metrics, more, lifespan)
 
@@ -65,7 +65,8 @@ class App:
         return self._is_ready()
 
     def is_for_metrics(self, scope: Scope) -> bool:
-        """By the socket that took the connection, which no header changes."""
+        """Return whether the connection came to the metrics port. The port is that of the socket,
+        which no header can change."""
         port = (scope.get("server") or ("", None))[1]
         return self.metrics_port is not None and port == self.metrics_port
 
@@ -76,10 +77,10 @@ class App:
             check_host(host, self._gateway.allowed_hosts)
         if self.is_for_metrics(scope) and scope["path"] not in WATCHED:
             raise Refusal(
-                "this port serves /metrics, /healthz and /readyz alone",
+                "this port serves only /metrics, /healthz and /readyz",
                 status=404,
                 code="not_found",
-                hint="ask on gateway.port",
+                hint="send the request to gateway.port",
             )
 
 
@@ -155,8 +156,8 @@ def _rest(
 
 
 def _check_watcher(gateway: Gateway, request: Request) -> None:
-    """Metrics name tenants and what they spend. A peer on loopback may be a proxy that serves the
-    public, with or without headers that say so: without a key there is `metrics_port`."""
+    """Raise `Refusal` unless the key is an admin's. Metrics name tenants and what they spend, and a
+    peer on loopback may be a proxy that serves the public, even without proxy headers."""
     if gateway.authenticate is None:
         return
     if not gateway.check_key(request.headers).admin:
@@ -165,7 +166,7 @@ def _check_watcher(gateway: Gateway, request: Request) -> None:
             status=403,
             type="permission_error",
             code="not_an_admin",
-            hint="send an admin's (bottega keys add NAME --admin), or set gateway.metrics_port",
+            hint="send an admin's key (bottega keys add NAME --admin), or set gateway.metrics_port",
         )
 
 

@@ -42,9 +42,9 @@ def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body
 
 
 def prompted(chat: Chat, prompt: Prompt, data_url: DataUrl) -> Body:
-    """The body with a pipeline's prompt in the place of the last turn. The client's instructions
-    stand before the prompt, the earlier turns right before the prompt's own question. Blocks:
-    images are encoded."""
+    """Return the body with a pipeline's prompt in place of the last turn. The client's instructions
+    precede the prompt; earlier turns directly precede the prompt's own question. Blocks: encodes
+    images."""
     messages = chat.body["messages"]
     assert isinstance(messages, list)
     own = messages_json(prompt.messages, data_url)

@@ -1,4 +1,4 @@
-"""The cost of one request: reserved before each upstream call, then booked or estimated."""
+"""Cost of one request: reserved before each upstream call, then booked or estimated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bottega.gateway.accounting.estimates import TokenEstimates
 from bottega.gateway.augmenting import expected_tokens
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Body, Call
-from bottega.gateway.repeats.replaying import tokens_said, usage_said
+from bottega.gateway.repeats.replaying import reported_usage, tokens_said
 from bottega.gateway.requests import Chat
 from bottega.generation.wire import add_usage
 from bottega.protocols import Pricer
@@ -21,8 +21,8 @@ LIMITS = ("max_completion_tokens", "max_tokens")
 
 @dataclass
 class Bill:
-    """Adds what each upstream call costs to the request's `progress`. The key's budget holds the
-    expected cost of a call from `reserve` until one of the other methods is called."""
+    """Bill that adds the cost of each upstream call to the request's `progress`. The expected cost
+    of a call is reserved from `reserve` until one of the other methods books or releases it."""
 
     progress: Progress
     chat: Chat
@@ -33,16 +33,16 @@ class Bill:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.progress.hold is not None:
             most = Usage(
-                self.estimates.most_prompt(call.model, self._expected(call)),
+                self.estimates.max_prompt(call.model, self._expected(call)),
                 allowed_output(call, self.estimates.longest(call.model)),
             )
             self.progress.hold.reserve(self.price(call.model, most) or 0.0)
 
     def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
-        """Book a call by the usage that the upstream reported. `seconds` is the time of a whole
-        reply."""
+        """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
+        reply, None for a stream."""
         if usage is None or not usage.prompt_tokens + usage.completion_tokens:
-            # No request has no tokens: they were not counted, and the cost is unknown.
+            # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
             return
         self.estimates.learn(call.model, self._expected(call), usage, seconds)
@@ -54,12 +54,12 @@ class Bill:
             self.progress.hold.settle(0.0)
 
     def cut_off(self, call: Call, steps: Sequence[bytes]) -> None:
-        """Book a stream that ended early, by its last usage, else by its prompt and text so far."""
-        usage = usage_said(steps) or Usage(self._prompt(call), tokens_said(steps))
+        """Book a stream that ended early by its last usage, else by its prompt and text so far."""
+        usage = reported_usage(steps) or Usage(self._prompt(call), tokens_said(steps))
         self._add(call, usage, self.price(call.model, usage))
 
     def unfinished(self, call: Call, seconds: float) -> None:
-        """Book a plain call that was cancelled after so many seconds of generation."""
+        """Book a non-streaming call that was cancelled after this many seconds."""
         generated = self.estimates.generated(call.model, seconds)
         usage = Usage(self._prompt(call), min(generated, allowed_output(call, generated)))
         self._add(call, usage, self.price(call.model, usage))
@@ -89,8 +89,8 @@ def dismissed_usd(calls: Iterable[Call]) -> float:
 
 
 def allowed_output(call: Call, usual: int = 0) -> int:
-    """Return the most completion tokens of all choices together. Without a limit in the request
-    each choice has the tier's `output_tokens`, or `usual` if that is more."""
+    """Return the maximum number of completion tokens of all choices together. Without a limit in
+    the request, each choice counts the tier's `output_tokens`, or `usual` if that is more."""
     fields: Body = {**call.body, **call.served.extra}
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
     each = max(limits) if limits else max(call.served.output_tokens, usual)

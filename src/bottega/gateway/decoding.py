@@ -1,4 +1,4 @@
-"""Admission to decoding: a budget of memory for the images of all requests together."""
+"""Admission to image decoding: one memory budget for the images of all requests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MB = 1 << 20
 BUDGET = 256 * MB
 # Embedders reduce images to less than this many pixels on a side.
 REDUCED_SIDE = 512
-# More than any codec takes for a pixel and its result: few pixels need no look at their header.
-BYTES_A_PIXEL = 40
-# Work that takes less does not wait behind work that takes more.
+# Upper bound for every codec, result included: with few pixels the header need not be read.
+BYTES_PER_PIXEL = 40
+# Work that needs at most this much does not wait behind larger work.
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
 
 
 class DecodeBudget:
-    """At most `most_bytes` of decoded images at a time, by an estimate from their headers; beside
-    them up to 64 MB of small ones, which never wait for large ones. Large ones are also limited to
-    half of the processors, so that decoding does not starve other requests."""
+    """Budget of at most `most_bytes` of decoded images at a time, estimated from their headers,
+    plus up to 64 MB of small images, which never wait for large ones. Large images are also
+    limited to half of the processors, to leave the rest to other requests."""
 
     def __init__(self, most_bytes: int = BUDGET, *, wait_seconds: float = WAIT_SECONDS) -> None:
         self.most_bytes = most_bytes
@@ -41,7 +41,7 @@ class DecodeBudget:
         self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
 
     def check(self, images: Collection[Image]) -> None:
-        """Raises `Refusal` (413) for images that exceed the whole budget. Blocks."""
+        """Raise `Refusal` (413) for images that exceed the whole budget. Blocks."""
         if (need := bytes_needed(images)) > self.most_bytes:
             raise Refusal(
                 f"decoding the images of the request takes {need // MB} MB, more than the"
@@ -53,15 +53,15 @@ class DecodeBudget:
             )
 
     async def run(self, images: Collection[Image], work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work` that decodes the images once there is room for them. Raises `Refusal` (429)
-        after `wait_seconds`.
+        """Run `work`, which decodes the images, once there is memory for them. Raises `Refusal`
+        (429) after `wait_seconds`.
 
-        The room is given back when the work has ended, not when the client leaves: a thread that
-        decodes cannot be stopped.
+        The memory is released when the work has ended, not when the client leaves: a decoding
+        thread cannot be stopped.
         """
         if not images:
             return await work()
-        need = BYTES_A_PIXEL * sum(image.width * image.height for image in images)
+        need = BYTES_PER_PIXEL * sum(image.width * image.height for image in images)
         if need > SMALL:
             need = await asyncio.to_thread(bytes_needed, images)
         need = min(need, self.most_bytes)
@@ -78,18 +78,18 @@ class DecodeBudget:
 def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
     lane.release(need)
     if not task.cancelled():
-        task.exception()  # of a client that left nobody else asks for it
+        task.exception()  # marks it as retrieved: after the client has left no caller does
 
 
 def bytes_needed(images: Collection[Image]) -> int:
-    """Estimate the peak of decoding the images one after the other, reduced results kept."""
+    """Estimate the peak in bytes of decoding the images one by one and keeping the results."""
     costs = [image.cost(REDUCED_SIDE) for image in images]
     return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
 
 
 def _busy() -> Refusal:
     return Refusal(
-        "the gateway is decoding as many images as it has memory for",
+        "the gateway has no memory left for decoding images",
         status=429,
         type="rate_limit_error",
         code="decoding_busy",
@@ -109,7 +109,7 @@ class BudgetedRetriever:
 
 
 class BudgetedKeeper:
-    """Keeper that decodes and embeds an example's images within the budget."""
+    """Keeper that stores an example while its images are decoded within the budget."""
 
     def __init__(self, keeper: Keeper, budget: DecodeBudget) -> None:
         self._keeper, self._budget = keeper, budget

@@ -104,7 +104,7 @@ class Door:
         try:
             reply = await self.answer(progress, headers, body)
             if watched.has_left and reply.events is None:
-                raise _LeftError  # its upstream call was finished to learn the cost
+                raise _LeftError  # the upstream call was finished only to learn its cost
             started = True
             await _send(send, progress, reply)
         except _LeftError:
@@ -142,7 +142,7 @@ def request_id() -> str:
 
 
 class _LeftError(Exception):
-    """The client left before the whole body was there, or before the reply was."""
+    """The client left before its body was complete, or before the reply was."""
 
 
 async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:

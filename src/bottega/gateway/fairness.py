@@ -1,4 +1,4 @@
-"""A semaphore for work of different weights whose waiting clients take turns."""
+"""Weighted semaphore whose waiting clients take turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-# Whose request the current task works for.
+# Client (account id) whose request the current task serves.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
@@ -19,8 +19,8 @@ class _Waiter:
 
 @dataclass
 class FairSemaphore:
-    """A weighted semaphore. Waiting clients are admitted in turn, each one's work in its order;
-    nothing overtakes the next in turn, so work that needs much room gets it."""
+    """Weighted semaphore. Waiting clients are admitted in turn, the work of each client in order.
+    No work overtakes the next in turn, so large work is not starved."""
 
     room: int
     at_once: int
@@ -32,7 +32,7 @@ class FairSemaphore:
         self.free = self.room
 
     async def acquire(self, need: int, seconds: float | None = None) -> None:
-        """Raises `TimeoutError`."""
+        """Wait for `need` units. Raises `TimeoutError` after `seconds`."""
         if not self.waiting and self._fits(need):
             self._take(need)
             return
@@ -43,10 +43,10 @@ class FairSemaphore:
                 await waiter.admitted
         except BaseException:
             if waiter.admitted.done() and not waiter.admitted.cancelled():
-                self.release(need)  # admitted in the moment in which it gave up
+                self.release(need)  # admitted at the moment it gave up
             else:
                 self._forget(client, waiter)
-                self._admit()  # the next may need less than this one did
+                self._admit()  # the next waiter may need less
             raise
 
     def release(self, need: int) -> None:
@@ -70,7 +70,7 @@ class FairSemaphore:
             self.waiting.move_to_end(client)
             if not queue:
                 del self.waiting[client]
-            if not waiter.admitted.done():  # else it has given up and is about to say so
+            if not waiter.admitted.done():  # else it has given up, and `acquire` will clean up
                 self._take(waiter.need)
                 waiter.admitted.set_result(None)
 

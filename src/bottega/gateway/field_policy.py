@@ -8,7 +8,7 @@ from bottega.gateway.fields import FIELDS, LONGEST_NAME
 from bottega.gateway.ports import Body
 from bottega.gateway.refusals import Refusal
 
-# OpenAI's chat completions. Its `web_search_options` is missing: each search has a price.
+# Fields of OpenAI's chat completions, without `web_search_options`: each search has a price.
 OPENAI = {
     *FIELDS,
     "audio",
@@ -21,17 +21,17 @@ OPENAI = {
     "safety_identifier",
     "tool_choice",
 }
-# Further sampling parameters of vLLM, SGLang and llama.cpp: they choose among the same tokens.
+# Sampling parameters of vLLM, SGLang and llama.cpp: they only choose among tokens.
 SAMPLING = {"min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "top_k"}
 SERVICE_TIER = "service_tier"
-# Price lists know one price of a model: that of these.
+# Price lists have one price per model, which is that of these service tiers.
 PLAIN_TIERS = (None, "auto", "default")
 
 
 def check_fields(body: Body, more: Collection[str] = ()) -> None:
-    """`more` are further fields that the operator allows. Raises `Refusal`. Other fields may change
-    what the server does or what it costs: chat templates, priorities, logits processors. Null
-    stands for absent everywhere."""
+    """Raise `Refusal` for a field that is not allowed; `more` are fields that the operator allows.
+    Other fields may change what a server does or costs: chat templates, priorities, logits
+    processors. A null field counts as absent."""
     for name, value in body.items():
         if name == SERVICE_TIER and value not in PLAIN_TIERS:
             said = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"

@@ -1,4 +1,4 @@
-"""Upstream calls that are finished after their client has left."""
+"""Completion of upstream calls after their client has left."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Result = TypeVar("Result")
 async def finished(
     work: Coroutine[Any, Any, Result], seconds: float, may_finish: Callable[[], bool]
 ) -> Result:
-    """Return the result of `work`. If the caller is cancelled and `may_finish` says so, the work
-    continues for at most so many seconds, and its result or failure ends the cancellation.
-    Otherwise, and at the end of that time, the work is cancelled."""
+    """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
+    work continues for at most `seconds`; if it ends in time, its result or error replaces the
+    cancellation. Otherwise the work is cancelled."""
     task = asyncio.ensure_future(work)
     try:
-        # Not awaited itself: a cancellation of the caller would go on to the task.
+        # `await task` would pass a cancellation of the caller on to the task.
         await asyncio.wait([task])
     except asyncio.CancelledError:
         if may_finish():

@@ -1,4 +1,4 @@
-"""Which web pages and host names may ask a gateway that asks for no key."""
+"""Origin and host name checks of a gateway without keys."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PORT = re.compile(r":\d+\Z")
 def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
     """Raise `Refusal` for a host name that is neither loopback nor allowed.
 
-    A web page whose name resolves to 127.0.0.1 (DNS rebinding) is of the same origin as the
-    gateway to a browser: the name in its Host header is all that tells it from a local client.
+    To a browser, a web page whose name resolves to 127.0.0.1 (DNS rebinding) has the same origin as
+    the gateway: only the Host header distinguishes it from a local client.
     """
     if host is None or LOOPBACK.fullmatch(host):
         return

@@ -64,9 +64,9 @@ class Upstream(Protocol):
 class Served:
     """A tier as the gateway calls it. Where an answer may send its question on to another tier,
     `asks` are fields that tell how sure this one is, such as `logprobs` or `n`. `extra` are the
-    operator's fields, which win over a client's. A request without a token limit is expected to
-    generate `output_tokens` at most. `prompt` is set for the tiers of a user's
-    pipeline; without it the demonstrations become turns before the client's own."""
+    operator's fields, which override the client's. A request without a token limit is expected to
+    generate at most `output_tokens`. `prompt` is set for the tiers of a user's pipeline; without it
+    the demonstrations become turns before the client's own."""
 
     tier: Tier
     upstream: Upstream
@@ -83,9 +83,9 @@ class Served:
 
 @dataclass(slots=True)
 class Call:
-    """One upstream call: the tier, the body that it is sent, the demonstrations and the pipeline's
-    own prompt in that body, and once it is paid, its cost (None if unknown). `abandoned`: the
-    client left before the reply."""
+    """One upstream call: the tier, the body sent to it, and the demonstrations and the pipeline's
+    prompt in that body. `cost_usd` is set after the call, None if unknown. `abandoned` means that
+    the client left before the reply."""
 
     served: Served
     body: Body

@@ -130,6 +130,7 @@ def _upstream(status: int, code: str, said: str, wait: float | None = None) -> R
 
 
 async def refuse(refusal: Refusal, send: Send) -> None:
+    """Send the refusal as an ASGI response."""
     headers = {
         "content-type": "application/json",
         "content-length": str(len(refusal.body)),

@@ -24,7 +24,7 @@ IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
 # Fields that servers write into the prompt, or charge as output.
-WRITTEN_OUT = ("tools", "functions", "response_format", "prediction")
+PROMPT_FIELDS = ("tools", "functions", "response_format", "prediction")
 OTHER_PART_TOKENS = 1100  # a file, a sound
 TOOL_ROLES = ("tool", "function")
 # How a reply travels, who asked, and what changes a reply no more than chance does.
@@ -135,7 +135,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     options = body.get("stream_options")
     tools = seen.tools or (not body.keys().isdisjoint(TOOLS) and any(map(body.get, TOOLS)))
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
-    written = _length(*(body.get(name) for name in WRITTEN_OUT))
+    written = _length(*(body.get(name) for name in PROMPT_FIELDS))
     tokens = int((seen.characters + written) / CHARACTERS_A_TOKEN)
     tokens += sum(map(_image_tokens, seen.images)) + OTHER_PART_TOKENS * seen.others
     return Chat(

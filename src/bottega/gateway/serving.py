@@ -99,7 +99,7 @@ class Gateway:
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         told = (f"{name}={value}" for name, value in sorted(given.items()))
-        # A repeat skips the checks below, so what they depend on is part of its key.
+        # A repeat skips the checks below, so everything that they depend on is part of its key.
         tiers = self.access.tiers_of(progress.account) if self.access is not None else ()
         rights = f"admin={progress.account.admin} tiers={','.join(tiers)}"
         scope = (progress.namespace, rights, *told)
@@ -125,7 +125,7 @@ class Gateway:
         reply = self.replaying.repeats.get(key)
         if reply is None and question is not None:
             reply = await self._stored(key, question)
-        # No await between this and `lead`, or two identical requests would both lead.
+        # No other await before `lead`, or two identical requests would both lead.
         reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
             return replayed(progress, before, reply)
@@ -146,7 +146,7 @@ class Gateway:
         return account
 
     def models_of(self, account: Account) -> list[str]:
-        """Return the model ids that the key may ask for."""
+        """Return the model ids that the key may request."""
         access = self.access
         if access is None or account is NOBODY:
             return list(self.models)
@@ -183,7 +183,7 @@ class Gateway:
             return
         if overrides.tier is not None:
             self.access.check_tiers(account, [overrides.tier])
-        if overrides.master_rate is not None:  # a coin between the first tier and the last one
+        if overrides.master_rate is not None:  # picks the first or the last tier at random
             served = self.answering.served
             self.access.check_tiers(account, [served[0].name, served[-1].name])
         await self.access.check_namespace(account, progress.namespace)

@@ -23,7 +23,8 @@ from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usa
 
 @dataclass(frozen=True)
 class Settling:
-    """`remember` gets the `exact_key` of a request whose whole reply is stored, and its id."""
+    """Settlement of answered requests. `remember` is called with the `exact_key` of a request whose
+    complete reply was stored, and the id of the stored example."""
 
     price: Pricer
     warn: Warn = field(default_factory=Warn)

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 @dataclass
 class Shadowing:
     """`over` is told of every call that only measures, as of a request of its own; `measured` of
-    every comparison. In `repeats` a teacher's answer takes the place of the apprentice's. Runs
-    behind the answers: no client waits for it."""
+    every comparison. A teacher's answer replaces the apprentice's in `repeats`. Runs in the
+    background: no client waits for it."""
 
     answering: Answering
     settle: Settling
@@ -116,7 +116,7 @@ class Shadowing:
         own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
         own.shots = len(shown)
         own.hold = progress.hold and progress.hold.sibling()
-        # Without a question nothing is stored: only the master's reply may be.
+        # Without a question nothing is stored: only the master's own reply may be.
         alone = replace(
             asked,
             question=None if shown else asked.question,
@@ -141,7 +141,7 @@ class Shadowing:
             self.over(own)
 
     def _correct(self, asked: Asked, call: Call, completed: Completed) -> None:
-        """Replace the apprentice's kept reply by the teacher's."""
+        """Replace the apprentice's cached reply with the teacher's."""
         question, name = asked.question, call.served.name
         if question is None or asked.key is None or name not in question.workshop.teachers:
             return

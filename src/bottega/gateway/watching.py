@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-# What those who watch the gateway ask: always answered.
+# Paths for monitoring, which are always answered.
 WATCHED = ("/healthz", "/readyz", "/metrics")
 LOOK_SECONDS = 0.05
 

@@ -11,7 +11,7 @@ from bottega.types import Prompt, Reply, Sampling
 
 
 class BundledTransformers(Transformers):
-    """A bundled model, which warns once in a process when it is asked about a photograph."""
+    """Bundled model that warns, once per process, when a prompt ends with a photograph."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         if may_need_warning(prompt):

@@ -26,7 +26,7 @@ Done = TypeVar("Done")
 # Seconds to wait for more requests: those of one task group arrive well within.
 LINGER = 0.002
 MOST_LINGERS = 10
-# Images that are decoded for one batch: 128 MB as RGB.
+# Maximum pixels decoded for one batch: 128 MB as RGB.
 BATCH_PIXELS = 32_000_000
 
 
@@ -174,8 +174,9 @@ class Transformers:
         return found
 
     def _portion(self, waiting: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-        """Return the oldest request with as many others as `BATCH_PIXELS` allows, those with small
-        images first, and the rest. A later call takes the rest: there is one for each request."""
+        """Split the waiting requests into a batch and the rest. The batch is the oldest request
+        with as many others as `BATCH_PIXELS` allows, smallest images first. Each request triggers
+        one call, so later calls take the rest."""
         room = BATCH_PIXELS - sum(map(self._pixels, waiting[:1]))
         chosen = set(waiting[:1])
         for request in sorted(waiting[1:], key=self._pixels):
@@ -187,7 +188,7 @@ class Transformers:
         return [request for request in waiting if request in chosen], rest
 
     def _pixels(self, request: Request) -> int:
-        """Pixels of the images that are decoded for it."""
+        """Return the pixels of the request's images that have to be decoded."""
         parts = [part for message in request.prompt.messages for part in message.parts]
         images = {part.sha256: part for part in parts if isinstance(part, Image)}
         sight = self._loaded.sight if self._loaded else None

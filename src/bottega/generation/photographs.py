@@ -1,4 +1,4 @@
-"""A warning that the bundled models do not understand photographs."""
+"""Warning that the bundled models do not understand photographs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bottega.image import Image
 from bottega.types import Prompt
 
 LOSSY = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
-# The images of the synthetic tasks and digits are smaller, and never stored in a lossy format.
+# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
 LARGE = 128
 SIDE = 64
-LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean spread of the channels; colours out of 32,768
+LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 WARNING = (
     "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
     " images; give the id of a larger vision-language model with --model, and find examples with"
@@ -24,20 +24,20 @@ WARNING = (
 
 
 class PhotographWarning(UserWarning):
-    """A bundled model is asked about a photograph."""
+    """Warning that a bundled model was prompted with a photograph."""
 
 
 _warned = False
 
 
 def may_need_warning(prompt: Prompt) -> bool:
-    """Whether the last image may be a photograph by its header, and no warning was given yet."""
+    """Return whether the last image may be a photograph by its header and no warning was given."""
     image = _last_image(prompt)
     return not _warned and image is not None and _may_be_photograph(image)
 
 
 def warn_of_photographs(prompt: Prompt) -> None:
-    """Warn once in a process, if the last image of the prompt looks like a photograph."""
+    """Warn, once per process, if the last image of the prompt looks like a photograph."""
     global _warned
     image = _last_image(prompt)
     if not _warned and image is not None and is_photograph(image):
@@ -46,9 +46,10 @@ def warn_of_photographs(prompt: Prompt) -> None:
 
 
 def is_photograph(image: Image) -> bool:
-    """Whether the image has many colours, and a lossy format or a size beyond synthetic tasks.
+    """Return whether the image has many colours, and a lossy format or more than `LARGE` pixels a
+    side.
 
-    Photographs in greys, and small ones in lossless formats, are not recognised.
+    Grey photographs, and small ones in lossless formats, are not recognised.
     """
     if not _may_be_photograph(image):
         return False

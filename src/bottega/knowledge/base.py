@@ -255,10 +255,10 @@ class KnowledgeBase(Searchable, Closing):
         return done
 
     def verify(self, *, deep: bool = False, repair: bool = False) -> Verified:
-        """Compares images with their hashes, vectors with their checksums, and change log and index
-        files with the rows, in all namespaces. `deep` also embeds every example again, and finds
-        vectors of another example or embedder. `repair` makes derived parts again (vectors with
-        this handle's embedders)."""
+        """Compare images with their hashes, vectors with their checksums, and change log and index
+        files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
+        vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
+        handle's embedders)."""
         self._searcher.forget()  # its files, too, are looked at
         views = self._views.over(self._rows.views()) if self._views else {}
         return verify(self._rows, views, deep=deep, repair=repair)

@@ -85,8 +85,8 @@ class ChangeLog(Database):
             ]
 
     def named_changes_since(self, seq: int, limit: int) -> list[Changed]:
-        # Changes from before the log kept ids are left out: no follower can know their rows. A
-        # row may have got another id (format 6): the earlier one counts as deleted.
+        # Changes from before the log kept ids are skipped: no follower can know their rows. If a
+        # migration gave a row another id (format 6), the earlier id counts as deleted.
         found = self.read(
             "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples"
             " WHERE key = changes.key AND id = changes.id)"

@@ -29,7 +29,7 @@ BUILT_AT_ONCE = 256
 SMALL_LAG = 64
 DEAD_SHARE = 0.2
 SAVED_EVERY = 5000
-# A process that ends sooner begins no graph: it would be thrown away.
+# Delay before a graph is built: a process that ends sooner would discard it.
 BUILD_AFTER_SECONDS = 2.0
 
 
@@ -40,7 +40,7 @@ class OutOfDate(Exception):
 class Follower:
     """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
     built in the background, and searches stay exact until it is there. A process that ends before
-    leaves the plain vectors in a file, which the next one reads instead of every row."""
+    saves the plain vectors to a file, which the next process reads instead of every row."""
 
     def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -54,7 +54,7 @@ class Follower:
         self._lock = Lock()
         self._worker: Thread | None = None
         self._stopping = Event()
-        self._awaited = Event()  # set while a caller waits for the background
+        self._awaited = Event()  # set when a caller waits for the background worker
         self._gave_up = False
 
     def current(self) -> FaissIndex:
@@ -77,7 +77,7 @@ class Follower:
             return self._index
 
     def close(self, *, keep: bool = True) -> None:
-        """Waits for what runs in the background, and keeps a large index for the next start."""
+        """Wait for the background worker, and save a large index for the next start."""
         self._stopping.set()
         self._awaited.set()
         if self._worker is not None:
@@ -115,7 +115,7 @@ class Follower:
         return len(index) > self._hnsw_above and self._may_write() and self._is_far_behind(index)
 
     def _is_far_behind(self, index: FaissIndex) -> bool:
-        """Return whether the file is missing or lacks a tenth of the changes."""
+        """Return whether the file is missing or lacks more than a tenth of the changes."""
         lag = index.watermark - self._saved_at
         return not self._saved_at or lag > max(SAVED_EVERY, len(index) // 10)
 
@@ -169,7 +169,8 @@ class Follower:
         return index
 
     def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
-        """With the rows after those that it holds, which are as they were at its watermark."""
+        """Add the rows after the last one that the index holds. Those before are as they were at
+        its watermark."""
         watermark = index.watermark if len(index) else self._rows.last_seq()
         index.fill(self._pages(page, index.last_key()), watermark)
         return index
@@ -253,7 +254,7 @@ class Follower:
         self._ready = new
 
     def _unfinished(self) -> HnswIndex | None:
-        """Return the part of a graph that an earlier process has built."""
+        """Return the partial graph that an earlier process has saved, if it still fits."""
         found = load(unfinished_path(self._path)) if self._path else None
         if found is None or not self._fits(found.head):
             return None

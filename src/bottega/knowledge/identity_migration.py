@@ -1,4 +1,4 @@
-"""Format 6: answer choices are part of a question, so rows with choices get another id."""
+"""Migration to format 6: choices become part of a question, so rows with choices get new ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from bottega.knowledge.records import CONTEXT, ID_LENGTH, digest, question_parts
 
 PAGE = 1000
-# Rows from before format 5 have no digest: SQLite could not compute it.
+# Rows from before format 5 have no digest, because SQLite could not compute it.
 STALE = (
     "SELECT key, id, question, answer, choices, tags FROM examples"
     " WHERE key > ? AND (choices != '[]' OR question_digest IS NULL) ORDER BY key LIMIT ?"
@@ -27,12 +27,12 @@ LOGGED = (
 def add_choices_to_identities(connection: sqlite3.Connection) -> None:
     """Give rows with choices the id and the question digest that they would get today.
 
-    Keys stay, and with them vectors, uses and index files. The change log tells followers that the
-    earlier id is gone and the new one is there. A row whose earlier id does not fit its content is
+    Keys stay, so vectors, uses and index files remain valid. The change log records the earlier id
+    as deleted and the new one as added. A row whose earlier id does not match its content is
     damaged and keeps its id; `verify` reports it.
     """
-    # The new name stops processes of an older version that have the file open: they would go on
-    # writing ids without choices.
+    # The new column name makes writes of older versions that have the file open fail: they would
+    # write ids without choices.
     connection.execute("ALTER TABLE examples RENAME COLUMN asked TO question_digest")
     connection.execute("DROP INDEX examples_by_asked")
     connection.execute(
@@ -54,7 +54,7 @@ def _renew(connection: sqlite3.Connection, row: tuple[object, ...], hashes: list
     key, id, question, answer, choices, tags = row
     try:
         found = _identities(hashes, question, answer, choices, tags)
-    except (TypeError, ValueError, AttributeError):  # not what was stored: `verify` reports it
+    except (TypeError, ValueError, AttributeError):  # damaged: `verify` reports it
         return
     earlier, current, question_digest = found
     if id != earlier:
@@ -72,7 +72,7 @@ def _renew(connection: sqlite3.Connection, row: tuple[object, ...], hashes: list
 def _identities(
     hashes: list[str], question: object, answer: object, choices: object, tags: object
 ) -> tuple[str, str, str]:
-    """Return the id of format 5, the id of today, and the question's digest."""
+    """Return the id of format 5, the current id, and the question's digest."""
     if not (isinstance(question, str) and isinstance(choices, str) and isinstance(tags, str)):
         raise TypeError("a column holds no text")
     context = orjson.loads(tags).get(CONTEXT)
@@ -83,7 +83,7 @@ def _identities(
 
 @contextmanager
 def _any_text(connection: sqlite3.Connection) -> Iterator[None]:
-    """Read texts that are not UTF-8, too: one of them must not keep the file from being opened."""
+    """Also read texts that are not UTF-8: a damaged one must not prevent opening the file."""
     before = connection.text_factory
     connection.text_factory = lambda data: data.decode(errors="surrogateescape")
     try:

@@ -102,13 +102,13 @@ class FaissIndex(ABC):
             return len(self._slots), int(self._slots.living_keys().sum())
 
     def last_key(self) -> int:
-        """Return the highest key, 0 if there is none."""
+        """Return the highest key, or 0 if the index is empty."""
         with self._lock:
             return int(self._slots.living_keys().max(initial=0))
 
     def copied(self) -> tuple[faiss.Index, Keys, int]:
-        """Return the faiss index, the keys by slot (`NOWHERE` where dead) and the watermark, all of
-        one moment."""
+        """Return a consistent copy: the faiss index, the keys by slot (`NOWHERE` for dead ones) and
+        the watermark."""
         with self._lock:
             return faiss.clone_index(self._inner), self._slots.marked_keys(), self._watermark
 
@@ -157,7 +157,7 @@ class FlatIndex(FaissIndex):
 
     @classmethod
     def restored(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
-        """Return an index of what `copied` gave."""
+        """Return an index from the values of `copied`."""
         index = cls(flat.d, metric)
         index._faiss, index._slots, index._watermark = flat, Slots.marked(keys), watermark
         return index

@@ -124,8 +124,8 @@ class RowStore(Protocol):
         ...
 
     def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
-        """Return the rows that the rule excludes: the query's id, and those that share an image
-        with it or are the same question."""
+        """Return the keys of the rows that `exclude` rules out: the query's own id, and rows that
+        share an image with it or are the same question."""
         ...
 
     def ids_with_prefix(self, prefix: str, limit: int) -> list[str]: ...

@@ -60,8 +60,8 @@ def question_digest(example: Example) -> str:
 
 
 def query_digests(query: Query) -> set[str]:
-    """Return the digests of the examples that ask this query. An example without a context, or
-    without choices, suits every one."""
+    """Return the digests of all examples with the same question. An example without a context, or
+    without choices, matches any."""
     hashes = [image.sha256 for image in query.images]
     return {
         digest(*question_parts(hashes, query.text, context, choices))
@@ -81,8 +81,8 @@ def is_itself(example: Example) -> bool:
 def question_parts(
     image_hashes: Sequence[str], text: str, context: str | None, choices: Sequence[str]
 ) -> list[object]:
-    """Return what identifies a question. A list holds a context and an object holds choices, so
-    that neither is taken for the other. Without choices the digest is that of older formats."""
+    """Return the parts that identify a question. The context is in a list and the choices are in an
+    object, so they cannot be confused. Without choices the digest is that of older formats."""
     parts: list[object] = [image_hashes, text]
     if context is not None:
         parts.append([context])

@@ -127,14 +127,14 @@ class SqliteRows(ChangeLog):
     def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
         own_id = "SELECT key FROM examples WHERE namespace = ?1 AND id = ?2"
         if exclude == "same-question":
-            asks_it = f"namespace = ?1 AND question_digest IN {THIRD}"
-            either = f"{own_id} UNION SELECT key FROM examples WHERE {asks_it}"
+            same_question = f"namespace = ?1 AND question_digest IN {THIRD}"
+            either = f"{own_id} UNION SELECT key FROM examples WHERE {same_question}"
             wanted = listed(query_digests(query))
             found = self.read(either, self.namespace, query.id, wanted)
         elif query.images or query.id is not None:
-            shows_it = f"SELECT key FROM example_images WHERE sha256 IN {THIRD}"
+            same_image = f"SELECT key FROM example_images WHERE sha256 IN {THIRD}"
             wanted = listed({image.sha256 for image in query.images})
-            found = self.read(f"{own_id} UNION {shows_it}", self.namespace, query.id, wanted)
+            found = self.read(f"{own_id} UNION {same_image}", self.namespace, query.id, wanted)
         else:
             return set()
         return {row[0] for row in found}

@@ -133,7 +133,7 @@ KNOWLEDGE_BASE = FileKind(
         ALTER TABLE examples ADD COLUMN asked TEXT;
         CREATE INDEX examples_by_asked ON examples (namespace, asked) WHERE asked IS NOT NULL;
         """,
-        # Answer choices become part of a question, and so of ids.
+        # Answer choices become part of a question, and therefore of ids.
         add_choices_to_identities,
         # Vectors from before this version have no checksum: computing it would read all of them.
         """

@@ -37,10 +37,10 @@ class Searchable(Listing):
     ) -> list[Candidate]:
         """The `k` nearest examples, best first; fewer only if there are fewer.
 
-        Excludes the query's own id, and by `exclude` every example that shares an image with it or
-        only the same question (images, text, choices, context); nothing if `include_self`. `by`
-        names the view, `where` and `within` (ids) restrict the search. An empty knowledge base
-        raises `EmptyKnowledgeBaseError`.
+        Excludes the query's own id and, as `exclude` says, every example that shares an image with
+        it or only the same question (images, text, choices, context). `include_self` excludes
+        nothing. `by` names the view, `where` and `within` (ids) restrict the search. Raises
+        `EmptyKnowledgeBaseError` for an empty knowledge base.
         """
         found = self.search_many(
             [query],
@@ -87,9 +87,9 @@ class Searchable(Listing):
         excluded_for: Sequence[Query] | None = None,
         exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
-        """As `search_many`, by the caller's own vectors (n, dimension).
+        """As `search_many`, with the caller's own vectors (n, dimension).
 
-        `excluded_for` are the queries that they were made of: `exclude` applies to each.
+        `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
         """
         _check_k(k)
         self._check_embeds()

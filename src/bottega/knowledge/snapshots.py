@@ -1,5 +1,5 @@
-"""Search indexes kept beside the database, so that opening a large one is quick: graphs, or plain
-vectors while there is no graph yet.
+"""Search indexes saved beside the database, to open a large one quickly: graphs, or plain vectors
+while there is no graph yet.
 
 A file is what faiss writes, then the keys, a JSON head and a foot with a checksum. It is derived
 and never believed without proof: whatever does not fit is as good as not there.
@@ -69,7 +69,7 @@ def snapshot_path(database: str, view: str, namespace: str) -> Path | None:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Return where the part of a graph is kept that a process has built before it ended."""
+    """Return the path of a partial graph that a process saved when it ended."""
     return path.with_name(f"{path.name}.unfinished")
 
 

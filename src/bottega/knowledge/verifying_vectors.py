@@ -42,7 +42,7 @@ def wrong_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding
 
 
 def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    """Find vectors that are missing or damaged: of another length, changed, or not comparable."""
+    """Find vectors that are missing or damaged: wrong size, wrong checksum, or not comparable."""
     for stored in rows.views().values():
         wrong = [
             key
@@ -133,8 +133,8 @@ def _alike(stored: Vectors, made: Vectors) -> bool:
 def _whole_vectors(
     rows: SqliteRows, keys: list[int], view: StoredView
 ) -> dict[int, Vectors | None]:
-    """None for what is missing or damaged; nothing of examples and views that another process
-    has taken away since the keys were read."""
+    """Return the vector of each key, None if missing or damaged. Keys that another process has
+    deleted since they were read are absent."""
     found = rows.read(
         "SELECT examples.key, CAST(vector AS BLOB), checksum FROM json_each(?1) AS chosen"
         " CROSS JOIN examples ON examples.key = chosen.value"
@@ -155,7 +155,7 @@ def _whole(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors 
         return None
     vector = np.frombuffer(blob, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        length = np.vdot(vector, vector)  # infinite if any number is, or is too large to compare
+        length = np.vdot(vector, vector)  # not finite for NaN, infinite or too large numbers
     return vector if np.isfinite(length) and (length or checksum is not None) else None
 
 

@@ -20,7 +20,7 @@ from bottega.types import Answer, Completion, Query
 
 SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 NO_LABEL = "none"
-# Markdown that opens a line. The blank after it tells a bullet from a minus sign.
+# Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
 BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>]|#{1,6})\s+")
 WORD = re.compile(r"\w+")
 
@@ -36,9 +36,9 @@ class LabelParser:
     repeats the template answers last), or else takes the whole reply as the label.
 
     The label must equal one of the query's choices up to case, outer punctuation and spacing, with
-    or without a bullet before it. It may stand alone on the first line of a longer reply that names
-    no other choice ("biology" above "Which of"). With no choices, any text is an answer. What
-    stands before the first answer is the rationale. With `multi_label` the reply may list several
+    or without a bullet before it. It may be the whole first line of a longer reply that names no
+    other choice ("biology" above "Which of"). With no choices, any text is an answer. The text
+    before the first answer is the rationale. With `multi_label` the reply may list several
     choices separated by commas, or say "none". Everything else is `Answer(valid=False)`.
     """
 
@@ -74,7 +74,8 @@ class LabelParser:
 
 
 def _listed(text: str, choices: Sequence[str]) -> str | None:
-    """The choice that the text is, with or without a bullet. None for "- 5" beside "-5"."""
+    """Return the choice that equals the text, with or without a bullet. Return None for "- 5" if
+    "-5" is a choice."""
     label = match(text, choices)
     bullet = BULLET.match(text)
     if label is not None or bullet is None:
@@ -85,7 +86,7 @@ def _listed(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _first_line(text: str, choices: Sequence[str]) -> str | None:
-    """The choice that is the whole first line, unless a later line names another choice."""
+    """Return the choice that is the whole first line, unless a later line names another one."""
     lines = [line for line in text.splitlines() if WORDS.search(line)]
     label = _listed(lines[0], choices) if lines else None
     if label is None or _names_another(lines[1:], label, choices):
@@ -94,8 +95,9 @@ def _first_line(text: str, choices: Sequence[str]) -> str | None:
 
 
 def _names_another(lines: Sequence[str], label: str, choices: Sequence[str]) -> bool:
-    """Whether a line is another choice, or holds one as whole words. A single letter counts only as
-    a whole line: "a" is an article. One pass over the lines for each choice keeps it linear."""
+    """Return whether a line is another choice, or contains one as whole words. A single letter
+    counts only as a whole line, because "a" is an article. One pass over the lines per choice keeps
+    the time linear."""
     own = plain(label)
     others = {plain(choice) for choice in choices} - {own}
     if any(plain(BULLET.sub("", line)) in others for line in lines):

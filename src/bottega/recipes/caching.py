@@ -65,8 +65,8 @@ def cache_of_thought(
     they `observe`. A cache that is not empty is the paper's warm start, `cold_start` its cold
     one. Without `remember` the cache stays as it is (static).
 
-    A query is shown other questions about its image, never its own earlier answer; a `retrieve` of
-    the caller has its own rule.
+    Demonstrations include other questions about the query's image, but never its own earlier
+    answer. A custom `retrieve` applies its own rule.
 
     The master is asked for its reasoning unless `reasoning` is False, or is not given and the
     master says `turns_only`. Only its answers are kept: never an invalid one or one that was cut.

@@ -43,7 +43,7 @@ class Prices:
         self.override(overrides or {})
 
     def override(self, overrides: Mapping[str, Price]) -> None:
-        """Replace the overrides, for requests from now on."""
+        """Replace the overrides for all further requests."""
         given = FREE | dict(overrides)
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
         prefixes = {name[:-1]: price for name, price in given.items() if name.endswith("*")}

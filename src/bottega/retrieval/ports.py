@@ -51,7 +51,7 @@ class SearchWithin(Protocol):
 
 
 class Nearest(Protocol):
-    """The `k` nearest examples of each row, without those that each of `excluded_for` excludes."""
+    """The `k` nearest examples of each row, without those excluded for its query."""
 
     def __call__(
         self, vectors: Vectors, k: int, *, excluded_for: Sequence[Query]

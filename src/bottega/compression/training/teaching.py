@@ -172,35 +172,38 @@ class Teaching:
         return inputs, labels
 
     def _annotated(self, lessons: Sequence[Lesson]) -> list[list[int]]:
-        """The annotated answers in the tokens that the base model would generate: a model that
-        copies a word from a passage copies the space in its first token, too. Of the two spellings
-        the base model begins the one that it finds likelier after reading all passages.
+        """Return the annotated answers in the tokens that the base model would generate.
+
+        A model that copies a word from a passage also copies the space in its first token. Of the
+        two tokenizations, choose the one whose first token the base model finds likelier after
+        reading all passages.
         """
         answers = [lesson.answer for lesson in lessons]
         begun = self.base_texts.answers([lesson.query for lesson in lessons], answers)
         copied = self.base_texts.answers_in_text(answers)
         differ = [
-            place
-            for place, (one, other) in enumerate(zip(begun, copied, strict=True))
+            index
+            for index, (one, other) in enumerate(zip(begun, copied, strict=True))
             if one and other and one[0] != other[0]
         ]
         first = self._replies(
-            [lessons[place] for place in differ],
-            [[begun[place][0], copied[place][0]] for place in differ],
+            [lessons[index] for index in differ],
+            [[begun[index][0], copied[index][0]] for index in differ],
         )
-        for place, (token,) in zip(differ, first, strict=True):
-            if token == copied[place][0]:
-                begun[place] = copied[place]
+        for index, (token,) in zip(differ, first, strict=True):
+            if token == copied[index][0]:
+                begun[index] = copied[index]
         return [[*answer, self.end] for answer in begun]
 
     def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
-        """The base model's replies after reading all passages: the concatenation teacher."""
+        """Return the base model's replies after reading all passages (concatenation teacher)."""
         return [_until_end(row, self.end) for row in self._replies(lessons)]
 
     def _replies(
         self, lessons: Sequence[Lesson], first: Sequence[list[int]] = ()
     ) -> list[list[int]]:
-        """Greedy replies after all passages; with `first` one token of each lesson's choices."""
+        """Return greedy replies after all passages. With `first`, return only the likeliest token
+        among each lesson's choices."""
         read = [(*(seen.query for seen in one.passages), one.query) for one in lessons]
         replies: dict[int, list[int]] = {}
         for places in kinds([any(turn.images for turn in turns) for turns in read]):
@@ -212,7 +215,7 @@ class Teaching:
         return [replies[place] for place in range(len(lessons))]
 
     def _reply(self, lessons: Sequence[Lesson], first: Sequence[list[int]]) -> list[list[int]]:
-        """With images in each lesson, or in none."""
+        """As `_replies`, for lessons that all have images, or all have none."""
         read = self.base_texts.reading(
             [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
         )
@@ -228,7 +231,7 @@ def _relevant(lesson: Lesson) -> Example:
 
 
 def _one_token_of(choices: Sequence[list[int]]) -> dict[str, Any]:
-    """Settings of `generate` that give the likeliest of each row's choices."""
+    """Return settings of `generate` that restrict each row to one token of its choices."""
 
     def allowed(row: int, tokens: Tensor) -> list[int]:
         return choices[row]

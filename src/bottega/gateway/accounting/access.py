@@ -1,4 +1,4 @@
-"""What a key may do: requests at once, tiers that it may choose, namespaces below its own."""
+"""Access limits of a key: concurrent requests, tiers it may choose, namespaces below its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from bottega.gateway.refusals import Refusal
 
 ALL = "*"
 
-# Notes that a key uses a namespace: False if it may use no more. Blocks.
+# Records that a key (account id) uses a namespace, up to a maximum number of them. Returns False if
+# the maximum is reached. Blocks.
 Claim = Callable[[str, str, int], bool]
 
 
 @dataclass(frozen=True)
-class Defaults:
-    """For keys that were made without limits of their own."""
+class KeyDefaults:
+    """Limits of keys that were created without their own."""
 
     max_concurrent: int = 128
     tiers: tuple[str, ...] = ()
@@ -27,24 +28,25 @@ class Defaults:
 
 @dataclass
 class Access:
-    """To be used from the event loop; requests under way are this process's own."""
+    """Checker of the limits of keys. Use it from the event loop; it counts the requests of this
+    process only."""
 
     claim: Claim
-    defaults: Defaults = field(default_factory=Defaults)
+    defaults: KeyDefaults = field(default_factory=KeyDefaults)
     _under_way: Counter[str] = field(default_factory=Counter)
     _claimed: set[tuple[str, str]] = field(default_factory=set)
 
     def enter(self, account: Account) -> None:
-        """Call `leave` when the request is over. Raises `Refusal` (429)."""
+        """Count a request of the key; call `leave` when it ends. Raises `Refusal` (429)."""
         most = account.max_concurrent or self.defaults.max_concurrent
         if self._under_way[account.id] >= most:
             raise Refusal(
-                f"this key has {most} requests under way, which is its limit",
+                f"this key already has {most} requests in progress, its limit",
                 status=429,
                 type="rate_limit_error",
                 code="too_many_concurrent_requests",
                 headers={"retry-after": "1"},
-                hint="wait for one of them, or ask the operator for more",
+                hint="wait until one ends, or ask the operator for a higher limit",
             )
         self._under_way[account.id] += 1
 
@@ -63,7 +65,7 @@ class Access:
         return tier in chosen or ALL in chosen
 
     def check_tiers(self, account: Account, tiers: Collection[str]) -> None:
-        """Raises `Refusal` (403) for tiers that the key may not choose."""
+        """Raise `Refusal` (403) for a tier that the key may not choose."""
         for tier in tiers:
             if not self.may_choose(account, tier):
                 raise Refusal(
@@ -71,11 +73,11 @@ class Access:
                     status=403,
                     type="permission_error",
                     code="tier_forbidden",
-                    hint="use the model bottega, or ask the operator: bottega keys add --tiers",
+                    hint="use the model bottega, or ask the operator for a key with --tiers",
                 )
 
     async def check_namespace(self, account: Account, namespace: str) -> None:
-        """Raises `Refusal` (403) for one namespace too many."""
+        """Raise `Refusal` (403) if the key may use no further namespace."""
         known = (account.id, namespace)
         if account.admin or namespace == account.namespace or known in self._claimed:
             return
@@ -83,10 +85,10 @@ class Access:
         most = self.defaults.max_namespaces if most is None else most
         if not await asyncio.to_thread(self.claim, account.id, namespace, most):
             raise Refusal(
-                f"this key may use {most} namespaces below its own, and has used as many",
+                f"this key has used {most} namespaces below its own, its limit",
                 status=403,
                 type="permission_error",
                 code="too_many_namespaces",
-                hint="use one of them, or ask the operator: bottega keys add --max-namespaces",
+                hint="use one of them, or ask the operator for a key with --max-namespaces",
             )
         self._claimed.add(known)

@@ -36,10 +36,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Account:
-    """`requests_per_minute` and `usd_per_month` are None where nothing limits them. For
-    `max_concurrent`, `tiers` (the tiers that the key may choose itself, "*" for all) and
-    `max_namespaces` (below its own) None is the gateway's default. Times are unix seconds;
-    `revoked` is None while the key is good."""
+    """Account of one key. `requests_per_minute` and `usd_per_month` are None if unlimited. For
+    `max_concurrent`, `tiers` (tiers that the key may choose, "*" for all) and `max_namespaces`
+    (below its own), None means the gateway's default. Times are unix seconds; `revoked` is None
+    while the key is valid."""
 
     id: str
     name: str
@@ -162,8 +162,8 @@ class Accounts:
         return self._known[id].account
 
     def claim_namespace(self, id: str, namespace: str, most: int) -> bool:
-        """Note that the key uses this namespace. False if it has used `most` others already, in any
-        process that shares the file."""
+        """Record that the key uses this namespace. Return False if it has already used `most` other
+        namespaces, in any process that shares the file."""
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
             self._connection.execute(
                 "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
@@ -294,6 +294,6 @@ def _check_access(
     for name in tiers or ():
         if not (isinstance(name, str) and TIER.fullmatch(name)):
             raise SettingError(
-                f"tiers must be names of tiers, got {str(name)[:LONGEST_NAME]!a}",
+                f"tiers must be tier names, got {str(name)[:LONGEST_NAME]!a}",
                 hint="give names such as apprentice,master, or * for all",
             )

@@ -164,7 +164,8 @@ class EntryFile:
             )
 
     def forget_notes(self, prefix: str, before: float) -> int:
-        """Of the notes so named, those whose value begins with an earlier time; how many."""
+        """Delete notes whose name has this prefix and whose value starts with an earlier time than
+        `before`. Return their number."""
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(
                 "DELETE FROM notes WHERE substr(name, 1, ?) = ? AND CAST(value AS REAL) < ?",

@@ -1,4 +1,4 @@
-"""Token counts of calls whose upstream reports none, and of calls that are still to be made."""
+"""Estimated token counts of calls that report no usage, and of calls not yet made."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from bottega.types import Usage
 
-# Before an upstream has reported a usage, its tokenizer, its chat template and its images' tokens
-# are unknown: a short prompt may count a thousand tokens.
+# Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
+# unknown: a short prompt may count a thousand tokens.
 UNSEEN_PROMPT = 8192
 UNSEEN_FACTOR = 4
-TOKENS_A_SECOND = 50.0
-MEMORY = 0.95  # weight of all earlier calls against the latest one
+TOKENS_PER_SECOND = 50.0
+DECAY = 0.95  # factor on the sums of earlier calls at each new call
 
 
 @dataclass
@@ -29,41 +29,41 @@ class _Observed:
 
 
 class TokenEstimates:
-    """Estimates by model, corrected by the usage that its upstream reported before. `expected` is
-    the prompt's estimate from its characters and images."""
+    """Estimates per model, corrected by the usage that its upstream has reported. `expected` is the
+    estimate of the prompt's tokens from its characters and images."""
 
     def __init__(self) -> None:
         self._models: defaultdict[str, _Observed] = defaultdict(_Observed)
 
     def learn(self, model: str, expected: int, usage: Usage, seconds: float | None = None) -> None:
-        """`seconds` is the time of a whole reply, None for a stream."""
+        """Update the estimates. `seconds` is the time of a complete reply, None for a stream."""
         one = self._models[model]
-        one.expected = one.expected * MEMORY + expected
-        one.prompt = one.prompt * MEMORY + usage.prompt_tokens
-        one.shortfall = max(one.shortfall * MEMORY, usage.prompt_tokens - expected)
+        one.expected = one.expected * DECAY + expected
+        one.prompt = one.prompt * DECAY + usage.prompt_tokens
+        one.shortfall = max(one.shortfall * DECAY, usage.prompt_tokens - expected)
         one.longest = max(one.longest, usage.completion_tokens)
         if seconds is not None:
-            one.completion = one.completion * MEMORY + usage.completion_tokens
-            one.seconds = one.seconds * MEMORY + seconds
+            one.completion = one.completion * DECAY + usage.completion_tokens
+            one.seconds = one.seconds * DECAY + seconds
 
     def prompt(self, model: str, expected: int) -> int:
-        """The likely count."""
+        """Return the most likely prompt token count."""
         one = self._models[model]
         return round(expected * one.prompt / one.expected) if one.expected else expected
 
-    def most_prompt(self, model: str, expected: int) -> int:
-        """A cautious count, for a reservation."""
+    def max_prompt(self, model: str, expected: int) -> int:
+        """Return a cautious upper estimate of the prompt tokens, for a reservation."""
         one = self._models[model]
         if not one.expected:
             return max(UNSEEN_PROMPT, UNSEEN_FACTOR * expected)
         return max(expected, self.prompt(model, expected), round(expected + one.shortfall))
 
     def longest(self, model: str) -> int:
-        """Completion tokens of the longest reply so far."""
+        """Return the completion tokens of the longest reply so far."""
         return self._models[model].longest
 
     def generated(self, model: str, seconds: float) -> int:
-        """Completion tokens after so many seconds of a reply that was not seen."""
+        """Estimate the completion tokens of an unseen reply after this many seconds."""
         one = self._models[model]
-        rate = one.completion / one.seconds if one.seconds else TOKENS_A_SECOND
+        rate = one.completion / one.seconds if one.seconds else TOKENS_PER_SECOND
         return math.ceil(rate * seconds)

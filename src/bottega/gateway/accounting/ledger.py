@@ -135,17 +135,18 @@ class Ledger:
         return self._note(GATE + namespace)
 
     def set_repeat(self, key: str, example: str) -> None:
-        """The id of the stored answer to the request with this `exact_key`, without waiting."""
+        """Record the id of the stored answer to the request with this `exact_key`. Does not
+        block."""
         self._set_note(REPEAT + key, f"{self._clock()} {example}")
 
     def repeat(self, key: str) -> tuple[float, str] | None:
-        """When it was answered, and the id; None after `repeat_seconds`. Blocks."""
+        """Return the time of the answer and its id; None after `repeat_seconds`. Blocks."""
         moment, _, example = (self._note(REPEAT + key) or "0 ").partition(" ")
         then = float(moment)
         return (then, example) if then > self._clock() - self._repeat_seconds else None
 
     def forget_repeats(self) -> int:
-        """Delete those older than `repeat_seconds`; how many."""
+        """Delete records older than `repeat_seconds`. Return their number."""
         with self._file_lock:
             return self._file.forget_notes(REPEAT, self._clock() - self._repeat_seconds)
 

@@ -1,4 +1,4 @@
-"""How much an account may ask: requests per minute, and US dollars per month."""
+"""Limits of an account: requests per minute, and US dollars per month."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.refusals import Refusal
 
 SOON = 1.0
-# Sums of floats: 0.1 + 0.2 must fit into a budget of 0.3.
+# Tolerates rounding of float sums: 0.1 + 0.2 must fit into a budget of 0.3.
 ROUNDING = 1 + 1e-9
 
 
 class Spending(Protocol):
-    """In memory: read with every request. US dollars of this calendar month, UTC."""
+    """Spending of each account in US dollars in this calendar month, UTC. Read at every request,
+    so it must not block."""
 
     def spent_this_month(self, account: str, /) -> float: ...
 
@@ -37,10 +38,10 @@ class Limiter:
     account may send them all at once. Use it from one event loop; buckets and reservations belong
     to this process and end with it.
 
-    Every upstream call reserves its expected cost first. It is refused unless spending, the
-    reservations of other requests and its own fit into the budget; but a request may always go
-    when no other has a reservation and some budget is left. As long as no call costs more than its
-    reservation, spending exceeds the budget by less than the cost of one request.
+    Every upstream call first reserves its expected cost. It is rejected unless the amount spent,
+    the reservations of other requests and its own fit into the budget. A request is always admitted
+    if no other request has a reservation and some budget is left. As long as no call costs more
+    than its reservation, spending exceeds the budget by less than the cost of one request.
     """
 
     def __init__(self, spending: Spending, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +51,7 @@ class Limiter:
         self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
 
     def admit(self, account: Account) -> float | None:
-        """None if the request may go on, else the seconds to wait. Raises `BudgetError`."""
+        """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
         self._check_spent(account, 0.0)
         return self._wait_for_turn(account)
 
@@ -95,8 +96,8 @@ class Limiter:
 
 
 class Hold:
-    """What one request may spend of its account's budget and what it has spent, in US dollars,
-    until its ledger entry exists: `release` it then."""
+    """Amounts that one request has reserved from its account's budget and spent, in US dollars.
+    Call `release` once its ledger entry exists, which then counts instead."""
 
     def __init__(self, limiter: Limiter, account: Account) -> None:
         self.account = account
@@ -109,18 +110,19 @@ class Hold:
         return self.reserved + self.paid
 
     def reserve(self, usd: float) -> None:
-        """The expected cost of the next upstream call. Raises `BudgetError` if it does not fit."""
+        """Reserve the expected cost of the next upstream call. Raises `BudgetError` if it does not
+        fit."""
         self._limiter._reserve(self, usd)
 
     def settle(self, usd: float) -> None:
-        """Replace the reservation by what the call cost, 0 if it failed."""
+        """Replace the reservation with the cost of the call, 0 if it failed."""
         self.reserved, self.paid = 0.0, self.paid + usd
 
     def release(self) -> None:
         self._limiter._release(self)
 
     def sibling(self) -> Hold:
-        """For another request of the same account, such as a shadow sample."""
+        """Return a hold for another request of the same account, such as a shadow sample."""
         return Hold(self._limiter, self.account)
 
 
@@ -142,5 +144,5 @@ def _reserved(budget: float) -> BudgetError:
         type="rate_limit_error",
         code="rate_limit_exceeded",
         headers={"retry-after": f"{SOON:.0f}", "retry-after-ms": f"{SOON * 1000:.0f}"},
-        hint="wait for them, or send max_tokens: a request reserves what it may cost",
+        hint="wait until they end, or send a lower max_tokens to reserve less",
     )

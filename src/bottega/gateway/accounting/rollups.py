@@ -1,6 +1,6 @@
-"""Daily sums of the ledger's entries: a report reads them instead of every entry.
+"""Daily sums of the ledger's entries, which reports read instead of every entry.
 
-Triggers update them in the transaction that writes or deletes an entry.
+Triggers update the sums in the transaction that writes or deletes an entry.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "priced"),
     *("seconds", "similarity", "compared", "net_usd", "net_usd_squared"),
 )
-# A refused request is the client's error, a failed one is not. `net_usd` leaves out what dismissed
-# tiers cost.
+# A refused request is the client's error, a failed one is not. `net_usd` excludes the cost of
+# dismissed tiers.
 VALUES = (
     "CAST({0}time / 86400 AS INTEGER), {0}namespace, {0}route,"
     " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
@@ -26,8 +26,8 @@ VALUES = (
     " coalesce(({0}cost_usd - {0}dismissed_usd) * ({0}cost_usd - {0}dismissed_usd), 0.0)"
 )
 COLUMNS = ", ".join((*KEYS, *SUMS))
-# What came since a moment: whole days from the sums, the day that the moment cuts from its entries.
-# Values: the first whole day, the moment, and the beginning of that day.
+# Sums since a moment: whole days come from the sums, the partial first day from its entries.
+# Parameters (`since_values`): the first whole day, the moment, and the start of that day.
 SINCE = (
     f"(SELECT {COLUMNS} FROM rollups WHERE day >= ?"
     f" UNION ALL SELECT {VALUES.format('')} FROM entries WHERE time >= ? AND time < ?)"
@@ -35,12 +35,13 @@ SINCE = (
 
 
 def since_values(moment: float) -> tuple[float, float, float]:
+    """Return the parameters of `SINCE`."""
     day = -(-moment // DAY)
     return day, moment, day * DAY
 
 
 def add_rollups(connection: sqlite3.Connection) -> None:
-    """Create the sums and their triggers, and fill them from the entries that are there."""
+    """Create the sums and their triggers, and fill them from the existing entries."""
     sums = ", ".join(f"{name} NOT NULL" for name in SUMS)
     keys = ", ".join(KEYS)
     connection.execute(
@@ -54,14 +55,14 @@ def add_rollups(connection: sqlite3.Connection) -> None:
     )
     for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
         changed = ", ".join(f"{name} = {name} {sign} excluded.{name}" for name in SUMS)
-        # Rounding leaves a trace of sums that are taken away, so a row goes with its last request.
+        # Subtraction leaves rounding errors in the sums, so a row is deleted with its last request.
         last = "DELETE FROM rollups WHERE requests = 0;" if event == "DELETE" else ""
         connection.execute(
             f"CREATE TRIGGER entries_{event.lower()}_rollup AFTER {event} ON entries BEGIN"
             f" INSERT INTO rollups VALUES ({VALUES.format(row)})"
             f" ON CONFLICT ({keys}) DO UPDATE SET {changed}; {last} END"
         )
-    # The bootstrap needs single costs where there are few.
+    # For namespaces with few answers the bootstrap reads single costs.
     connection.execute(
         "CREATE INDEX entries_by_route ON entries (route, namespace, time)"
         " WHERE state IN ('answered', 'shadow')"

@@ -133,7 +133,7 @@ def _means(answers: Mapping[str, Costs]) -> dict[str, Floats]:
     draw, means = np.random.default_rng(SEED), {}
     for where, costs in answers.items():
         n = costs.n
-        if not costs.values:  # many: what the bootstrap tends to
+        if not costs.values:  # many answers: the bootstrap converges to the normal distribution
             error = costs.deviation / math.sqrt(n)
             drawn = costs.mean + draw.standard_normal(RESAMPLES) * error
         else:

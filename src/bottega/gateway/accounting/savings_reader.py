@@ -14,10 +14,10 @@ from bottega.gateway.accounting.entries import Row, Value
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.rollups import SINCE, since_values
 
-# Of so many answers of the master in a namespace each cost is read, of more only their sums.
+# Up to this many master answers in a namespace each cost is read; above, only their sums.
 MANY = 2_000
 SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
-# The time of the first and the last entry: an index finds each.
+# Times of the first and the last entry; each subquery uses an index.
 SPAN = """
 SELECT (SELECT time FROM entries WHERE {where} ORDER BY time LIMIT 1),
     (SELECT time FROM entries WHERE {where} ORDER BY time DESC LIMIT 1)
@@ -34,7 +34,7 @@ FROM {source} {where} GROUP BY how, tier, shown
 ORDER BY how = 'shadow', how = 'refused', how = 'failed', how = 'passed', how = 'answered',
     tier = ?, tier, shown
 """
-# Replays are of answers that were paid for before.
+# A replayed answer was paid for before, whichever tier gave it.
 OTHERS = """
 SELECT namespace, sum(requests) FROM {source}
 WHERE how NOT IN ('failed', 'refused', 'shadow') AND (route != ? OR how = 'replayed') {and_where}
@@ -55,8 +55,8 @@ ORDER BY namespace, time, entries.rowid
 
 @dataclass(frozen=True)
 class Route:
-    """Requests that went the same way. `seconds` and `similarity` are means, the second one over
-    the `compared` requests for which something was looked for."""
+    """Requests with the same state, tier and shots. `seconds` and `similarity` are means, the
+    latter over the `compared` requests, for which examples were retrieved."""
 
     state: str
     tier: str
@@ -78,8 +78,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Costs:
-    """Of the master's priced answers in one namespace: their number, mean and deviation, and each
-    of them in `values` unless they are many."""
+    """Costs of the master's priced answers in one namespace in US dollars: number, mean and
+    standard deviation, and each cost in `values` unless there are more than `MANY`."""
 
     n: int
     mean: float
@@ -89,7 +89,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class SavingsReader:
-    """What a report of the savings reads of the ledger, from its daily sums where it can."""
+    """Reader of the ledger for the savings report; uses daily sums where possible."""
 
     ledger: Ledger
     since: float
@@ -101,12 +101,12 @@ class SavingsReader:
         return tuple(Route(*row) for row in self._sums(ROUTES, where, *self._named, self.master))
 
     def others(self) -> dict[str, int]:
-        """Return how many requests of each namespace others than the master answered."""
+        """Return the number of requests of each namespace that the master did not answer."""
         where = "" if self.namespace is None else "AND namespace = ?"
         return dict(self._sums(OTHERS, where, self.master, *self._named))
 
     def paid(self) -> float:
-        """Return what the master's own requests cost, without those that only measured."""
+        """Return the cost of the master's own requests, without shadow samples."""
         return sum(
             float(cost)
             for where, how, _, cost, _ in self._sums(OWN, "", self.master)
@@ -114,7 +114,7 @@ class SavingsReader:
         )
 
     def costs(self) -> dict[str, Costs]:
-        """Return what the master's answers cost in each namespace."""
+        """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         for where, how, n, total, squares in self._sums(OWN, "", self.master):
             if how in ("answered", "shadow"):
@@ -152,7 +152,7 @@ class SavingsReader:
 
 
 def _costs(n: float, total: float, squares: float, values: Sequence[float]) -> Costs:
-    if values:  # exact, where sums are rounded
+    if values:  # exact, unlike the rounded sums
         return Costs(len(values), float(np.mean(values)), float(np.std(values)), values)
     mean = total / n
     return Costs(int(n), mean, math.sqrt(max(0.0, squares / n - mean**2)))

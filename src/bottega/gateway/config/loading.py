@@ -170,22 +170,22 @@ def _check_pairs(config: Config, at: Place) -> None:
         )
     if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
         raise (at / "gateway" / "metrics_port").error(
-            "is gateway.port, too", hint="use a port of its own, such as 9100"
+            "is the same as gateway.port", hint="use another port, such as 9100"
         )
     names = {"*", *(tier.name for tier in config.tiers)}
     if not names.issuperset(config.keys.tiers):
         raise (at / "keys" / "tiers").error(
-            "names what is not a tier", hint=f"use {', '.join(sorted(names))}"
+            "names an unknown tier", hint=f"use {', '.join(sorted(names))}"
         )
     if SERVICE_TIER in config.limits.fields:
         raise (at / "limits" / "fields").error(
-            f"allows {SERVICE_TIER}, whose prices are not published", hint=FLEX
+            f"must not contain {SERVICE_TIER}: its prices are not published", hint=FLEX
         )
     for tier in config.tiers:
         if SERVICE_TIER in tier.extra_body and tier.price is None:
             raise (at / "tiers" / tier.name / "price").error(
-                f"is missing: published prices do not go by {SERVICE_TIER}",
-                hint="price = [1.0, 4.0]: US dollars per million tokens",
+                f"is missing: published prices do not depend on {SERVICE_TIER}",
+                hint="set price = [1.0, 4.0], in US dollars per million tokens",
             )
     bm25 = config.cache.retrieve == "bm25"
     for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):

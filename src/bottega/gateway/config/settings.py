@@ -42,7 +42,7 @@ class Listening:
 @dataclass(frozen=True)
 class TierSettings:
     """[tiers.NAME]. None stands for what suits the model, or its place among the tiers.
-    `output_tokens`: reserved from a key's budget for a request without a token limit."""
+    `output_tokens` are reserved from a key's budget for a request without a token limit."""
 
     name: str
     model: str
@@ -121,7 +121,7 @@ class Replay:
 @dataclass(frozen=True)
 class ClientLimits:
     """[limits]: what one request may hold, and whether the gateway fetches images for it. `fields`
-    are sent on to upstreams beside those that every client may send."""
+    are request fields that are forwarded in addition to the default ones."""
 
     body_mb: int = within(20, 1)
     messages: int = within(200, 1)
@@ -150,8 +150,8 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Keys:
-    """[keys]. `required` None: unless the host is loopback. The others hold for keys that were
-    made without a limit of their own; `max_concurrent` None is half of gateway.max_concurrent."""
+    """[keys]. `required` None means unless the host is loopback. The others apply to keys that were
+    created without their own limit; `max_concurrent` None means half of gateway.max_concurrent."""
 
     required: bool | None = None
     max_concurrent: int | None = within(None, 1)

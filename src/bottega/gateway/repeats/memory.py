@@ -84,8 +84,8 @@ class Repeats:
         return reply
 
     def put(self, key: str, reply: Remembered, age: float = 0.0) -> None:
-        """The newest answer counts, given `age` seconds ago. One that is larger than all together
-        may be is not kept."""
+        """Keep the reply, given `age` seconds ago, in place of an older one. A reply larger than
+        the whole cache is not kept."""
         self._drop(key)
         if reply.size > self._keep:
             return
@@ -95,7 +95,7 @@ class Repeats:
             self._drop(next(iter(self._replies)))
 
     def replace(self, key: str, reply: Remembered) -> None:
-        """A better reply for a request that has one."""
+        """Replace the reply of a request; do nothing if there is none."""
         if self.get(key) is not None:
             self.put(key, reply)
 

@@ -19,8 +19,8 @@ DONE = b"data: [DONE]\n\n"
 # Said whole, by some servers in every chunk; all other text comes in pieces.
 WHOLE = {"role", "type", "id", "name", "finish_reason"}
 WHERE = "the model"
-# The mean characters of an event that is still taken for one token.
-MOST_OF_A_TOKEN = 8
+# Up to this mean length in characters, each event of a stream counts as one token.
+MAX_EVENT_CHARACTERS = 8
 
 
 def events(payload: bytes, *, include_usage: bool) -> tuple[bytes, ...]:
@@ -73,16 +73,16 @@ def assembled(steps: Iterable[bytes]) -> Completed:
 
 
 def tokens_said(steps: Iterable[bytes]) -> int:
-    """An estimate, for a stream that ended before its usage. Most servers send an event for each
-    token; larger pieces are counted by their characters."""
+    """Estimate the completion tokens of a stream that ended before its usage. Most servers send one
+    event per token; larger pieces are counted by their characters."""
     lengths = [length for step in steps if (length := _characters(step))]
-    if sum(lengths) <= MOST_OF_A_TOKEN * len(lengths):
+    if sum(lengths) <= MAX_EVENT_CHARACTERS * len(lengths):
         return len(lengths)
     return math.ceil(sum(lengths) / CHARACTERS_A_TOKEN)
 
 
-def usage_said(steps: Sequence[bytes]) -> Usage | None:
-    """The usage that the last event of a stream reports, None if it has none."""
+def reported_usage(steps: Sequence[bytes]) -> Usage | None:
+    """Return the usage that the last event of a stream reports, or None."""
     try:
         usage = parse_usage(_parsed(steps[-1])) if steps else Usage()
     except GarbledError:
@@ -100,7 +100,7 @@ def _characters(step: bytes) -> int:
 
 
 def _length(name: str, said: object) -> int:
-    """Of text, or of a tool call's name and arguments."""
+    """Return the characters of a text, or of a tool call's name and arguments."""
     if isinstance(said, str):
         return 0 if name in WHOLE else len(said)
     return len(orjson.dumps(said)) if name == "tool_calls" and said else 0

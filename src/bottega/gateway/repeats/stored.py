@@ -1,4 +1,4 @@
-"""Exact repeats of requests whose answer is an example of the cache: they outlive the process."""
+"""Exact repeats from answers that are stored in the cache; they survive a restart."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from bottega.types import Example
 
 @dataclass(frozen=True)
 class StoredRepeats:
-    """`lookup` gives for an `exact_key` the time of the answer and the id of its example."""
+    """Finder of stored replies. `lookup` maps an `exact_key` to the time of the answer and the id
+    of its example."""
 
     lookup: Callable[[str], tuple[float, str] | None]
 
     def find(
         self, key: str, example: Callable[[str], Example | None]
     ) -> tuple[Remembered, float] | None:
-        """The reply and its age in seconds, None if the example is gone. Blocks."""
+        """Return the reply and its age in seconds, None if the example is gone. Blocks."""
         found = self.lookup(key)
         if found is None or (stored := example(found[1])) is None:
             return None
@@ -32,7 +33,7 @@ class StoredRepeats:
 
 
 def _reply(example: Example, model: str, created: int) -> dict[str, object]:
-    """The usage is not stored; this reply costs no tokens."""
+    """Return a chat completion with zero usage: repeating the answer costs no tokens."""
     message = {"role": "assistant", "content": example.answer}
     return {
         "id": f"chatcmpl-{example.id}",

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import cast
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.access import Access, Defaults
+from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -83,7 +83,7 @@ def build_around(pipeline: Pipeline, config: Config) -> House:
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)
-        house.gateway.background = NOTHING  # to a pipeline every text is a question
+        house.gateway.background = NOTHING  # a pipeline answers every text
         opened.pop_all()
     house.open_door()
     return house
@@ -152,10 +152,10 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
     return required
 
 
-def key_defaults(config: Config) -> Defaults:
+def key_defaults(config: Config) -> KeyDefaults:
     keys = config.keys
     half = max(1, config.gateway.max_concurrent // 2)
-    return Defaults(keys.max_concurrent or half, keys.tiers, keys.max_namespaces)
+    return KeyDefaults(keys.max_concurrent or half, keys.tiers, keys.max_namespaces)
 
 
 def models(config: Config) -> dict[str, str]:

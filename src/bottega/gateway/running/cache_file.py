@@ -209,7 +209,7 @@ class CacheFile:
 
 
 def _example(base: KnowledgeBase, id: str) -> Example | None:
-    """None if it was deleted, evicted or replaced by a newer answer."""
+    """Return the example, None if it was deleted, evicted or replaced by a newer answer."""
     try:
         return base.get(id)
     except NotFoundError:

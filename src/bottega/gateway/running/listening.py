@@ -61,7 +61,7 @@ def bound(listening: Listening) -> socket.socket:
 
 
 def bound_for_metrics(listening: Listening) -> socket.socket | None:
-    """The port of `/metrics` alone, None if there is none. Raises `SettingError`."""
+    """Return the bound socket of the metrics port, None if it is not set. Raises `SettingError`."""
     if listening.metrics_port is None:
         return None
     try:
@@ -95,8 +95,8 @@ def run(
     read: Callable[[], Config] | None = None,
 ) -> None:
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
-    `drain_seconds`; a second signal does not wait. SIGHUP reloads what `read` gives; without it,
-    as from a terminal that was closed, it ends the process like SIGTERM."""
+    `drain_seconds`; a second signal does not wait. SIGHUP applies the
+    settings that `read` returns; without `read` it ends the process like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     return_large_blocks()
     house.when_ready = _leave_alone_what_was_loaded

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the operating system."""
+"""Return of freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ BLOCK = 1 << 20
 
 
 def return_large_blocks() -> bool:
-    """Have blocks of a megabyte and more mapped one by one, and so unmapped when they are freed.
-    True if the C library can do so.
+    """Make malloc map each block of 1 MB or more separately and unmap it when it is freed. Return
+    whether the C library supports this.
 
-    glibc raises this threshold to the largest block that was freed so far: after the first large
-    image the next ones come from heaps, in which one small block above them keeps them for good.
+    By default glibc raises this threshold to the largest block freed so far: after the first large
+    image, the next ones come from heaps, where one small block above them keeps them allocated.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -22,8 +22,8 @@ Opened = tuple[Workshop, KnowledgeBase]
 class Namespaces:
     """At most `most` stay open, the least recently used goes first: it is closed once no request
     holds its workshop any more. `open_one` blocks and is called in a thread, one call at a time, so
-    that an embedder is loaded once; clients take turns, so that one that opens many namespaces
-    does not hold up the others."""
+    that an embedder is loaded once. Clients take turns: one that opens many namespaces does not
+    delay the others."""
 
     def __init__(self, open_one: Callable[[str], Opened], most: int) -> None:
         self._open_one = open_one

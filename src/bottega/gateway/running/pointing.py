@@ -50,7 +50,7 @@ def _checked(pipeline: object, target: str) -> Pipeline:
         )
     if pipeline.search is not None:
         raise SettingError(
-            f"{target} has a search, which is not served",
+            f"{target} has a search, which the gateway does not support",
             hint="serve a Pipeline with a reranker instead: Pipeline(rerank=...)",
         )
     return pipeline

@@ -1,4 +1,4 @@
-"""SIGHUP: settings that change without a restart."""
+"""Reload of settings on SIGHUP, without a restart."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RELOADED = {
 
 
 def reload(house: House, read: Callable[[], Config]) -> None:
-    """Apply what `read` gives as far as it needs no restart, and log the rest. An invalid
-    configuration changes nothing."""
+    """Apply the settings that `read` returns and that need no restart, and log the others. An
+    invalid configuration changes nothing."""
     try:
         new = read()
         applied = _merged(house.config, new)
         prices = price_overrides(applied, house.staff.served)
     except SettingError as error:
-        log.error("the configuration was not reloaded: %s (%s)", error, error.hint)
+        log.error("configuration not reloaded: %s (%s)", error, error.hint)
         return
     changed = list(_changed(house.config, applied))
     house.config = applied
@@ -48,9 +48,9 @@ def reload(house: House, read: Callable[[], Config]) -> None:
     if gateway.access is not None:
         gateway.access.defaults = key_defaults(applied)
     house.app.most = applied.gateway.max_concurrent
-    log.info("the configuration was reloaded; changed: %s", ", ".join(changed) or "nothing")
+    log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
     if waiting := list(_changed(applied, new)):
-        log.warning("these settings change with the next restart: %s", ", ".join(waiting))
+        log.warning("settings that need a restart to change: %s", ", ".join(waiting))
 
 
 def _merged(old: Config, new: Config) -> Config:

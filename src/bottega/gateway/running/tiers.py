@@ -39,7 +39,7 @@ class Staff:
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
     def decoding_within(self, budget: DecodeBudget) -> Staff:
-        """The same, with local models' images in the budget of all requests."""
+        """Return self after setting the shared decode budget on local models."""
         for one in self.served:
             if isinstance(one.upstream, LocalUpstream):
                 one.upstream.decoding = budget
@@ -91,7 +91,7 @@ def hire(config: Config, environment: Mapping[str, str]) -> Staff:
 
 
 def hired(pipeline: Pipeline) -> Staff:
-    """The tiers of the user's own pipeline, with its prompts, its sampling and its prices."""
+    """Return the tiers of the user's pipeline with its prompts, sampling and prices."""
     served = tuple(
         Served(
             tier,
@@ -178,7 +178,8 @@ def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> N
 
 
 def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, Price]:
-    """By the model's name, as upstreams are priced by it. Raises `SettingError`."""
+    """Return the configured prices by model name. Raises `SettingError` for two prices of one
+    model."""
     given: dict[str, tuple[float, ...] | None] = {}
     for tier, one in zip(config.tiers, served, strict=True):
         name = one.upstream.model

@@ -81,13 +81,13 @@ class LocalUpstream:
         return await self._generator.generate(prompt, sampling)
 
     async def _reduced(self, prompt: Prompt) -> Prompt:
-        """Large images as an endpoint would get them, decoded here within the budget: the model's
-        one thread would keep every other request waiting."""
+        """Return the prompt with large images reduced as for an endpoint. They are decoded here,
+        within the budget, because the model has one thread, on which all requests wait."""
         parts = (part for message in prompt.messages for part in message.parts)
         large = {part for part in parts if isinstance(part, Image) and part.is_large}
         if not large:
             return prompt
-        encode = partial(asyncio.to_thread, _as_endpoints_get, large)
+        encode = partial(asyncio.to_thread, _reduced_as_for_endpoints, large)
         small = await self.decoding.run(large, encode)
         messages = (
             replace(message, parts=tuple(small.get(part, part) for part in message.parts))
@@ -96,7 +96,7 @@ class LocalUpstream:
         return replace(prompt, messages=tuple(messages))
 
 
-def _as_endpoints_get(images: Collection[Image]) -> dict[object, Image]:
+def _reduced_as_for_endpoints(images: Collection[Image]) -> dict[object, Image]:
     return {image: Image.from_data_url(image.data_url) for image in images}
 
 

@@ -1,4 +1,4 @@
-"""Upstream calls that wait for a connection: dropping them costs nothing."""
+"""State of upstream calls that wait for a connection: they can be dropped at no cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Queue:
-    """`waiting` while the call has not been sent."""
+    """State of one upstream call; `waiting` is True while it waits for a connection."""
 
     waiting: bool = False
 
@@ -21,7 +21,7 @@ _queue: ContextVar[Queue | None] = ContextVar("queue", default=None)
 
 @contextmanager
 def queue_state() -> Iterator[Queue]:
-    """Follow the upstream call that is made inside the block, also by a task that it starts."""
+    """Track the upstream call made inside the block, including calls from tasks started there."""
     queue = Queue()
     token = _queue.set(queue)
     try:
@@ -32,6 +32,7 @@ def queue_state() -> Iterator[Queue]:
 
 @asynccontextmanager
 async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Hold one of the slots, and mark the call as waiting until it is free."""
     queue = _queue.get() or Queue()
     queue.waiting = True
     async with slots:

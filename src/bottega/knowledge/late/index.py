@@ -79,9 +79,9 @@ class LateIndex(Closing):
     ) -> list[Candidate]:
         """The `k` examples of the highest MaxSim, best first; fewer only if there are fewer.
 
-        Excludes the query's own id, and by `exclude` what shares an image with it or only the same
-        question; nothing if `include_self`. `within` restricts the search to these ids. `exact`
-        scores every example. Raises `EmptyKnowledgeBaseError`.
+        Excludes the query's own id and, as `exclude` says, every example that shares an image with
+        it or only the same question. `include_self` excludes nothing. `within` restricts the search
+        to these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
         [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
