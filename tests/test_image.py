@@ -312,7 +312,7 @@ for kind in sys.argv[1:]:
     Pillow.new(mode, (1200, 1200)).save(buffer, format, **options)
     image = Image.from_bytes(buffer.getvalue())
     for at_least in (None, 64):
-        cost = image.cost(at_least)
+        cost = image.decode_cost(at_least)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is held now
         before = peak()
         image.decode(at_least)

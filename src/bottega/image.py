@@ -118,9 +118,9 @@ class Image:
         """Return whether it has more than `pixels.LARGE_PIXELS` pixels."""
         return self.width * self.height > pixels.LARGE_PIXELS
 
-    def cost(self, at_least: int | None = None) -> pixels.Cost:
+    def decode_cost(self, at_least: int | None = None) -> pixels.DecodeCost:
         """Estimate the memory of `decode(at_least)` in bytes from the header."""
-        return pixels.cost(_header(self.data, self._name), at_least)
+        return pixels.decode_cost(_header(self.data, self._name), at_least)
 
     def rgb_strips(self) -> Iterator[Pillow.Image]:
         """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image

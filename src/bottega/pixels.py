@@ -45,21 +45,21 @@ def turn(picture: Pillow.Image) -> Pillow.Transpose | None:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DecodeCost:
     """Memory of decoding in bytes: its peak, and the size of the result."""
 
     peak: int
     result: int
 
 
-def cost(header: Pillow.Image, at_least: int | None) -> Cost:
+def decode_cost(header: Pillow.Image, at_least: int | None) -> DecodeCost:
     """Estimate the memory of `Image.decode(at_least)` from an opened but not decoded image."""
     count = header.width * header.height
     scale = 1 if at_least is None else scale_of(header.size, at_least)
     if header.format == "JPEG":
         result = RGB_BYTES * count // scale**2  # the JPEG decoder itself reduces
         coefficients = PROGRESSIVE_BYTES * count if "progressive" in header.info else 0
-        return Cost(coefficients + 2 * result, result)
+        return DecodeCost(coefficients + 2 * result, result)
     raster = CODEC_BYTES.get(header.format or "", MODE_BYTES.get(header.mode, RGB_BYTES)) * count
     if not (_is_reducible(header) or is_deep(header) or count > LARGE_PIXELS):
         scale = 1
@@ -68,7 +68,7 @@ def cost(header: Pillow.Image, at_least: int | None) -> Cost:
     layer = RGB_BYTES * count if whole or "A" in header.getbands() else 0
     if is_deep(header):  # several copies of one strip as float64
         layer += 32 * min(count, STRIP_PIXELS)
-    return Cost(raster + layer + result, result)
+    return DecodeCost(raster + layer + result, result)
 
 
 def scale_of(size: tuple[int, int], at_least: int) -> int:

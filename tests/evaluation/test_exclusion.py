@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega.evaluation.benchmark import labelled
-from bottega.evaluation.episodes import RULE
+from bottega.evaluation.episodes import EXCLUSION_RULE
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import plan
 from bottega.evaluation.report.writing import write_report
@@ -67,9 +67,12 @@ async def test_another_question_about_the_items_image_is_never_shown(
 
 
 async def test_the_head_of_a_report_names_the_rule(tmp_path: Path) -> None:
-    assert RULE == "Demonstrations exclude every example that shares an image with the query."
+    assert (
+        EXCLUSION_RULE
+        == "Demonstrations exclude every example that shares an image with the query."
+    )
     data = benchmark(6, known=6, side=8)
     run = await kept(tmp_path / "run", data, three_methods(data)[:1])
     page, _, markdown, *_ = write_report([run], tmp_path / "out").files
-    assert RULE in page.read_text("utf-8").partition("<section")[0]
-    assert RULE in markdown.read_text("utf-8").partition("## ")[0]
+    assert EXCLUSION_RULE in page.read_text("utf-8").partition("<section")[0]
+    assert EXCLUSION_RULE in markdown.read_text("utf-8").partition("## ")[0]

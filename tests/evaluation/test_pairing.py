@@ -184,7 +184,7 @@ def test_the_interval_of_graded_scores_is_one_of_95_percent() -> None:
     assert gain.high - gain.value == pytest.approx(1.96 * error, rel=0.08)
 
 
-def test_a_p_value_is_never_nothing() -> None:
+def test_a_p_value_is_never_zero() -> None:
     better, worse = [0.9] * 60, [0.1] * 60
     assert sign_flips(better, worse, seed=0) == pytest.approx(1 / (PERMUTATIONS + 1))
     # Of 3 differences in one direction 2 of the 8 ways to assign signs are as extreme.

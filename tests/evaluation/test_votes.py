@@ -78,7 +78,7 @@ def test_every_rule_names_a_label_that_was_found(scored: list[tuple[str, float]]
 
 
 @given(FOUND)
-def test_the_rules_differ_in_ties_alone(scored: list[tuple[str, float]]) -> None:
+def test_the_rules_differ_only_in_ties(scored: list[tuple[str, float]]) -> None:
     strict = strict_vote(found(*scored))
     counts = sorted(([label for label, _ in scored].count(x) for x in "abc"), reverse=True)
     assert strict.valid == (counts[0] > counts[1])

@@ -16,8 +16,8 @@ import pytest
 from bottega.errors import ServerFailedError
 from bottega.gateway import watching
 from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.cancellation import shield_for
 from bottega.gateway.door import Progress
-from bottega.gateway.finishing import finished
 from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
@@ -167,7 +167,7 @@ async def test_another_cancellation_does_not_wait() -> None:
         finally:
             ended.set()
 
-    task = asyncio.create_task(finished(work(), 30.0, lambda: True))
+    task = asyncio.create_task(shield_for(work(), 30.0, lambda: True))
     await asyncio.sleep(0)
     begun = time.perf_counter()
     task.cancel()
@@ -184,7 +184,7 @@ async def test_a_finished_call_leaves_no_cancellation_behind() -> None:
         return "done"
 
     async def request() -> str:
-        said = await finished(work(), 30.0, lambda: True)
+        said = await shield_for(work(), 30.0, lambda: True)
         async with asyncio.timeout(1):
             await asyncio.sleep(0)
         return said

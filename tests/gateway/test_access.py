@@ -170,7 +170,7 @@ async def test_operators_name_any_namespace() -> None:
         await access.check_namespace(Account("2", "a", namespace="a"), "a/b")
 
 
-async def test_who_opens_many_namespaces_holds_up_nobody() -> None:
+async def test_opening_many_namespaces_delays_no_other_key() -> None:
     """400 of them took 12 s, and everybody else's came behind."""
     opened: list[str] = []
     go = threading.Event()

@@ -129,7 +129,7 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
         assert found.wait(2).cost_usd == 1.01
 
 
-def test_a_request_that_does_not_fit_is_told_to_wait(tmp_path: Path) -> None:
+def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
     with kitchen(tmp_path, master=Scripted(lambda prompt: "seven", name="big")) as found:
         limiter = limited(found, 1.5)
         raw(found, asked(1), "bottega/master")

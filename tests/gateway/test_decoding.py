@@ -111,7 +111,7 @@ async def test_clients_take_turns_and_small_images_wait_for_none(
     assert work.most == 1
 
 
-async def test_who_waits_too_long_gets_429(budget: DecodeBudget, large: Image) -> None:
+async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> None:
     work = Work()
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
@@ -161,7 +161,7 @@ async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
     DecodeBudget(64 * MB).check([large])
 
 
-def test_what_is_needed_is_one_raster_and_the_reduced_results(large: Image) -> None:
+def test_the_estimate_is_one_raster_and_the_reduced_results(large: Image) -> None:
     assert 37 * 10**6 < bytes_needed([large]) < 45 * 10**6
     assert bytes_needed([large] * 5) < bytes_needed([large]) + 5 * 3 * 10**6
     assert bytes_needed([]) == 0

@@ -343,7 +343,7 @@ async def test_a_gateway_without_keys_answers_to_local_names(
                 assert (await response.json())["error"]["code"] == "host_forbidden"
 
 
-async def test_a_rebound_name_asks_nothing(open_to_all: Kitchen) -> None:
+async def test_a_rebound_host_name_is_rejected(open_to_all: Kitchen) -> None:
     status, said, _ = await ask(open_to_all, body(), Host="evil.example:8000")
     assert (status, json.loads(said)["error"]["code"]) == (403, "host_forbidden")
     assert open_to_all.over == []

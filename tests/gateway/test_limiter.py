@@ -110,7 +110,7 @@ def test_one_request_may_always_go() -> None:
     limiter.hold(account).reserve(0.01)
 
 
-def test_what_a_request_has_paid_already_counts_before_its_entry() -> None:
+def test_paid_calls_count_before_the_ledger_entry() -> None:
     limiter, account = Limiter(Purse([0.9])), Account("a", "a", usd_per_month=1.0)
     hold = limiter.hold(account)
     hold.reserve(0.1)

@@ -185,7 +185,7 @@ def test_instructions_and_earlier_turns_stand_around_the_prompt(served: tuple[An
     assert texts[6] == "What is this?\n(A) cat\n(B) dog\nName it."
 
 
-def test_what_no_prompt_can_be_made_of_is_refused(served: tuple[Any, str]) -> None:
+def test_a_request_without_a_question_is_rejected(served: tuple[Any, str]) -> None:
     shop, url = served
     turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     with pytest.raises(urllib.error.HTTPError) as refused:

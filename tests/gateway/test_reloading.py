@@ -91,7 +91,7 @@ async def test_an_invalid_configuration_changes_nothing(
     await house.aclose()
 
 
-def test_what_is_reloaded_are_settings() -> None:
+def test_reloaded_names_are_settings() -> None:
     config = parse_config('[tiers.a]\nmodel = "openai:a"\n')
     for name in RELOADED:
         section, _, key = name.partition(".")

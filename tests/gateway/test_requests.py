@@ -135,7 +135,7 @@ def test_needs_are_met_by_what_a_tier_takes() -> None:
         ([{"role": "user", "content": [{"type": "file", "file": {}}]}], {}),
     ],
 )
-def test_what_servers_read_beside_the_texts_counts(
+def test_tokens_besides_the_texts_count(
     messages: list[dict[str, Any]], more: dict[str, Any]
 ) -> None:
     """A budget reserves for it."""

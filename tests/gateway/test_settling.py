@@ -152,7 +152,7 @@ def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
     assert 0 < trace.seconds < 60
 
 
-def test_what_is_not_sent_on_to_a_router_is_counted_all_the_same(tmp_path: Path) -> None:
+def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
     """A request that passes straight through, as with tools, has a cost and no trace."""
     traces: list[Trace] = []
     with kitchen(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:

@@ -43,7 +43,7 @@ def taught(endpoint: Server, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_exact_question_is_not_bought_again(endpoint: Server, taught: Path) -> None:
+def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path) -> None:
     with gateway(endpoint, taught) as (house, url):
         reply, headers = ask(url, QUESTION)
         again, more = ask(url, QUESTION, user="another", metadata={"a": "b"})
@@ -82,7 +82,9 @@ def test_the_exact_question_is_not_bought_again(endpoint: Server, taught: Path) 
     ],
     ids=str,
 )
-def test_any_other_request_is_asked(endpoint: Server, taught: Path, other: dict[str, Any]) -> None:
+def test_any_other_request_is_sent_upstream(
+    endpoint: Server, taught: Path, other: dict[str, Any]
+) -> None:
     with gateway(endpoint, taught) as (_, url):
         reply, headers = ask(url, **{"text": QUESTION, **other})
     assert paid(endpoint) == 1
@@ -116,7 +118,7 @@ def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Pa
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0, "bought again"), (400, "bought again"), (600, "seven")]
 )
-def test_what_is_older_than_replay_seconds_is_asked(
+def test_answers_older_than_replay_seconds_are_not_replayed(
     endpoint: Server, taught: Path, seconds: int, said: str
 ) -> None:
     with_old_notes(taught, 500.0)
@@ -133,7 +135,7 @@ def with_old_notes(folder: Path, age: float) -> None:
     ledger.close()
 
 
-def test_an_apprentices_answer_is_asked_again(endpoint: Server, taught: Path) -> None:
+def test_an_apprentices_answer_is_not_replayed(endpoint: Server, taught: Path) -> None:
     endpoint.answers = [ok("by the apprentice")]
     with gateway(endpoint, taught) as (_, url):
         _, headers = ask(url, "What is 5 + 5?")

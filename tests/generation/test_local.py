@@ -313,7 +313,7 @@ def test_a_batch_has_so_many_pixels_and_small_images_go_first(
     assert model._portion([]) == ([], [])
 
 
-async def test_what_a_batch_leaves_is_answered_by_the_next(
+async def test_the_next_batch_answers_the_rest(
     fast: Transformers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "BATCH_PIXELS", 1)

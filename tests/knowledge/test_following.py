@@ -93,7 +93,7 @@ def test_a_short_process_begins_no_graph(shelf: Shelf, monkeypatch: pytest.Monke
     shelf.rows.close()
 
 
-def test_what_a_short_process_has_read_is_loaded_by_the_next_one(
+def test_vectors_read_by_a_short_process_are_loaded_by_the_next(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shelf.add(300)

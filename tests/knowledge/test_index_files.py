@@ -39,7 +39,7 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_what_a_large_index_has_learnt_is_kept_on_closing(path: Path) -> None:
+def test_a_large_index_is_saved_on_closing(path: Path) -> None:
     """Or the next start would have to catch up with every change since the graph was built."""
     file = path.with_name("kb.db.default.index")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:

@@ -110,7 +110,7 @@ def test_a_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
     connection.close()
 
 
-def test_uses_that_are_told_late_do_not_make_an_example_look_older(path: str) -> None:
+def test_uses_recorded_late_do_not_make_an_example_look_older(path: str) -> None:
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     for last in (100.0, 300.0, 200.0):

@@ -44,7 +44,7 @@ def mutated(source: str) -> list[str]:
         ("if a: raise b(1 + 2)", ["if not a: raise b(1 + 2)", "if a: pass"]),
     ],
 )
-def test_what_is_mutated(source: str, mutants: list[str]) -> None:
+def test_operators_cover_these_edits(source: str, mutants: list[str]) -> None:
     assert sorted(mutated(source)) == sorted(mutants)
 
 
@@ -61,7 +61,7 @@ def test_what_is_mutated(source: str, mutants: list[str]) -> None:
         "return False",
     ],
 )
-def test_what_is_not_mutated(source: str) -> None:
+def test_some_code_is_not_mutated(source: str) -> None:
     assert [text for text in mutated(source) if text != "return True"] == []
 
 

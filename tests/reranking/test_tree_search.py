@@ -79,7 +79,7 @@ async def test_an_answer_that_all_agree_on_is_not_judged() -> None:
     assert [leaf.visits for leaf in leaves(found.tree.root)] == [0, 0]
 
 
-async def test_two_answers_that_agree_are_judged_all_the_same() -> None:
+async def test_two_answers_that_agree_are_still_judged() -> None:
     """Early stopping needs three answers: the query alone, the nearest, and a sampled branch."""
     model = Scripted(lambda prompt: "I see.\nAnswer: left")
     found = await rcts(model, rollouts=1).search(QUERY, known(5), 2)

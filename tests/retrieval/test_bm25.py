@@ -125,7 +125,7 @@ class Vanishing(Memory):
         return super().get_many(ids)
 
 
-async def test_what_is_deleted_during_a_search_is_left_out() -> None:
+async def test_examples_deleted_during_a_search_are_left_out() -> None:
     memory = Vanishing(
         [asked(hue, "x", shade) for shade, hue in enumerate(["red", "blue", "green"])]
     )

@@ -14,7 +14,7 @@ from bottega.cli.output import note, print_table, progress, say, warn
 from bottega.cli.resolving import open_recorder, open_retrieval, open_tokens
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.episodes import RULE, nearest
+from bottega.evaluation.episodes import EXCLUSION_RULE, nearest
 from bottega.evaluation.journal import Journal
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import check_fit, most_shown, needs_search, plan
@@ -121,7 +121,7 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
         f"{data.name}: {len(data.knowledge)} examples known, {len(data.items)} asked, "
         f"{_answers(data)}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
-    say(RULE)
+    say(EXCLUSION_RULE)
     if data.made_wrong is not None:
         say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])

@@ -19,7 +19,7 @@ from bottega.types import Candidate, Example, Query
 # Demonstrations never share an image with the item: the answer to another question about the same
 # image may give the item's answer away.
 EXCLUDE: Exclude = "same-image"
-RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
+EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 
 
 class Shelf:

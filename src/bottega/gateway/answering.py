@@ -24,8 +24,8 @@ from bottega.errors import (
 from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.augmenting import DataUrl, augmented, fitting, prompted
 from bottega.gateway.billing import Bill
+from bottega.gateway.cancellation import shield_for
 from bottega.gateway.decoding import DecodeBudget
-from bottega.gateway.finishing import finished
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Call, Completed, Served
 from bottega.gateway.refusals import Refusal
@@ -121,7 +121,7 @@ class Answering:
         while waiting:
             call = await self._call(asked, waiting.pop(0))
             try:
-                completed = await self.buy(asked, call)
+                completed = await self.call_upstream(asked, call)
             except BudgetError as error:
                 failure = error
                 break
@@ -153,7 +153,7 @@ class Answering:
         assert failure is not None
         raise failure
 
-    async def buy(self, asked: Asked, call: Call) -> Completed:
+    async def call_upstream(self, asked: Asked, call: Call) -> Completed:
         """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
         errors of the upstream."""
         asked.bill.reserve(call)
@@ -164,7 +164,9 @@ class Answering:
         try:
             with queue_state() as queue:
                 work = call.served.upstream.complete(call.body)
-                completed = await finished(work, seconds, lambda: has_left() and not queue.waiting)
+                completed = await shield_for(
+                    work, seconds, lambda: has_left() and not queue.waiting
+                )
         except asyncio.CancelledError:
             if queue.waiting:
                 asked.bill.failed()

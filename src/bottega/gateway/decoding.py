@@ -83,7 +83,7 @@ def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
 
 def bytes_needed(images: Collection[Image]) -> int:
     """Estimate the peak in bytes of decoding the images one by one and keeping the results."""
-    costs = [image.cost(REDUCED_SIDE) for image in images]
+    costs = [image.decode_cost(REDUCED_SIDE) for image in images]
     return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
 
 

@@ -34,19 +34,19 @@ def check_fields(body: Body, more: Collection[str] = ()) -> None:
     processors. A null field counts as absent."""
     for name, value in body.items():
         if name == SERVICE_TIER and value not in PLAIN_TIERS:
-            said = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"
-            raise _refusal(said, name, 'send "default"')
+            problem = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"
+            raise _refusal(problem, name, 'send "default"')
         known = name in OPENAI or name in SAMPLING or name in more or name == SERVICE_TIER
         if not known and value is not None:
             name = name[:LONGEST_NAME]
-            said = f"{name!r} is not sent on by this gateway"
-            raise _refusal(said, name, "ask the operator to allow it ([limits] fields)")
+            problem = f"{name!r} is not forwarded by this gateway"
+            raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")
 
 
-def _refusal(said: str, name: str, instead: str) -> Refusal:
+def _refusal(problem: str, name: str, alternative: str) -> Refusal:
     return Refusal(
-        f"Unsupported parameter: {said}.",
+        f"Unsupported parameter: {problem}.",
         code="unsupported_parameter",
         param=name,
-        hint=f"leave it out, or {instead}",
+        hint=f"leave it out, or {alternative}",
     )

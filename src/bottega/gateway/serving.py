@@ -37,7 +37,7 @@ from bottega.gateway.repeats.memory import (
     may_be_repeated,
 )
 from bottega.gateway.repeats.replaying import assembled
-from bottega.gateway.repeats.stored import StoredRepeats
+from bottega.gateway.repeats.stored_repeats import StoredRepeats
 from bottega.gateway.replies import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.settling import Settling

@@ -125,7 +125,7 @@ class Shadowing:
         body = await self.answering.augmented(asked.chat, shown)
         call = Call(served, body, tuple(shown))
         try:
-            completed = await self.answering.buy(alone, call)
+            completed = await self.answering.call_upstream(alone, call)
             await self.settle.alone(own, alone, call, completed)
             self._correct(alone, call, completed)
             if own.cost_usd and asked.question and asked.question.workshop.charge:

@@ -22,7 +22,7 @@ from bottega.knowledge.pruning import prune
 from bottega.knowledge.records import Standing, from_row, query_digests, text_of
 from bottega.types import Example, Query
 
-THIRD = "(SELECT value FROM json_each(?3))"
+LISTED_THIRD = "(SELECT value FROM json_each(?3))"
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
 CHOSEN_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
@@ -127,12 +127,12 @@ class SqliteRows(ChangeLog):
     def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
         own_id = "SELECT key FROM examples WHERE namespace = ?1 AND id = ?2"
         if exclude == "same-question":
-            same_question = f"namespace = ?1 AND question_digest IN {THIRD}"
+            same_question = f"namespace = ?1 AND question_digest IN {LISTED_THIRD}"
             either = f"{own_id} UNION SELECT key FROM examples WHERE {same_question}"
             wanted = listed(query_digests(query))
             found = self.read(either, self.namespace, query.id, wanted)
         elif query.images or query.id is not None:
-            same_image = f"SELECT key FROM example_images WHERE sha256 IN {THIRD}"
+            same_image = f"SELECT key FROM example_images WHERE sha256 IN {LISTED_THIRD}"
             wanted = listed({image.sha256 for image in query.images})
             found = self.read(f"{own_id} UNION {same_image}", self.namespace, query.id, wanted)
         else:

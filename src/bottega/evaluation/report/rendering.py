@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bottega.evaluation.curves import Chart, by_cost, by_shots
-from bottega.evaluation.episodes import RULE
+from bottega.evaluation.episodes import EXCLUSION_RULE
 from bottega.evaluation.page import house
 from bottega.evaluation.report.breakdown import Breakdown, Confusions, breakdowns, confusions
 from bottega.evaluation.report.drawing import cost_axis, cost_series, shot_series
@@ -64,7 +64,7 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
         .render(
             title=title,
             made=made,
-            rule=RULE,
+            rule=EXCLUSION_RULE,
             shown=[_shown(section) for section in sections],
             data=Markup(told.json.decode()),
             told=told,

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from bottega.evaluation.episodes import RULE
+from bottega.evaluation.episodes import EXCLUSION_RULE
 from bottega.evaluation.report.figures import Row, Section
 from bottega.evaluation.report.references import references
 
@@ -29,7 +29,7 @@ def as_csv(sections: Sequence[Section]) -> str:
 
 
 def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
-    parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {RULE}"]
+    parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
     for section in sections:
         parts += [f"## {_escaped(section.benchmark)}", f"{section.asked:,} items."]
         parts.append(_table(*_figures(section)))

@@ -24,7 +24,7 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.pictures import Fetch
 from bottega.gateway.repeats.keys import Identity
 from bottega.gateway.repeats.memory import Bodies, Flights, Repeats
-from bottega.gateway.repeats.stored import StoredRepeats
+from bottega.gateway.repeats.stored_repeats import StoredRepeats
 from bottega.gateway.running.cache_file import CacheFile
 from bottega.gateway.running.house import House, Spaces
 from bottega.gateway.running.namespaces import Namespaces

@@ -80,7 +80,7 @@ class Staff:
 def hire(config: Config, environment: Mapping[str, str]) -> Staff:
     """No model is loaded and nobody is asked yet. Raises `SettingError`, and for what the tiers or
     the cache would load with a package that is not here `MissingDependencyError`."""
-    with _errors_naming(f"{config.file}: cache.embed"):
+    with _prefixed_errors(f"{config.file}: cache.embed"):
         check_embedder(config.cache.embed)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
@@ -155,13 +155,13 @@ def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
 
 def _local(tier: TierSettings, config: Config) -> tuple[Generator, Upstream]:
     check_torch()
-    with _errors_naming(f"{config.file}: tiers.{tier.name}.model"):
+    with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):
         generator = open_model(tier.model)
     return generator, LocalUpstream(generator)
 
 
 @contextmanager
-def _errors_naming(setting: str) -> Iterator[None]:
+def _prefixed_errors(setting: str) -> Iterator[None]:
     try:
         yield
     except SettingError as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-async def finished(
+async def shield_for(
     work: Coroutine[Any, Any, Result], seconds: float, may_finish: Callable[[], bool]
 ) -> Result:
     """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
