@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import LABELS, check_fit, default_methods
+from bottega.evaluation.methods import LABEL_METHODS, check_fit, default_methods
 from bottega.tasks import characters
 from bottega.tasks.sums import RULES
 
@@ -168,5 +168,5 @@ def _results(rationale: str) -> set[int]:
 @pytest.mark.usefixtures("few_characters")
 def test_the_labels_of_an_episode_may_be_counted() -> None:
     data = load_benchmark("glyphs:ways=3", seed=0, limit=3)
-    assert default_methods(data) == LABELS
+    assert default_methods(data) == LABEL_METHODS
     check_fit(["vote", "balanced"], data)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.repeats.memory import may_be_repeated
-from bottega.gateway.repeats.replaying import assembled, events, sse, tokens_said, usage_said
+from bottega.gateway.repeats.replaying import assembled, events, reported_usage, sse, tokens_said
 from bottega.types import Completion, Usage
 from tests import server
 
@@ -209,11 +209,11 @@ def test_tokens_of_a_stream_that_was_cut_are_estimated_from_all_that_was_said() 
 def test_usage_of_the_last_event(prompt: int, completion: int) -> None:
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
     steps = events(orjson.dumps(reply() | {"usage": usage}), include_usage=True)
-    assert usage_said(steps) == Usage(prompt, completion)
+    assert reported_usage(steps) == Usage(prompt, completion)
 
 
 def test_streams_without_usage_have_none() -> None:
     steps = events(orjson.dumps(reply()), include_usage=False)
-    assert usage_said(steps) is None
-    assert usage_said([]) is None
-    assert usage_said([b"{"]) is None
+    assert reported_usage(steps) is None
+    assert reported_usage([]) is None
+    assert reported_usage([b"{"]) is None

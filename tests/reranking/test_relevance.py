@@ -47,7 +47,8 @@ async def test_the_length_of_a_vector_does_not_change_its_likeness() -> None:
 
     def vectors(ids: Sequence[str]) -> Vectors:
         scales = [[lengths[id.partition("-")[0]]] for id in ids]
-        return of_length_one(ids) * np.array(scales, np.float32)
+        scaled: Vectors = of_length_one(ids) * np.array(scales, np.float32)
+        return scaled
 
     rerank = MaximalMarginalRelevance(vectors, trade_off=0.0, order="nearest-first")
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)

@@ -148,15 +148,15 @@ async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
     assert "bottega add" in caught.value.hint
 
 
-@pytest.mark.parametrize("wrong", [{"b": 1.5}, {"b": -0.1}, {"k1": -0.1}])
-def test_settings_that_are_no_bm25_are_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(("k1", "b"), [(1.5, 1.5), (1.5, -0.1), (-0.1, 0.75)])
+def test_settings_that_are_no_bm25_are_refused(k1: float, b: float) -> None:
     with pytest.raises(SettingError):
-        BM25(Memory(), **wrong)
+        BM25(Memory(), k1=k1, b=b)
 
 
 async def test_smallest_and_largest_settings_are_valid() -> None:
-    for settings in ({"k1": 0.0, "b": 0.0}, {"k1": 0.5, "b": 1.0}):
-        retrieve = BM25(Memory([asked("red", "x", 1)]), **settings)
+    for k1, b in ((0.0, 0.0), (0.5, 1.0)):
+        retrieve = BM25(Memory([asked("red", "x", 1)]), k1=k1, b=b)
         assert len(await retrieve(Query("red"), 1)) == 1
 
 
