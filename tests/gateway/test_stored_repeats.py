@@ -59,6 +59,7 @@ def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path
     assert paid(endpoint) == 0
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
     assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
+    assert reply["choices"][0]["index"] == 0
     assert reply["usage"]["total_tokens"] == 0
     assert headers["x-bottega-cache"] == more["x-bottega-cache"] == "replayed"
     assert (headers["x-bottega-route"], headers["x-bottega-cost-usd"]) == ("large", "0.00000000")

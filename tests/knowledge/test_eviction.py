@@ -105,6 +105,18 @@ def test_pinned_examples_never_go(policy: Callable[[], Eviction]) -> None:
         assert kb.stats().pinned == 0
 
 
+def test_as_many_pinned_examples_as_the_capacity_can_be_imported(tmp_path: Path) -> None:
+    with opened(2) as kb:
+        kb.add([asked("a"), asked("b")])
+        kb.pin(kb.ids())
+        kb.export_to(tmp_path / "export")
+    with opened(2) as kb:
+        kb.import_from(tmp_path / "export")
+        assert (texts(kb), kb.stats().pinned) == ("ab", 2)
+    with opened(1) as kb, pytest.raises(StoreFullError):
+        kb.import_from(tmp_path / "export")
+
+
 def test_when_only_pinned_ones_are_left_nothing_is_stored() -> None:
     with opened(2) as kb:
         kb.add([asked("a"), asked("b")])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from bottega.errors import NotFoundError
+from bottega.errors import NotFoundError, SettingError
 from bottega.exclusion import is_excluded
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Changed, Example, Query
@@ -84,6 +84,8 @@ class Memory:
     def search(
         self, query: Query, k: int, *, within: Collection[str] | None = None
     ) -> list[Candidate]:
+        if k < 1:  # as the knowledge base does
+            raise SettingError(f"k must be at least 1, got {k}", hint="use k >= 1")
         return self._nearest(self.embed.embed([query])[0], k, query, within)
 
     def nearest(

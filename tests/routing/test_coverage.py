@@ -84,11 +84,15 @@ async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, 
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.75])
-async def test_the_first_query_goes_to_the_master_with_the_probability_of_the_rate(
-    rate: float,
+@pytest.mark.parametrize("before", [0, 1, 3])
+async def test_equal_scores_go_to_the_master_with_the_probability_of_the_rate(
+    rate: float, before: int
 ) -> None:
-    routers = [Covered(TWO, Cache(0.5), master_rate=rate, seed=seed) for seed in range(400)]
-    went = sum([sum(await sent(router, 1)) for router in routers])
+    went = 0
+    for seed in range(400):
+        router = Covered(TWO, Cache(*[0.5] * (before + 1)), master_rate=rate, seed=seed)
+        await sent(router, before)
+        went += sum(await sent(router, 1))
     assert went / 400 == pytest.approx(rate, abs=0.08)
 
 
