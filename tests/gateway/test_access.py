@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,11 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
         assert (
             refused(lambda: ask(url, "What?", key=other, model="bottega:namespace=a/6"))[0] == 403
         )
+    # Refused names are in no metric and in no ledger entry: those would grow without a limit.
+    [ledger] = tmp_path.rglob("gateway.db")
+    with closing(sqlite3.connect(ledger)) as connection:
+        found = connection.execute("SELECT namespace FROM entries WHERE status = 403").fetchall()
+    assert found == [("a",)] * 3
 
 
 async def test_operators_name_any_namespace() -> None:

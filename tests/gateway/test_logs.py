@@ -6,6 +6,7 @@ import io
 import logging
 import threading
 import time
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,18 @@ def safe(out: io.StringIO) -> str:
     for secret in (KEY, "secretsecret", PLAIN, PASSWORD, PROMPT, "iVBORw0K", "diagnosis"):
         assert secret not in text
     return text
+
+
+def test_warnings_are_logged_as_lines() -> None:
+    out = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before = warnings.showwarning
+        with logging_to(out):
+            warnings.warn("something is slow", UserWarning, stacklevel=1)
+        assert warnings.showwarning is before
+    [line] = parsed(out)
+    assert (line["level"], line["event"]) == ("warning", "something is slow")
 
 
 def test_one_line_a_request() -> None:

@@ -109,8 +109,10 @@ class Gateway:
         check_fields(checked, self.more_fields)
         chat = read_chat(checked, background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
-        progress.namespace = _namespace(progress.account, overrides)
-        await self._check_access(progress, overrides)
+        namespace = _namespace(progress.account, overrides)
+        await self._check_access(progress.account, overrides, namespace)
+        # Not before: metrics and ledger would count names that were refused.
+        progress.namespace = namespace
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
@@ -177,8 +179,7 @@ class Gateway:
             )
         progress.hold = self.limiter.hold(account)
 
-    async def _check_access(self, progress: Progress, overrides: Overrides) -> None:
-        account = progress.account
+    async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if self.access is None or account is NOBODY:
             return
         if overrides.tier is not None:
@@ -186,7 +187,7 @@ class Gateway:
         if overrides.master_rate is not None:  # picks the first or the last tier at random
             served = self.answering.served
             self.access.check_tiers(account, [served[0].name, served[-1].name])
-        await self.access.check_namespace(account, progress.namespace)
+        await self.access.check_namespace(account, namespace)
 
     def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
         """A body that was understood before, and whose reply is remembered."""

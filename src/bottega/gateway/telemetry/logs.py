@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ def logging_to(
     written when this ends, if the stream takes it within a second."""
     writer = Writer(stream or sys.stderr, style, scrubber(secrets))
     ours, hook = logging.getLogger("bottega"), threading.excepthook
+    show_warning = warnings.showwarning
     level = ours.level
     before = [(one, one.handlers[:], one.propagate) for one in _loggers()]
     for one, _, _ in before:  # uvicorn, for one, brings handlers that hide nothing
@@ -93,6 +95,7 @@ def logging_to(
     logging.setLoggerClass(_Later)
     ours.setLevel(logging.INFO)
     threading.excepthook = _of_thread
+    warnings.showwarning = _log_warning
     try:
         yield writer
     finally:
@@ -102,6 +105,7 @@ def logging_to(
             one.handlers[:], one.propagate = handlers, propagate
         ours.setLevel(level)
         threading.excepthook = hook
+        warnings.showwarning = show_warning
         writer.close()
 
 
@@ -122,6 +126,11 @@ class _Later(logging.Logger):
 def _loggers() -> list[logging.Logger]:
     known = logging.root.manager.loggerDict.values()
     return [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
+
+
+def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Log only the text: the default format also shows a line of source code."""
+    logging.getLogger("bottega.warnings").warning("%s", message)
 
 
 def _of_thread(hook: threading.ExceptHookArgs) -> None:
