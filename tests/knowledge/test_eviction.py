@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,10 +135,14 @@ def test_what_is_known_of_an_example_beyond_its_content() -> None:
     with opened(9) as kb:
         kb.add([asked("a"), asked("b")])
         first, second = kb.ids()
-        kb.used([first, first])
+        before = time.time()
+        kb.used([first, first], 0.5)
         kb.pin([second])
         found = [kb.standing(id[:8]) for id in (first, second)]
         assert [(each.uses, each.pinned) for each in found] == [(2, False), (0, True)]
+        assert [each.saved_usd for each in found] == [0.5, 0.0]
+        assert (found[0].last_used or 0.0) >= before and found[1].last_used is None
+        assert all(0 < each.created <= before for each in found)
         with pytest.raises(NotFoundError):
             kb.standing("0123456789abcdef")
 

@@ -57,18 +57,21 @@ TARGETS = (
         " knowledge/test_model",
     ),
     Target("knowledge/eviction knowledge/using", "knowledge/test_eviction knowledge/test_base"),
-    Target("knowledge/filters", "knowledge/test_filters knowledge/test_listing"),
+    Target("knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"),
     Target("knowledge/transferring", "knowledge/test_transferring"),
     # Choosing what is asked and shown.
     Target("routing/*", "routing/test_*"),
     Target("parsing/*", "parsing/test_*"),
     Target("reranking/*", "reranking/test_*"),
     Target("retrieval/*", "retrieval/test_*"),
-    Target("pipeline", "test_pipeline test_recipe_rcts"),
+    Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # What clients may ask of a gateway.
     Target("gateway/limits", "gateway/test_limits gateway/test_requests"),
     Target("gateway/fetching/*", "gateway/test_addresses gateway/test_fetching*"),
-    Target("gateway/repeats/*", "gateway/test_repeat* gateway/test_replaying"),
+    Target(
+        "gateway/repeats/*",
+        "gateway/test_repeat* gateway/test_replaying gateway/test_stored_repeats",
+    ),
     # RACC.
     Target(
         "compression/aggregator compression/modulation compression/attention"

@@ -187,6 +187,14 @@ def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
     assert counted.groups[2] == [f"n{i}" for i in range(10)]
 
 
+def test_no_group_is_founded_where_one_was_found_best() -> None:
+    tree = HashtagTree(lambda ids, vectors: 1, cold_start=1, novel=2.0)
+    tree.add([f"e{i}" for i in range(30)], rows(range(30)))
+    tree.refit()
+    tree.add(["far"], 1000 * rows([31]))
+    assert len(tree.groups) == 1
+
+
 def test_strays_do_not_become_more_groups_than_a_search_can_go_through() -> None:
     tree = HashtagTree(lambda ids, vectors: 2, cold_start=1, novel=2.0)
     tree.add(["a", "b", "c", "d"], np.eye(2, 200, dtype=np.float32)[[0, 0, 1, 1]])
