@@ -6,8 +6,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,44 @@ def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
     assert accounts.authenticate(token) == account
     assert len([r for r in caplog.records if "as they were last read" in r.message]) == 1
     assert token[24:] not in caplog.text
+
+
+def test_each_failure_to_read_the_keys_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.gateway.accounting.accounts.LOOK_SECONDS", 0.02)
+    file = tmp_path / "gateway.db"
+    with closing(Accounts.open(file)) as accounts:
+        for failures in range(1, 3):
+            rename(file, "accounts", "gone")
+            wait_until(lambda: bool(caplog.records))
+            time.sleep(0.1)  # several more attempts
+            assert len(caplog.records) == 1, failures
+            rename(file, "gone", "accounts")
+            wait_until(partial(knows_new_key, accounts, file, f"team-{failures}"))
+            caplog.clear()
+
+
+def rename(file: Path, table: str, name: str) -> None:
+    with closing(sqlite3.connect(file, timeout=10)) as connection, connection:
+        connection.execute(f"ALTER TABLE {table} RENAME TO {name}")
+
+
+def knows_new_key(accounts: Accounts, file: Path, name: str) -> bool:
+    """Add a key in another connection and return whether `accounts` has read it soon after."""
+    with closing(Accounts.open(file)) as other:
+        _, token = other.add(name)
+    time.sleep(0.1)
+    return accounts.authenticate(token) is not None
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("the condition was not met in 10 seconds")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Hyper:
 
     @property
     def depth(self) -> int:
-        return int(self.model.config.get_text_config(decoder=True).num_hidden_layers)
+        return int(decoder_config(self.model).num_hidden_layers)
 
     @property
     def has_layer(self) -> bool:
