@@ -130,7 +130,7 @@ def _loggers() -> list[logging.Logger]:
 
 def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Log only the text: the default format also shows a line of source code."""
-    logging.getLogger("bottega.warnings").warning("%s", message)
+    logging.getLogger("bottega.warnings").warning("%s", str(message))
 
 
 def _of_thread(hook: threading.ExceptHookArgs) -> None:
