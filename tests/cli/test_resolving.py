@@ -1,4 +1,4 @@
-"""Names of embedders and models that cannot exist are refused before a hub is asked."""
+"""Names that no embedder or model can have are rejected before a request to the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation shows no item an example that shares its image, whatever that example asks."""
+"""In an evaluation, demonstrations never share an image with the item."""
 
 from __future__ import annotations
 

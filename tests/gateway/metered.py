@@ -136,13 +136,13 @@ class Metered:
         return session.post(f"{self.url}/chat/completions", json=body, headers=headers)
 
     async def ask(self, requests: int, **more: Any) -> None:
-        """So many requests, one after the other."""
+        """Send this many requests one after the other."""
         async with aiohttp.ClientSession() as session:
             for number in range(requests):
                 await self.read(session, 5 * number, **more)
 
     async def spend(self, at_once: int, **more: Any) -> None:
-        """So many clients ask at once, again and again, until the budget is spent."""
+        """Let this many concurrent clients send requests until the budget is spent."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
             await asyncio.gather(
@@ -163,7 +163,7 @@ class Metered:
                 await asyncio.sleep(0.02)
 
     async def leave(self, clients: int, seconds: float, **more: Any) -> None:
-        """So many clients ask at once and leave after the upstream has worked for so long."""
+        """Let this many concurrent clients leave after the upstream has worked for `seconds`."""
         before = self.meter.calls
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -181,7 +181,7 @@ class Metered:
             await response.read()
 
     async def settled(self, requests: int) -> None:
-        """Wait until so many requests are in the ledger and the upstream is idle."""
+        """Wait until this many requests are in the ledger and the upstream is idle."""
         async with asyncio.timeout(60):
             while len(self.entries()) < requests or self.meter.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

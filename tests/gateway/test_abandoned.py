@@ -1,4 +1,4 @@
-"""Requests whose client leaves before the reply: what is finished, kept, counted and dropped."""
+"""Requests whose client leaves before the reply: finished, stored, billed or dropped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FULL = Usage(40, 10)
 
 
 class Late:
-    """Replies after a moment, and knows whether it was cancelled."""
+    """Upstream that replies after a moment and records whether it was cancelled."""
 
     model = "late"
 
@@ -66,7 +66,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def leave(found: Kitchen, asks: Late, model: str = "bottega", **more: Any) -> Progress:
-    """A client that leaves once its tier is asked: how its request ended."""
+    """Send a request, leave once a tier is asked, and return how the request ended."""
     body = {"model": model, "messages": asked(1), **more}
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
@@ -158,7 +158,7 @@ async def test_a_call_that_still_waits_for_a_connection_is_dropped(
 
 
 async def test_another_cancellation_does_not_wait() -> None:
-    """As at the gateway's own end."""
+    """The gateway cancels a second time when it stops."""
     ended = asyncio.Event()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What one key may do, so that others are served: requests at once, tiers, namespaces."""
+"""Access limits of a key: concurrent requests, tiers and namespaces."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def test_operators_name_any_namespace() -> None:
 
 
 async def test_opening_many_namespaces_delays_no_other_key() -> None:
-    """400 of them took 12 s, and everybody else's came behind."""
+    """Opening 400 namespaces took 12 s, during which all other keys waited."""
     opened: list[str] = []
     go = threading.Event()
 
@@ -209,7 +209,7 @@ OLD = str(GATEWAY_DB.migrations[0])
 
 
 def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
-    """As gateways wrote it before keys had these limits."""
+    """The file was written before keys had these limits."""
     connection = sqlite3.connect(tmp_path / FILE)
     connection.executescript(OLD)
     connection.execute(

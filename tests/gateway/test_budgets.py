@@ -1,4 +1,4 @@
-"""Budgets under concurrent requests, and what requests cost whose clients leave early."""
+"""Budgets under concurrent requests, and costs of requests whose clients leave early."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_the_ledger_counts_what_abandoned_requests_cost(
 ) -> None:
     meter = Meter(token_seconds=token_seconds, reply_tokens=(60, 120))
     with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.ask(4, stream=stream, max_tokens=10)  # what this upstream counts is known
+        await found.ask(4, stream=stream, max_tokens=10)  # so that the estimates fit this upstream
         await found.leave(at_once, patience, stream=stream)
         await found.settled(4 + at_once)
         rows = found.entries()
@@ -82,7 +82,7 @@ async def test_a_call_that_may_not_be_finished_is_estimated(
 
 
 class Spent:
-    """What a ledger says that a key has spent."""
+    """Spending of a key as a ledger reports it."""
 
     usd = 0.0
 

@@ -50,7 +50,7 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> DecodeBudget:
 
 
 class Work:
-    """Notes who runs and how many at once, and ends when it is let go."""
+    """Work that records its order and concurrency, and runs until it is released."""
 
     def __init__(self) -> None:
         self.began: list[str] = []
@@ -214,7 +214,7 @@ def house(endpoint: Server, folder: Path) -> House:
 def test_a_gateway_embeds_large_images_one_after_the_other(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the way in, and again where the answer is stored."""
+    """Once for retrieval, and again when the answer is stored."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr(decoding, "SMALL", 0)
     gateway = house(endpoint, tmp_path)

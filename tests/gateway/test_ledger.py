@@ -134,7 +134,7 @@ def test_the_most_expensive_request_is_known_whatever_order_it_came_in(file: Pat
 def test_spending_that_is_being_written_counts(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or an account could spend its budget once more while the disk is slow."""
+    """Otherwise an account could spend its budget twice while the disk is slow."""
     written = ledger._file.write
     during: list[tuple[float, float]] = []
 

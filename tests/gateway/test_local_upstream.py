@@ -52,7 +52,7 @@ class Told:
 
 
 class Budget(DecodeBudget):
-    """Notes what was decoded within it."""
+    """Budget that records the images decoded within it."""
 
     def __init__(self) -> None:
         super().__init__()

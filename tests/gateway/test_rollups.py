@@ -1,4 +1,4 @@
-"""Daily sums say what the entries say, and a report reads the sums."""
+"""Daily sums equal the sums of the entries, and reports read the daily sums."""
 
 from __future__ import annotations
 

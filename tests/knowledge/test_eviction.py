@@ -196,7 +196,7 @@ def counts(path: Path) -> list[tuple[int, float]]:
 def test_uses_that_could_not_be_written_are_written_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or an example that saves much would be evicted as if it had saved nothing."""
+    """Otherwise an example with large savings would be evicted as if it had none."""
     with opened(9, LeastSaving()) as kb:
         kb.add([asked("a")])
         id = id_of(kb, "a")

@@ -190,7 +190,7 @@ def wrong(shelf: Shelf) -> list[str]:
 
 
 def close_after(follower: Follower, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Close the follower while its graph has so many pages of rows."""
+    """Close the follower while its graph has this many pages of rows."""
     filled = Event()
     append = HnswIndex._append
     count = 0

@@ -40,7 +40,7 @@ def test_leaving_without_closing_loses_nothing(path: Path) -> None:
 
 
 def test_a_large_index_is_saved_on_closing(path: Path) -> None:
-    """Or the next start would have to catch up with every change since the graph was built."""
+    """Otherwise the next start would replay every change since the graph was built."""
     file = path.with_name("kb.db.default.index")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])

@@ -65,7 +65,7 @@ TARGETS = (
     Target("reranking/*", "reranking/test_*"),
     Target("retrieval/*", "retrieval/test_*"),
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
-    # What clients may ask of a gateway.
+    # Limits and repeats of gateway requests.
     Target("gateway/limits", "gateway/test_limits gateway/test_requests"),
     Target("gateway/fetching/*", "gateway/test_addresses gateway/test_fetching*"),
     Target(

@@ -1,4 +1,4 @@
-"""The mutation script: what it edits, what it skips, and when a mutant counts as killed."""
+"""Mutation script: its edits, skipped code, and the verdict on a mutant."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def check_fields(body: Body, more: Collection[str] = ()) -> None:
         if name == SERVICE_TIER and value not in PLAIN_TIERS:
             problem = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"
             raise _refusal(problem, name, 'send "default"')
-        known = name in OPENAI or name in SAMPLING or name in more or name == SERVICE_TIER
-        if not known and value is not None:
+        allowed = name in OPENAI or name in SAMPLING or name in more or name == SERVICE_TIER
+        if not allowed and value is not None:
             name = name[:LONGEST_NAME]
             problem = f"{name!r} is not forwarded by this gateway"
             raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")

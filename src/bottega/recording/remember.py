@@ -32,9 +32,9 @@ class Remember:
 
     An answer that is invalid or was cut short is not kept, nor is an example whose texts have more
     than `longest` characters. The same question (images, text, choices and the tag
-    `context`) is kept once: a newer answer takes the place of the older one, unless that is pinned:
-    then it stays as it is. `source` says which tier and model answered. Answers that arrive
-    together share one commit. Raises `StoreError`.
+    `context`) is kept once: a newer answer replaces the older one, unless that is pinned.
+    `source` says which tier and model answered. Answers that arrive together share one commit.
+    Raises `StoreError`.
     """
 
     def __init__(

@@ -78,8 +78,8 @@ class Access:
 
     async def check_namespace(self, account: Account, namespace: str) -> None:
         """Raise `Refusal` (403) if the key may use no further namespace."""
-        known = (account.id, namespace)
-        if account.admin or namespace == account.namespace or known in self._claimed:
+        claimed = (account.id, namespace)
+        if account.admin or namespace == account.namespace or claimed in self._claimed:
             return
         most = account.max_namespaces
         most = self.defaults.max_namespaces if most is None else most
@@ -91,4 +91,4 @@ class Access:
                 code="too_many_namespaces",
                 hint="use one of them, or ask the operator for a key with --max-namespaces",
             )
-        self._claimed.add(known)
+        self._claimed.add(claimed)

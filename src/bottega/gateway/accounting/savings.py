@@ -135,11 +135,11 @@ def _means(answers: Mapping[str, Costs]) -> dict[str, Floats]:
         n = costs.n
         if not costs.values:  # many answers: the bootstrap converges to the normal distribution
             error = costs.deviation / math.sqrt(n)
-            drawn = costs.mean + draw.standard_normal(RESAMPLES) * error
+            resampled = costs.mean + draw.standard_normal(RESAMPLES) * error
         else:
-            known = np.asarray(costs.values, np.float64)
-            drawn = np.array([known[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
-        means[where] = np.concatenate([[costs.mean], drawn])
+            values = np.asarray(costs.values, np.float64)
+            resampled = np.array([values[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
+        means[where] = np.concatenate([[costs.mean], resampled])
     return means
 
 

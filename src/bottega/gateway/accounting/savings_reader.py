@@ -118,8 +118,8 @@ class SavingsReader:
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         for where, how, n, total, squares in self._sums(OWN, "", self.master):
             if how in ("answered", "shadow"):
-                known = sums[where]
-                sums[where] = (known[0] + n, known[1] + total, known[2] + squares)
+                before = sums[where]
+                sums[where] = (before[0] + n, before[1] + total, before[2] + squares)
         few = orjson.dumps([where for where, (n, *_) in sums.items() if n <= MANY]).decode()
         values = defaultdict[str, list[float]](list)
         for where, cost in self.ledger.read(COSTS, few, self.master, self.since):
