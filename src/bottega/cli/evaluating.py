@@ -114,11 +114,12 @@ def evaluate(
     vote, nearest and knn choose a label among the retrieved examples without a model; vote-strict
     counts ties as wrong. top-k shows the nearest examples, which for labelled images is visual-rag;
     majority and best-of-n choose among several samples of its reply. in-context shows everything
-    there is, oracle the right passage among others. rcts searches for the examples that help; rcts-
-    random and rcts-best-of-n have its reward and its budget without a tree. concat shows passages,
-    racc has them compressed; racc-oracle and racc-flat have other retrieval scores, racc-swapped
-    reads another item's passages; candidates answers from each passage alone and takes what is
-    likeliest together with its passage, kv-reuse puts keys and values of each before the question.
+    there is, oracle the right passage among others. rcts searches for the examples that help;
+    rcts-random and rcts-best-of-n have its reward and its budget without a tree. concat shows
+    passages, racc has them compressed; racc-oracle and racc-flat have other retrieval scores,
+    racc-swapped reads another item's passages; candidates answers from each passage alone and
+    chooses the answer that is likeliest together with its passage, kv-reuse puts keys and values of
+    each before the question.
     swap-image and swap-question are visual-rag asked with another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]

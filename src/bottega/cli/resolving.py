@@ -55,7 +55,7 @@ def open_embedder(spec: str) -> Embedder:
 def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name not in RETRIEVE:
         raise SettingError(
-            f"retrieval is unknown, got {name!r}",
+            f"retrieval method is unknown, got {name!r}",
             hint=f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}",
         )
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):

@@ -35,9 +35,9 @@ ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request. `image_mb` is what its images weigh together, decoded from base64 or
-    fetched; `image_pixels` is for each, `request_pixels` for all of them. `depth` counts brackets
-    inside of each other."""
+    """Limits of one request. `image_mb` is the total size of its images, decoded from base64 or
+    fetched; `image_pixels` applies to each, `request_pixels` to all of them together. `depth`
+    counts nested brackets."""
 
     body_mb: int = 20
     messages: int = 200

@@ -133,7 +133,7 @@ def _spent(budget: float) -> BudgetError:
         type="insufficient_quota",
         code="insufficient_quota",
         headers={"x-should-retry": "false"},
-        hint="it begins anew with the next month (UTC); ask the operator for more",
+        hint="wait for the next month (UTC), or ask the operator for a higher budget",
     )
 
 
