@@ -50,7 +50,7 @@ def reload(house: House, read: Callable[[], Config]) -> None:
     house.app.most = applied.gateway.max_concurrent
     log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
     if waiting := list(_changed(applied, new)):
-        log.warning("settings that need a restart to change: %s", ", ".join(waiting))
+        log.warning("changed settings that need a restart: %s", ", ".join(waiting))
 
 
 def _merged(old: Config, new: Config) -> Config:
