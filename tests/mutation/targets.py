@@ -57,7 +57,9 @@ TARGETS = (
         " knowledge/test_model",
     ),
     Target("knowledge/eviction knowledge/using", "knowledge/test_eviction knowledge/test_base"),
-    Target("knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"),
+    Target(
+        "knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"
+    ),
     Target("knowledge/transferring", "knowledge/test_transferring"),
     # Choosing what is asked and shown.
     Target("routing/*", "routing/test_*"),
