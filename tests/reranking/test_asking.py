@@ -12,6 +12,7 @@ from bottega.generation import Scripted
 from bottega.reranking.asking import (
     Asker,
     BudgetSpentError,
+    Price,
     affordable,
     most_prompt_tokens,
     together,
@@ -94,9 +95,12 @@ async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -
     assert [reply is not None for reply in at_once] == [True, False]
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("c"), ONCE)
-    asker.settle()
+    for _ in range(2):
+        asker.settle()
+        assert asker.room(Price(tokens=1)) == 37
     assert await asker.ask(says("c"), ONCE)
     asker.settle()
+    assert asker.room(Price(tokens=1)) == 35
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("d"), ONCE)
 

@@ -203,9 +203,7 @@ class Journal:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         JOURNAL.migrate(connection, str(path))
         connection.execute("PRAGMA synchronous = NORMAL")

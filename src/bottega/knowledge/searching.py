@@ -120,7 +120,6 @@ class Searcher:
             for follower in self._followers.values():
                 follower.close()
             self._followers.clear()
-            self._default = None
             self._recent.clear()
 
     def settle(self) -> None:
