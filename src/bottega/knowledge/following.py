@@ -263,7 +263,7 @@ class Follower:
     def _forget_unfinished(self) -> None:
         if self._path is not None:
             with suppress(OSError):
-                unfinished_path(self._path).unlink(missing_ok=True)
+                unfinished_path(self._path).unlink()
 
     def _is_whole(self, index: FaissIndex) -> bool:
         with self._rows.snapshot():
