@@ -249,6 +249,30 @@ def test_a_locked_file_fails_nothing_and_is_told(
     again.close()
 
 
+def test_each_failure_and_each_recovery_is_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise StoreError("no room", hint="free some")
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert ledger._done(fail) is False
+            assert [record.levelname for record in caplog.records] == ["ERROR"]
+            assert ledger._done(fail) is False
+            assert ledger._done(lambda: None) is True
+            assert ledger._done(lambda: None) is True
+            assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+            caplog.clear()
+
+
+def test_commits_do_not_wait_for_the_disk(file: Path) -> None:
+    writer = EntryFile(file, create=True)
+    assert writer.read("PRAGMA synchronous") == [(1,)]  # NORMAL
+    assert writer.read("PRAGMA journal_mode") == [("wal",)]
+    writer.close()
+
+
 # SQLite ends the transaction itself after some errors (a full disk), and not after others.
 @pytest.mark.parametrize("failure", ["ABORT", "ROLLBACK"])
 def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str) -> None:

@@ -102,6 +102,28 @@ async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
 
 
+async def test_as_many_branches_as_the_budget_pays_for_are_judged_at_once() -> None:
+    under_way, most = 0, 0
+
+    async def reward(
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
+    ) -> Worth:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for number in range(4):
+            await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
+        under_way -= 1
+        return Worth(0.5, {"paid": 0.5})
+
+    # Three answers, two rewards of 4, and two branches of 5 calls at once.
+    model = Scripted(repeated, latency=0.001)
+    search = rcts(model, reward=reward, parallel=2, most_calls=3 + 2 * 4 + 2 * 5)
+    found = await search.search(QUERY, known(20), 2)
+    assert found.tree is not None
+    assert (found.tree.root.visits, most) == (4, 2)
+
+
 async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
     four = replace(SHORT, n=4, temperature=0.8)
 
