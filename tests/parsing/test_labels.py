@@ -114,6 +114,55 @@ def test_a_reply_that_may_mean_two_labels_is_refused(reply: str) -> None:
     assert not ONE(TOPICS, Completion(reply)).valid
 
 
+@pytest.mark.parametrize(
+    ("reply", "choices"),
+    [
+        ("A\n\nWait, actually the correct option is B.", ("A", "B")),
+        ("A\n\nThe correct option is (B)", ("A", "B")),
+        ("A\n应该是B。", ("A", "B")),
+        ("B\nThe correct option is A.", ("A", "B")),
+        ("b\nI choose a because it barks.", ("a", "b")),
+        ("1\nThe answer should be 2.", ("1", "2")),
+        ("yes\n\nHmm, that is wrong. The answer is not yes.", ("yes", "no")),
+        ("cat\n\nOn reflection it isn\u2019t.", ("cat", "dog")),
+        ("dog\nIt is a hot dog.", ("dog", "hot dog")),
+        ("hot dog\nhot dog: sure, a dog.", ("dog", "hot dog")),
+        ("cat\nsalt-and-pepper", ("cat", "salt and pepper")),
+        ("C\nThe language is C++.", ("C", "C++")),
+        ("C++\nThe language is C.", ("C", "C++")),
+        ("猫\n不对，是狗。", ("猫", "狗")),
+        ("大猫\n应该是小狗。", ("大猫", "小狗")),
+        ("猫\n不对。", ("猫", "狗")),
+    ],
+)
+def test_a_first_line_that_later_text_may_contradict_is_refused(
+    reply: str, choices: tuple[str, ...]
+) -> None:
+    assert not ONE(Query("?", choices=choices), Completion(reply)).valid
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices"),
+    [
+        ("B\n\nbecause it is a plant", ("A", "B")),
+        ("hot dog\nA hot dog, hot dog", ("dog", "hot dog")),
+        ("C++\nC++ C++ it is", ("C", "C++")),
+        ("大猫\n这是大猫。", ("猫", "大猫")),
+        ("no\nno", ("yes", "no")),
+    ],
+)
+def test_a_first_line_that_later_text_supports_is_read(reply: str, choices: tuple[str, ...]) -> None:
+    assert ONE(Query("?", choices=choices), Completion(reply)).labels == (reply.split("\n")[0],)
+
+
+@pytest.mark.parametrize("minus", ["-", "\u2013", "\u2212"])
+@pytest.mark.parametrize("bullet", ["-", "\u2013", "\u2014"])
+def test_any_dash_may_be_a_minus_sign(bullet: str, minus: str) -> None:
+    numbers = Query("?", choices=(f"{minus}5", "5"))
+    assert not ONE(numbers, Completion(f"{bullet} 5")).valid
+    assert not ONE(numbers, Completion(f"{bullet} 5\n\nWhich of")).valid
+
+
 def test_a_bullet_is_not_mistaken_for_a_sign() -> None:
     numbers = Query("?", choices=("5", "-5"))
     assert ONE(numbers, Completion("-5")).labels == ("-5",)
