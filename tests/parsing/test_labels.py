@@ -151,7 +151,9 @@ def test_a_first_line_that_later_text_may_contradict_is_refused(
         ("no\nno", ("yes", "no")),
     ],
 )
-def test_a_first_line_that_later_text_supports_is_read(reply: str, choices: tuple[str, ...]) -> None:
+def test_a_first_line_that_later_text_supports_is_read(
+    reply: str, choices: tuple[str, ...]
+) -> None:
     assert ONE(Query("?", choices=choices), Completion(reply)).labels == (reply.split("\n")[0],)
 
 

@@ -22,7 +22,16 @@ SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 NO_LABEL = "none"
 # Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
 BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>]|#{1,6})\s+")
-WORD = re.compile(r"\w+")
+DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
+# A character outside ASCII is a token of its own: Chinese, Japanese and Thai have no spaces.
+WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
+TOKEN = re.compile(rf"{WORD.pattern}|[^\s\w]")
+ARTICLE = re.compile(r"\ba(?=[ \t]+[a-z])")
+# After a label, these words may retract it. The "t" is that of "isn't".
+DOUBTS = re.compile(
+    " (?:actually|but|cannot|correction|false|however|incorrect|instead|mistake|mistaken|never|no"
+    "|nor|not|rather|sorry|t|wait|wrong|不|错|錯) "
+)
 
 
 def plain_text(query: Query, completion: Completion, /) -> Answer:
@@ -37,9 +46,10 @@ class LabelParser:
 
     The label must equal one of the query's choices up to case, outer punctuation and spacing, with
     or without a bullet before it. It may be the whole first line of a longer reply that names no
-    other choice ("biology" above "Which of"). With no choices, any text is an answer. The text
-    before the first answer is the rationale. With `multi_label` the reply may list several
-    choices separated by commas, or say "none". Everything else is `Answer(valid=False)`.
+    other choice and expresses no doubt ("biology" above "Which of"). With no choices, any text is
+    an answer. The text before the first answer is the rationale. With `multi_label` the reply may
+    list several choices separated by commas, or say "none". Everything else is
+    `Answer(valid=False)`.
     """
 
     def __init__(self, *, multi_label: bool = False) -> None:
@@ -75,39 +85,55 @@ class LabelParser:
 
 def _listed(text: str, choices: Sequence[str]) -> str | None:
     """Return the choice that equals the text, with or without a bullet. Return None for "- 5" if
-    "-5" is a choice."""
+    "-5" is a choice, with any dash in either."""
     label = match(text, choices)
     bullet = BULLET.match(text)
     if label is not None or bullet is None:
         return label
-    if match("".join(text.split()), choices) is not None:
+    if _signed(text) in map(_signed, choices):
         return None
     return match(text[bullet.end() :], choices)
 
 
+def _signed(text: str) -> str:
+    return "".join(plain(text.translate(DASHES)).split())
+
+
 def _first_line(text: str, choices: Sequence[str]) -> str | None:
-    """Return the choice that is the whole first line, unless a later line names another one."""
+    """Return the choice that is the whole first line, unless later text may contradict it."""
     lines = [line for line in text.splitlines() if WORDS.search(line)]
     label = _listed(lines[0], choices) if lines else None
-    if label is None or _names_another(lines[1:], label, choices):
+    if label is None or _contradicts("\n".join(lines[1:]), label, choices):
         return None
     return label
 
 
-def _names_another(lines: Sequence[str], label: str, choices: Sequence[str]) -> bool:
-    """Return whether a line is another choice, or contains one as whole words. A single letter
-    counts only as a whole line, because "a" is an article. One pass over the lines per choice keeps
-    the time linear."""
-    own = plain(label)
-    others = {plain(choice) for choice in choices} - {own}
-    if any(plain(BULLET.sub("", line)) in others for line in lines):
-        return True
-    rest = f" {_words(' '.join(lines))} ".replace(f" {_words(own)} ", " ")
-    return any(f" {_words(other)} " in rest for other in others if len(_words(other)) > 1)
+def _contradicts(text: str, label: str, choices: Sequence[str]) -> bool:
+    """Return whether the text contains a word of doubt or any other choice. Compare with and
+    without punctuation: the first distinguishes "C" from "C++", the second finds
+    "salt-and-pepper"."""
+    folded = plain(text)
+    for pattern in (TOKEN, WORD):
+        own, said = _tokens(plain(label), pattern), _tokens(folded, pattern)
+        rest = said.replace(own, "\n") if own else said
+        if DOUBTS.search(rest):
+            return True
+        for choice in choices:
+            other = _tokens(plain(choice), pattern)
+            if not other or other == own:
+                continue
+            # "hot dog" contains "dog", so only a "dog" outside it counts.
+            where = rest if other in own else said
+            if other == " a " and not choice.islower():
+                where = _tokens(plain(ARTICLE.sub("", text)), pattern)
+            if other in where:
+                return True
+    return False
 
 
-def _words(text: str) -> str:
-    return " ".join(WORD.findall(plain(text)))
+def _tokens(text: str, pattern: re.Pattern[str]) -> str:
+    """Return each token between two spaces of its own, so that adjacent matches never overlap."""
+    return "".join(f" {token} " for token in pattern.findall(text))
 
 
 def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
