@@ -117,6 +117,43 @@ def test_a_key_chooses_no_tier_unless_it_may(
             assert refused(lambda: ask(url, "What?", key=cheap, **forced))[0] == 403
 
 
+HELLO = {"role": "user", "content": "hello"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+PASSING: list[dict[str, Any]] = [
+    {"tools": TOOLS},
+    {"tools": TOOLS, "tool_choice": "none"},
+    {"messages": [HELLO, {"role": "assistant", "content": ""}]},
+    {"messages": [HELLO, {"role": "system", "content": "Be brief."}]},
+    {"messages": [{"role": "user", "content": " "}]},
+]
+
+
+def test_a_request_that_passes_forces_no_master_without_the_right(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    plain, cheap = keys("plain"), keys("cheap", tiers=["small"])
+    right, admin = keys("right", tiers=["large"]), keys("op", admin=True)
+    with serving(house(endpoint, tmp_path)) as url:
+        for fields in PASSING:
+            routes = {
+                key: ask(url, "hello", key=key, **fields)[1]["x-bottega-route"]
+                for key in (plain, cheap, right, admin)
+            }
+            assert routes == {plain: "small", cheap: "small", right: "large", admin: "large"}
+
+
+def test_tools_reach_the_cheapest_tier_that_takes_them(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    plain = keys("plain")
+    config = configured(tmp_path, endpoint.url)
+    small, large = config.tiers
+    small = dataclasses.replace(small, tools=False)
+    with serving(build(dataclasses.replace(config, tiers=(small, large)), ENVIRONMENT)) as url:
+        headers = ask(url, "hello", key=plain, tools=TOOLS)[1]
+        assert headers["x-bottega-route"] == "large"
+
+
 def test_the_configuration_says_what_keys_may_choose(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:

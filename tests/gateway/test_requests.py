@@ -54,6 +54,10 @@ def test_an_image_may_be_a_bare_string() -> None:
     [
         ([ASK], {"tools": [{"type": "function"}]}, "tools"),
         ([ASK], {"tools": []}, None),
+        ([ASK], {"tool_choice": "none"}, None),
+        ([ASK], {"function_call": "none", "tools": []}, None),
+        ([ASK], {"tools": [{"type": "function"}], "tool_choice": "none"}, "tools"),
+        ([ASK], {"tool_choice": "required"}, "tools"),
         ([{"role": "tool", "content": "4", "tool_call_id": "x"}], {}, "tools"),
         ([ASK], {"modalities": ["text", "audio"]}, "audio"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], {}, "audio"),

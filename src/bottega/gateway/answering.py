@@ -55,13 +55,14 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 @dataclass(slots=True)
 class Asked:
     """One request. Without a `question`, the client's body is forwarded unchanged; without a `key`,
-    the reply is not repeated."""
+    the reply is not repeated. `may_use_master` is the key's right to request the master."""
 
     chat: Chat
     overrides: Overrides
     bill: Bill
     question: Question | None = None
     key: str | None = None
+    may_use_master: bool = True
 
 
 @dataclass(slots=True)
@@ -248,8 +249,10 @@ class Answering:
         if overrides.master_rate is not None:
             lucky = self.random.random() < overrides.master_rate
             return self.served[-1 if lucky else 0].name, False
-        if question is None:  # the master is for tools and the like, not for what nobody waits for
-            return self.served[0 if asked.chat.passes in CHEAP else -1].name, False
+        if question is None:
+            # Clients control what passes: without the right it must not select the master.
+            cheap = asked.chat.passes in CHEAP or not asked.may_use_master
+            return self.served[0 if cheap else -1].name, False
         try:
             return (await question.pipeline.route(question.query)).name, False
         except Refusal:

@@ -133,7 +133,8 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     turns = messages[before:]
     asked = _text(turns[-1]) if turns and turns[-1].get("role") == "user" else ""
     options = body.get("stream_options")
-    tools = seen.tools or (not body.keys().isdisjoint(TOOLS) and any(map(body.get, TOOLS)))
+    # "none" without tools changes nothing.
+    tools = seen.tools or any(body.get(name) and body[name] != "none" for name in TOOLS)
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     written = _length(*(body.get(name) for name in PROMPT_FIELDS))
     tokens = int((seen.characters + written) / CHARACTERS_A_TOKEN)

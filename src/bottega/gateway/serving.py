@@ -119,7 +119,9 @@ class Gateway:
             chat = replace(chat, body=await self.decoding.run(found.values(), body_with_fetched))
         question = await self._question(chat, overrides, progress, found)
         key = await self._key(chat, overrides, progress.namespace, found)
-        asked = Asked(chat, overrides, self.settle.bill(progress, chat), question, key)
+        bill = self.settle.bill(progress, chat)
+        may_use_master = self._may_use_master(progress.account)
+        asked = Asked(chat, overrides, bill, question, key, may_use_master)
         if key is None or self.replaying is None:
             return await self._fresh(progress, asked, ExitStack(), _ignore)
         before = AskedBefore(key, chat.stream, chat.include_usage, progress.namespace)
@@ -178,6 +180,12 @@ class Gateway:
                 hint="wait, or ask the operator for more requests per minute",
             )
         progress.hold = self.limiter.hold(account)
+
+    def _may_use_master(self, account: Account) -> bool:
+        master = self.answering.served[-1].name
+        if self.access is None or account is NOBODY:
+            return True
+        return self.access.may_choose(account, master)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if self.access is None or account is NOBODY:
