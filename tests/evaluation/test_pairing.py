@@ -11,6 +11,7 @@ from scipy.stats import multinomial
 
 from bottega.evaluation.metrics.intervals import (
     PERMUTATIONS,
+    _correlation,
     mcnemar,
     paired_difference,
     sign_flips,
@@ -195,3 +196,14 @@ def test_a_p_value_is_never_zero() -> None:
 def test_a_method_does_not_differ_from_itself(scores: list[float]) -> None:
     gain, p_value = difference(scores, scores, seed=0)
     assert (gain.value, p_value) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("both", "phi"),
+    # Of 10 items each method answers 5 rightly; a positive agreement is reduced by n / 2.
+    [(5, 20 / 25), (4, 10 / 25), (3, 0.0), (2, -5 / 25), (0, -25 / 25)],
+)
+def test_the_correlation_has_newcombes_correction(both: int, phi: float) -> None:
+    ours = [True] * 5 + [False] * 5
+    theirs = [True] * both + [False] * 5 + [True] * (5 - both)
+    assert _correlation(ours, theirs) == pytest.approx(phi)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import openai
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from bottega.errors import GarbledError, ServerFailedError
 from bottega.gateway.repeats.memory import may_be_repeated
 from bottega.gateway.repeats.replaying import assembled, events, reported_usage, sse, tokens_said
+from bottega.gateway.requests import CHARACTERS_A_TOKEN
 from bottega.types import Completion, Usage
 from tests import server
 
@@ -217,3 +219,18 @@ def test_streams_without_usage_have_none() -> None:
     assert reported_usage(steps) is None
     assert reported_usage([]) is None
     assert reported_usage([b"{"]) is None
+
+
+def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -> None:
+    call = {"index": 0, "function": {"name": "find", "arguments": "x" * 400}}
+
+    def count(delta: dict[str, Any]) -> int:
+        return tokens_said([orjson.dumps({"choices": [{"index": 0, "delta": delta}]})])
+
+    assert count({"tool_calls": [call]}) == math.ceil(
+        len(orjson.dumps([call])) / CHARACTERS_A_TOKEN
+    )
+    assert count({"tool_calls": []}) == 0
+    assert count({"content": None, "audio": {"data": "x" * 400}}) == 0
+    assert count({"role": "assistant"}) == 0
+    assert count({"content": "ab"}) == 1
