@@ -43,6 +43,7 @@ SYMMETRIC = {
     "macro_f1",
     "equal",
 }
+SYMMETRIC_METHODS = {"maximum", "minimum"}  # of numpy and torch
 LOGGERS = {"log", "logger", "logging", "warnings"}
 IGNORED_ARGUMENTS = {
     "strict",
@@ -221,6 +222,8 @@ class _Collector:
             self._add("swap function", node.func, FUNCTIONS[node.func.id])
             return
         if isinstance(node.func, ast.Name) and node.func.id in SYMMETRIC:
+            return
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SYMMETRIC_METHODS:
             return
         named = [one for one in node.args[:2] if isinstance(one, ast.Name | ast.Attribute)]
         if len(named) == 2 and len(set(texts := [*map(self._text, named)])) == 2:

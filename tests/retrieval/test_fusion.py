@@ -41,6 +41,14 @@ async def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
     assert [c.score for c in found] == pytest.approx(sums)
 
 
+@pytest.mark.parametrize(("constant", "weight"), [(0.5, 1.0), (1.0, 1.0), (1000.0, 0.5)])
+async def test_any_positive_constant_and_weight_is_valid(constant: float, weight: float) -> None:
+    found = await fused("ab", constant=constant, weights=[weight])
+    assert [c.score for c in found] == [weight / (constant + 1), weight / (constant + 2)]
+    nothing = await fused("ab", weights=[0.0])
+    assert [c.score for c in nothing] == [0.0, 0.0]
+
+
 @given(orders=ORDERS)
 async def test_one_list_stays_as_it_is_and_the_order_of_lists_does_not_matter(
     orders: list[list[str]],
