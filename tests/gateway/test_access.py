@@ -131,21 +131,27 @@ PASSING: list[dict[str, Any]] = [
 def test_a_request_that_passes_forces_no_master_without_the_right(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
-    plain, cheap = keys("plain"), keys("cheap", tiers=["small"])
+    plain, cheap, none = keys("plain"), keys("cheap", tiers=["small"]), keys("none", tiers=[])
     right, admin = keys("right", tiers=["large"]), keys("op", admin=True)
     with serving(house(endpoint, tmp_path)) as url:
         for fields in PASSING:
             routes = {
                 key: ask(url, "hello", key=key, **fields)[1]["x-bottega-route"]
-                for key in (plain, cheap, right, admin)
+                for key in (plain, cheap, none, right, admin)
             }
-            assert routes == {plain: "small", cheap: "small", right: "large", admin: "large"}
+            assert routes == {
+                plain: "large",
+                cheap: "small",
+                none: "small",
+                right: "large",
+                admin: "large",
+            }
 
 
 def test_tools_reach_the_cheapest_tier_that_takes_them(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
-    plain = keys("plain")
+    plain = keys("plain", tiers=["small"])
     config = configured(tmp_path, endpoint.url)
     small, large = config.tiers
     small = dataclasses.replace(small, tools=False)

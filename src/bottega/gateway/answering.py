@@ -55,7 +55,7 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 @dataclass(slots=True)
 class Asked:
     """One request. Without a `question`, the client's body is forwarded unchanged; without a `key`,
-    the reply is not repeated. `may_use_master` is the key's right to request the master."""
+    the reply is not repeated. `may_use_master`: whether a request without a question may go to it."""
 
     chat: Chat
     overrides: Overrides

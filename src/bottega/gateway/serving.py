@@ -185,7 +185,7 @@ class Gateway:
         master = self.answering.served[-1].name
         if self.access is None or account is NOBODY:
             return True
-        return self.access.may_choose(account, master)
+        return self.access.may_reach(account, master)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if self.access is None or account is NOBODY:

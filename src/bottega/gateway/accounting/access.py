@@ -64,6 +64,14 @@ class Access:
         chosen = self.tiers_of(account)
         return tier in chosen or ALL in chosen
 
+    def may_reach(self, account: Account, tier: str) -> bool:
+        """Return whether a request with tools, audio or no question may go to the tier without
+        being routed. Only tiers that the operator has named limit this: the default, none, forbids
+        a client's choice and leaves the gateway's own."""
+        return (
+            (not self.tiers_of(account) and account.tiers is None) or self.may_choose(account, tier)
+        )
+
     def check_tiers(self, account: Account, tiers: Collection[str]) -> None:
         """Raise `Refusal` (403) for a tier that the key may not choose."""
         for tier in tiers:
