@@ -44,7 +44,8 @@ WORDS = ("light", "stone", "river", "north", "amber", "quiet", "table", "seven")
 @dataclass
 class Meter:
     """Tokens as the upstream counts them: `hidden_tokens` of a template, one for every four
-    characters of the prompt, and `reply_tokens` drawn for each reply, `token_seconds` apart. A
+    ASCII characters of the prompt and one for each other character, and `reply_tokens` drawn for
+    each reply, `token_seconds` apart. A
     client that disconnects ends the generation and pays for the prompt and what was generated."""
 
     token_seconds: float = 0.002
@@ -60,7 +61,9 @@ class Meter:
         if request.method == "GET":  # the readiness check asks for the models
             return web.json_response({"data": []})
         body = orjson.loads(await request.read())
-        prompt = self.hidden_tokens + sum(len(turn["content"]) for turn in body["messages"]) // 4
+        text = "".join(turn["content"] for turn in body["messages"])
+        ascii_characters = sum(map(str.isascii, text))
+        prompt = self.hidden_tokens + ascii_characters // 4 + len(text) - ascii_characters
         wanted = min(self.rng.randint(*self.reply_tokens), body.get("max_tokens") or 10_000)
         said: list[str] = []
         self.calls += 1

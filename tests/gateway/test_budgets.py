@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
 
@@ -44,6 +46,22 @@ async def test_concurrent_requests_overshoot_a_budget_by_one_at_most(
         dearest = meter.dearest * PRICE
         print(f"{at_once} at once, budget {budget}: spent {found.spent:.4f}, dearest {dearest:.4f}")
         assert budget <= found.spent <= budget + dearest
+
+
+async def test_prompts_of_another_script_keep_within_the_budget(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    """Estimates that fit English do not fit Chinese, where a character is a token."""
+    text = "請描述這張照片中的標誌所寫的文字" * 60
+    meter = Meter(token_seconds=0.01)
+    with metered(tmp_path, endpoint, 0.10, meter=meter) as found:
+        await found.ask(5, max_tokens=10)
+        async with aiohttp.ClientSession() as session:
+            turns = ([{"role": "user", "content": f"{n} {text}"}] for n in range(24))
+            await asyncio.gather(
+                *(found.read(session, 0, messages=[*turn], max_tokens=10) for turn in turns)
+            )
+        assert 0 < found.spent <= 0.10 + meter.dearest * PRICE
 
 
 @pytest.mark.parametrize(("at_once", "patience", "token_seconds"), LEAVING)

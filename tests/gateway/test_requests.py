@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.augmenting import augmented, fitting
+from bottega.gateway.augmenting import augmented, expected_non_ascii_bytes, fitting
 from bottega.gateway.ports import Takes
 from bottega.gateway.requests import BACKGROUND, Chat, Needs, read_chat
 from bottega.types import Candidate, Example, Query
@@ -144,3 +144,22 @@ def test_tokens_besides_the_texts_count(
 ) -> None:
     """A budget reserves for it."""
     assert 1000 <= chat(*messages, **more).needs.tokens < 1200
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "size"),
+    [
+        ([{"role": "user", "content": "na\u00efve \u732b"}], {}, 5),
+        ([seen("\u732b"), ASK], {}, 3),
+        ([ASK], {"tools": [{"type": "function", "function": {"description": "\u732b" * 9}}]}, 27),
+        ([ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "\u732b"}}]}], {}, 3),
+    ],
+)
+def test_text_outside_ascii_counts_its_bytes(
+    messages: list[dict[str, Any]], more: dict[str, Any], size: int
+) -> None:
+    read = chat(*messages, **more)
+    example = Candidate(Example(Query("\u732b?"), "\u732b"), 1.0)
+    assert read.needs.non_ascii_bytes == size
+    assert expected_non_ascii_bytes(read, []) == size
+    assert expected_non_ascii_bytes(read, [example]) == size + 6

@@ -11,6 +11,7 @@ from bottega.gateway.requests import (
     IMAGE_TOKENS,
     MOST_IMAGE_TOKENS,
     Chat,
+    non_ascii_bytes,
 )
 from bottega.generation.wire import messages_json
 from bottega.image import Image
@@ -88,6 +89,12 @@ def expected_tokens(chat: Chat, shown: Sequence[Candidate]) -> int:
     images = sum(len(example.query.images) for example in examples)
     seen = images * IMAGE_TOKENS.get(_detail(chat) or "", MOST_IMAGE_TOKENS)
     return chat.needs.tokens + math.ceil(texts / CHARACTERS_A_TOKEN) + seen
+
+
+def expected_non_ascii_bytes(chat: Chat, shown: Sequence[Candidate]) -> int:
+    """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
+    texts = (text for one in shown for text in (one.example.query.text, worked(one.example)))
+    return chat.needs.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
 
 
 def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bottega.gateway.accounting.estimates import TokenEstimates
-from bottega.gateway.augmenting import expected_tokens
+from bottega.gateway.augmenting import expected_non_ascii_bytes, expected_tokens
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Body, Call
 from bottega.gateway.repeats.replaying import reported_usage, tokens_said
@@ -32,8 +32,11 @@ class Bill:
     def reserve(self, call: Call) -> None:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.progress.hold is not None:
+            # The estimate may be learned from English. Byte-level tokenizers need at most one
+            # token per byte, so the bytes bound what other scripts add.
+            prompt = self.estimates.max_prompt(call.model, self._expected(call))
             most = Usage(
-                self.estimates.max_prompt(call.model, self._expected(call)),
+                prompt + expected_non_ascii_bytes(self.chat, call.shown),
                 allowed_output(call, self.estimates.longest(call.model)),
             )
             self.progress.hold.reserve(self.price(call.model, most) or 0.0)

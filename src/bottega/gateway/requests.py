@@ -20,6 +20,7 @@ INSTRUCTING = ("system", "developer")
 # Titles, tags and follow-ups that chat front ends ask for behind the user's back.
 BACKGROUND = r"\A\s*#{1,3} Task:\s"
 CHARACTERS_A_TOKEN = 3.5
+ASCII = bytes(range(128))
 IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
@@ -68,12 +69,14 @@ class Part:
 
 @dataclass(slots=True)
 class Needs:
-    """What a tier must be able to take. `tokens` is an estimate, without the demonstrations."""
+    """What a tier must be able to take. `tokens` is an estimate, without the demonstrations.
+    `non_ascii_bytes` are the UTF-8 bytes of its text outside ASCII."""
 
     images: int = 0
     tools: bool = False
     audio: bool = False
     tokens: int = 0
+    non_ascii_bytes: int = 0
 
     def met_by(self, takes: Takes) -> bool:
         return (
@@ -136,8 +139,8 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     # "none" without tools changes nothing.
     tools = seen.tools or any(body.get(name) and body[name] != "none" for name in TOOLS)
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
-    written = _length(*(body.get(name) for name in PROMPT_FIELDS))
-    tokens = int((seen.characters + written) / CHARACTERS_A_TOKEN)
+    seen.add_json(*(body.get(name) for name in PROMPT_FIELDS))
+    tokens = int(seen.characters / CHARACTERS_A_TOKEN)
     tokens += sum(map(_image_tokens, seen.images)) + OTHER_PART_TOKENS * seen.others
     return Chat(
         body=body,
@@ -146,7 +149,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
         images=tuple(seen.images),
         asked=asked,
-        needs=Needs(len(seen.images), tools, audio, tokens),
+        needs=Needs(len(seen.images), tools, audio, tokens, seen.non_ascii_bytes),
         passes=_reason(turns, asked, tools, audio, seen, background),
         single_turn=len(turns) == 1,
         text_first=bool(turns) and _text_first(turns[-1]),
@@ -160,6 +163,7 @@ class _Seen:
     def __init__(self) -> None:
         self.images: list[Part] = []
         self.characters = 0
+        self.non_ascii_bytes = 0
         self.others = 0
         self.tools = False
         self.audio = False
@@ -170,19 +174,27 @@ class _Seen:
         role, content = message.get("role"), message.get("content")
         if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
             self.tools = True
-            self.characters += _length(message.get("tool_calls"), message.get("function_call"))
+            self.add_json(message.get("tool_calls"), message.get("function_call"))
         elif role not in PLAIN_ROLES:
             self.other_roles = True
         if isinstance(content, str):
-            self.characters += len(content)
+            self.add_text(content)
         elif isinstance(content, list):
             for part in content:
                 self._look_at_part(part)
 
+    def add_text(self, text: str) -> None:
+        self.characters += len(text)
+        self.non_ascii_bytes += non_ascii_bytes(text)
+
+    def add_json(self, *values: object) -> None:
+        for value in filter(None, values):
+            self.add_text(orjson.dumps(value).decode())
+
     def _look_at_part(self, part: Body) -> None:
         kind = part.get("type")
         if kind == "text":
-            self.characters += len(str(part.get("text")))
+            self.add_text(str(part.get("text")))
         elif kind == "image_url":
             self.images.extend(_image(part))
         else:
@@ -191,8 +203,11 @@ class _Seen:
             self.other_parts |= kind != "input_audio"
 
 
-def _length(*values: object) -> int:
-    return sum(len(orjson.dumps(value)) for value in values if value)
+def non_ascii_bytes(text: str) -> int:
+    """Return the UTF-8 bytes of the text's characters outside ASCII."""
+    if text.isascii():
+        return 0
+    return len(text.encode("utf-8", "surrogatepass").translate(None, ASCII))
 
 
 def _reason(
