@@ -17,11 +17,18 @@ from tests.server import Server, ok
 CONTROL: list[dict[str, Any]] = [
     {"chat_template": "{{ 'say wrong' }}"},
     {"chat_template_kwargs": {"enable_thinking": True}},
-    {"guided_json": {"type": "object"}},
+    {"guided_decoding_backend": "outlines"},
+    {"structured_outputs": {"choice": ["a"], "structural_tag": "x"}},
+    {"structured_outputs": "a"},
+    {"grammar": "root ::= root"},
     {"priority": -1},
     {"logits_processors": ["os.system"]},
     {"mm_processor_kwargs": {"max_pixels": 10**9}},
     {"ignore_eos": True},
+    {"ignore_eos": 0},
+    {"best_of": 2},
+    {"best_of": True},
+    {"skip_special_tokens": False},
     {"web_search_options": {}},
     {"a_field_of_tomorrow": 1},
     {"service_tier": "priority"},
@@ -31,6 +38,12 @@ CONTROL: list[dict[str, Any]] = [
 PASSING: list[dict[str, Any]] = [
     {"top_k": 3},
     {"repetition_penalty": 1.1},
+    {"repeat_penalty": 1.1},
+    {"typical_p": 0.9},
+    {"guided_choice": ["a", "b"]},
+    {"guided_json": {"type": "object"}},
+    {"guided_regex": "a|b"},
+    {"structured_outputs": {"choice": ["a", "b"]}},
     {"service_tier": "auto"},
     {"service_tier": "default"},
     {"service_tier": None},
@@ -71,11 +84,20 @@ def test_other_known_fields_are_sent_on(
     assert endpoint.bodies[-1].items() >= fields.items()
 
 
+def test_a_field_with_its_default_value_is_dropped(endpoint: Server, tmp_path: Path) -> None:
+    defaults = {"ignore_eos": False, "best_of": 1, "skip_special_tokens": True}
+    endpoint.answers = [ok("fine")]
+    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        ask(url, "?", **defaults)
+    assert endpoint.bodies[-1].keys().isdisjoint(defaults)
+
+
 def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> None:
-    more = "[limits]\nfields = ['guided_choice']\n"
+    more = "[limits]\nfields = ['guided_grammar', 'best_of', 'structured_outputs']\n"
+    allowed = {"guided_grammar": "g", "best_of": 1, "structured_outputs": {"grammar": "g"}}
     with serving(build(configured(tmp_path, endpoint.url, more), ENVIRONMENT)) as url:
-        ask(url, "?", guided_choice=["a", "b"])
-    assert endpoint.bodies[-1]["guided_choice"] == ["a", "b"]
+        ask(url, "?", **allowed)
+    assert endpoint.bodies[-1].items() >= allowed.items()
 
 
 def test_a_service_tier_needs_a_price_of_its_own() -> None:

@@ -147,6 +147,8 @@ async def test_fields_become_a_sampling(fields: dict[str, Any], sampling: Sampli
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
         ({"logprobs": True}, "logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),

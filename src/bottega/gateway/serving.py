@@ -18,7 +18,7 @@ from bottega.gateway.answering import Answered, Answering, Asked, Question, Stre
 from bottega.gateway.decoding import DecodeBudget
 from bottega.gateway.door import NOBODY, Progress, Reply
 from bottega.gateway.fairness import CLIENT
-from bottega.gateway.field_policy import check_fields
+from bottega.gateway.field_policy import allowed_fields
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
@@ -105,9 +105,8 @@ class Gateway:
         scope = (progress.namespace, rights, *told)
         if known := self._known(raw, scope):
             return replayed(progress, *known)
-        checked = self.limits.read(raw)
-        check_fields(checked, self.more_fields)
-        chat = read_chat(checked, background=self.background)
+        allowed = allowed_fields(self.limits.read(raw), self.more_fields)
+        chat = read_chat(allowed, background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
         namespace = _namespace(progress.account, overrides)
         await self._check_access(progress.account, overrides, namespace)

@@ -39,10 +39,10 @@ class LocalUpstream:
     """Answers with a generator. `sampling` gives what a body leaves out: without a temperature the
     answer is greedy, unlike OpenAI's.
 
-    A body that asks for what a generator cannot do (tools, JSON formats, log-probabilities, audio)
-    raises `SettingError`, as does one that makes no sense; a picture that is none `ImageError`.
-    Finer knobs of sampling, such as `top_p`, have no effect. A stream comes when the whole answer
-    is there.
+    A body that needs an unsupported feature (tools, JSON formats, output constraints,
+    log-probabilities, audio) or has an invalid value raises `SettingError`; an unreadable image
+    raises `ImageError`. Other sampling parameters, such as `top_p`, have no effect. A stream starts
+    when the answer is complete.
     """
 
     def __init__(self, generator: Generator, *, sampling: Sampling | None = None) -> None:
@@ -212,7 +212,17 @@ def body_to_sampling(body: Body, base: Sampling) -> Sampling:
     )
 
 
-CANNOT = ("tools", "functions", "logprobs", "top_logprobs", "audio")
+CANNOT = (
+    "tools",
+    "functions",
+    "logprobs",
+    "top_logprobs",
+    "audio",
+    "guided_choice",
+    "guided_json",
+    "guided_regex",
+    "structured_outputs",
+)
 
 
 def _cannot(name: str) -> SettingError:
