@@ -55,7 +55,8 @@ TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 @dataclass(slots=True)
 class Asked:
     """One request. Without a `question`, the client's body is forwarded unchanged; without a `key`,
-    the reply is not repeated. `may_use_master`: whether a request without a question may go to it."""
+    the reply is not repeated. `may_use_master`: whether a request without a question may reach the
+    master."""
 
     chat: Chat
     overrides: Overrides
@@ -250,7 +251,7 @@ class Answering:
             lucky = self.random.random() < overrides.master_rate
             return self.served[-1 if lucky else 0].name, False
         if question is None:
-            # Clients control what passes: without the right it must not select the master.
+            # Clients control what passes: a key's own tiers bind here, too.
             cheap = asked.chat.passes in CHEAP or not asked.may_use_master
             return self.served[0 if cheap else -1].name, False
         try:

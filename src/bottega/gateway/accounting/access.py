@@ -68,8 +68,8 @@ class Access:
         """Return whether a request with tools, audio or no question may go to the tier without
         being routed. Only tiers that the operator has named limit this: the default, none, forbids
         a client's choice and leaves the gateway's own."""
-        return (
-            (not self.tiers_of(account) and account.tiers is None) or self.may_choose(account, tier)
+        return (not self.tiers_of(account) and account.tiers is None) or self.may_choose(
+            account, tier
         )
 
     def check_tiers(self, account: Account, tiers: Collection[str]) -> None:
