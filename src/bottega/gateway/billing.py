@@ -17,6 +17,9 @@ from bottega.types import Usage
 
 ONE_OF_EACH = Usage(1, 1)
 LIMITS = ("max_completion_tokens", "max_tokens")
+# All keys share the longest reply: above this multiple of the tier's `output_tokens`, one client's
+# reply must not raise the reservations of the others.
+MAX_LONGEST_FACTOR = 8
 
 
 @dataclass
@@ -35,9 +38,12 @@ class Bill:
             # The estimate may be learned from English. Byte-level tokenizers need at most one
             # token per byte, so the bytes bound what other scripts add.
             prompt = self.estimates.max_prompt(call.model, self._expected(call))
+            longest = min(
+                self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
+            )
             most = Usage(
                 prompt + expected_non_ascii_bytes(self.chat, call.shown),
-                allowed_output(call, self.estimates.longest(call.model)),
+                allowed_output(call, longest),
             )
             self.progress.hold.reserve(self.price(call.model, most) or 0.0)
 
@@ -48,7 +54,8 @@ class Bill:
             # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
             return
-        self.estimates.learn(call.model, self._expected(call), usage, seconds)
+        expected, choices = self._expected(call), _choices(_fields(call))
+        self.estimates.learn(call.model, expected, usage, seconds, choices=choices)
         self._add(call, usage, self.price(call.model, usage))
 
     def failed(self) -> None:
@@ -94,10 +101,18 @@ def dismissed_usd(calls: Iterable[Call]) -> float:
 def allowed_output(call: Call, usual: int = 0) -> int:
     """Return the maximum number of completion tokens of all choices together. Without a limit in
     the request, each choice counts the tier's `output_tokens`, or `usual` if that is more."""
-    fields: Body = {**call.body, **call.served.extra}
+    fields = _fields(call)
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
     each = max(limits) if limits else max(call.served.output_tokens, usual)
     if call.served.takes.context is not None:
         each = min(each, call.served.takes.context)
+    return each * _choices(fields)
+
+
+def _fields(call: Call) -> Body:
+    return {**call.body, **call.served.extra}
+
+
+def _choices(fields: Body) -> int:
     choices = fields.get("n")
-    return each * (choices if isinstance(choices, int) else 1)
+    return max(1, choices) if isinstance(choices, int) else 1

@@ -25,7 +25,7 @@ class _Observed:
     shortfall: float = 0.0
     completion: float = 0.0
     seconds: float = 0.0
-    longest: int = 0
+    longest: float = 0.0
 
 
 class TokenEstimates:
@@ -35,13 +35,22 @@ class TokenEstimates:
     def __init__(self) -> None:
         self._models: defaultdict[str, _Observed] = defaultdict(_Observed)
 
-    def learn(self, model: str, expected: int, usage: Usage, seconds: float | None = None) -> None:
-        """Update the estimates. `seconds` is the time of a complete reply, None for a stream."""
+    def learn(
+        self,
+        model: str,
+        expected: int,
+        usage: Usage,
+        seconds: float | None = None,
+        *,
+        choices: int = 1,
+    ) -> None:
+        """Update the estimates. `seconds` is the time of a complete reply, None for a stream;
+        `choices` share the completion tokens."""
         one = self._models[model]
         one.expected = one.expected * DECAY + expected
         one.prompt = one.prompt * DECAY + usage.prompt_tokens
         one.shortfall = max(one.shortfall * DECAY, usage.prompt_tokens - expected)
-        one.longest = max(one.longest, usage.completion_tokens)
+        one.longest = max(one.longest * DECAY, usage.completion_tokens / choices)
         if seconds is not None:
             one.completion = one.completion * DECAY + usage.completion_tokens
             one.seconds = one.seconds * DECAY + seconds
@@ -59,8 +68,8 @@ class TokenEstimates:
         return max(expected, self.prompt(model, expected), round(expected + one.shortfall))
 
     def longest(self, model: str) -> int:
-        """Return the completion tokens of the longest reply so far."""
-        return self._models[model].longest
+        """Return the completion tokens of the longest choice, which decays with each later call."""
+        return math.ceil(self._models[model].longest)
 
     def generated(self, model: str, seconds: float) -> int:
         """Estimate the completion tokens of an unseen reply after this many seconds."""
