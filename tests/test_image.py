@@ -423,3 +423,34 @@ def test_a_copy_apart_borrows_pixels_and_lends_none() -> None:
     assert "_decoded" not in vars(image)
     assert image.decode() is image.apart().decode()
     assert image.apart() == image
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
+
+
+def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
+    """Baseline JPEG of three components, up to the marker of each scan."""
+    shape = struct.pack(">BHHB", 8, side, side, 3)
+    data = b"\xff\xd8" + segment(0xC0, shape + bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0]))
+    for scan in scans:
+        parts = b"".join(bytes([component, 0]) for component in scan)
+        data += segment(0xDA, bytes([len(scan)]) + parts + bytes([0, 63, 0])) + bytes(8)
+    return data + b"\xff\xd9"
+
+
+def test_a_sequential_jpeg_of_several_scans_costs_its_coefficients() -> None:
+    side, pixel_count = 6320, 6320**2
+    apart = Image.from_bytes(sequential_jpeg(side, ((1,), (2,), (3,))))
+    together = Image.from_bytes(sequential_jpeg(side, ((1, 2, 3),)))
+    assert apart.decode_cost(512).peak >= 6 * pixel_count
+    assert together.decode_cost(512).peak < pixel_count
+
+
+def test_an_mpo_file_of_several_scans_costs_its_coefficients() -> None:
+    frames = {"save_all": True, "append_images": [photo(800, 800)]}
+    sequential = Image.from_bytes(encoded(photo(800, 800), "MPO", **frames))
+    progressive = Image.from_bytes(encoded(photo(800, 800), "MPO", progressive=True, **frames))
+    assert sequential.media_type == progressive.media_type == "image/mpo"
+    assert sequential.decode_cost(64).peak < 800**2
+    assert progressive.decode_cost(64).peak >= 6 * 800**2

@@ -120,7 +120,7 @@ class Image:
 
     def decode_cost(self, at_least: int | None = None) -> pixels.DecodeCost:
         """Estimate the memory of `decode(at_least)` in bytes from the header."""
-        return pixels.decode_cost(_header(self.data, self._name), at_least)
+        return pixels.decode_cost(_header(self.data, self._name), self.data, at_least)
 
     def rgb_strips(self) -> Iterator[Pillow.Image]:
         """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image

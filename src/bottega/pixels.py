@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
+from bottega.jpeg_scans import has_several_scans
+
 # A photograph as PNG is ten times larger than as JPEG.
 PNG_UP_TO = 512 * 512
 JPEG_QUALITY = 92
@@ -23,7 +25,7 @@ LARGE_PIXELS = 16_000_000
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 8}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
-PROGRESSIVE_BYTES = 6  # coefficients of a progressive JPEG, held until its last scan
+COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last
 ORIENTATION = 0x0112
 TURNS = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -52,14 +54,15 @@ class DecodeCost:
     result: int
 
 
-def decode_cost(header: Pillow.Image, at_least: int | None) -> DecodeCost:
-    """Estimate the memory of `Image.decode(at_least)` from an opened but not decoded image."""
+def decode_cost(header: Pillow.Image, data: bytes, at_least: int | None) -> DecodeCost:
+    """Estimate the memory of `Image.decode(at_least)` from an opened but not decoded image and the
+    bytes of its file."""
     count = header.width * header.height
     scale = 1 if at_least is None else scale_of(header.size, at_least)
-    if header.format == "JPEG":
+    if header.format in {"JPEG", "MPO"}:  # an MPO file begins with its first frame as JPEG
         result = RGB_BYTES * count // scale**2  # the JPEG decoder itself reduces
-        coefficients = PROGRESSIVE_BYTES * count if "progressive" in header.info else 0
-        return DecodeCost(coefficients + 2 * result, result)
+        held = COEFFICIENT_BYTES * len(header.getbands()) if has_several_scans(data) else 0
+        return DecodeCost(held * count + 2 * result, result)
     raster = CODEC_BYTES.get(header.format or "", MODE_BYTES.get(header.mode, RGB_BYTES)) * count
     if not (_is_reducible(header) or is_deep(header) or count > LARGE_PIXELS):
         scale = 1
