@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 
 from bottega.errors import ServerFailedError
 from bottega.gateway import watching
@@ -22,10 +23,28 @@ from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
 from tests.gateway.harness import Kitchen, asked, kitchen, raw
-from tests.gateway.metered import Meter, metered
+from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
 FULL = Usage(40, 10)
+ROLE = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant"}}]}\n\n'
+
+
+class Silent(Meter):
+    """Upstream whose streams send these bytes and then no text."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__()
+        self.sent = sent
+
+    async def _stream(
+        self, request: web.Request, prompt: int, wanted: int, said: list[str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(self.sent)
+        await asyncio.sleep(30)
+        return response
 
 
 class Late:
@@ -129,13 +148,30 @@ async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
     assert left.cost_usd is not None and left.cost_usd > 0
 
 
-async def test_leaving_before_a_streams_first_event_costs_its_prompt(tmp_path: Path) -> None:
-    slow = Late(seconds=30)
-    with kitchen(tmp_path, apprentice=slow) as found:
-        left = await leave(found, slow, stream=True)
-    assert (left.status, left.usage.completion_tokens) == (499, 0)
-    assert left.usage.prompt_tokens > 1000  # an image
-    assert left.cost_usd is not None and left.cost_usd > 0
+@pytest.mark.parametrize("sent", [b": ping\n\n", ROLE], ids=["ping", "role"])
+async def test_a_stream_that_ends_before_its_text_costs_its_time(
+    endpoint: Server, tmp_path: Path, sent: bytes
+) -> None:
+    """An upstream charges for hidden reasoning, which it generates and never sends."""
+    meter = Silent(sent)
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
+        await found.leave(1, 0.15, stream=True)
+        await found.settled(1)
+        ((status, prompt, completion, cost),) = found.entries()
+    assert status == 499
+    assert prompt > 100
+    assert completion >= 7  # 50 tokens a second
+    assert cost == pytest.approx((prompt + completion) * PRICE)
+
+
+async def test_time_without_text_costs_no_more_than_the_request_allows(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with metered(tmp_path, endpoint, 100.0, meter=Silent(ROLE)) as found:
+        await found.leave(1, 0.15, stream=True, max_tokens=3)
+        await found.settled(1)
+        ((_, _, completion, _),) = found.entries()
+    assert completion == 3
 
 
 async def test_a_call_that_still_waits_for_a_connection_is_dropped(

@@ -92,10 +92,12 @@ class Answered:
 
 @dataclass(slots=True)
 class Streaming:
-    """An answer that has begun: `events` gives the first one, too."""
+    """An answer that has begun: `events` gives the first one, too. The upstream call started at
+    `started` of `perf_counter`."""
 
     call: Call
     events: AsyncGenerator[bytes]
+    started: float
     failed: tuple[str, ...] = ()
 
 
@@ -159,7 +161,6 @@ class Answering:
         """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
         errors of the upstream."""
         asked.bill.reserve(call)
-        begun = perf_counter()
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
         has_left = asked.bill.progress.has_left
@@ -173,13 +174,13 @@ class Answering:
             if queue.waiting:
                 asked.bill.failed()
             else:
-                asked.bill.unfinished(call, perf_counter() - begun)
+                asked.bill.cut_off(call, perf_counter() - queue.started)
             raise
         except BaseException:
             asked.bill.failed()
             raise
         call.abandoned = has_left()
-        asked.bill.paid(call, completed.usage, perf_counter() - begun)
+        asked.bill.paid(call, completed.usage, perf_counter() - queue.started)
         return completed
 
     async def stream(self, asked: Asked) -> Streaming:
@@ -202,7 +203,7 @@ class Answering:
                 if queue.waiting:
                     asked.bill.failed()
                 else:
-                    asked.bill.cut_off(call, ())
+                    asked.bill.cut_off(call, perf_counter() - queue.started)
                 raise
             except (GenerationError, SettingError) as error:
                 asked.bill.failed()
@@ -215,7 +216,7 @@ class Answering:
                 failed.append(call.served.name)
                 self._fell_back(call, error)
                 continue
-            return Streaming(call, _from(first, events), tuple(failed))
+            return Streaming(call, _from(first, events), queue.started, tuple(failed))
 
     def may_go_on(self, asked: Asked) -> bool:
         """Whether an answer has to be whole before it is known that it is the one."""

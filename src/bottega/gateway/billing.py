@@ -63,15 +63,14 @@ class Bill:
         if self.progress.hold is not None:
             self.progress.hold.settle(0.0)
 
-    def cut_off(self, call: Call, steps: Sequence[bytes]) -> None:
-        """Book a stream that ended early by its last usage, else by its prompt and text so far."""
-        usage = reported_usage(steps) or Usage(self._prompt(call), tokens_said(steps))
-        self._add(call, usage, self.price(call.model, usage))
-
-    def unfinished(self, call: Call, seconds: float) -> None:
-        """Book a non-streaming call that was cancelled after this many seconds."""
-        generated = self.estimates.generated(call.model, seconds)
-        usage = Usage(self._prompt(call), min(generated, allowed_output(call, generated)))
+    def cut_off(self, call: Call, seconds: float, steps: Sequence[bytes] = ()) -> None:
+        """Book a call that ended early, `seconds` after it started: by the last usage of its
+        stream, else by its prompt and text so far. A call without text may have generated hidden
+        reasoning, so its output is estimated from the time."""
+        usage = reported_usage(steps)
+        if usage is None:
+            output = tokens_said(steps) or self._generated(call, seconds)
+            usage = Usage(self._prompt(call), output)
         self._add(call, usage, self.price(call.model, usage))
 
     def is_free(self, call: Call) -> bool:
@@ -82,6 +81,10 @@ class Bill:
 
     def _prompt(self, call: Call) -> int:
         return self.estimates.prompt(call.model, self._expected(call))
+
+    def _generated(self, call: Call, seconds: float) -> int:
+        generated = self.estimates.generated(call.model, seconds)
+        return min(generated, allowed_output(call, generated))
 
     def _add(self, call: Call, usage: Usage, cost: float | None) -> None:
         progress, call.cost_usd = self.progress, cost

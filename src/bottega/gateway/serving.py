@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from time import perf_counter
 
 from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.access import Access
@@ -321,6 +322,7 @@ class Gateway:
     ) -> AsyncGenerator[bytes]:
         steps: list[bytes] = []
         completed: Completed | None = None
+        has_failed = False
         with leading:
             try:
                 async for payload in streaming.events:
@@ -330,6 +332,7 @@ class Gateway:
                 completed = assembled(steps)
                 asked.bill.paid(streaming.call, completed.usage)
             except BottegaError as error:
+                has_failed = True
                 refusal = refusal_of(error)
                 progress.state, progress.status = "failed", refusal.status
                 progress.why = refusal.code or type(error).__name__
@@ -337,7 +340,9 @@ class Gateway:
                 return
             finally:
                 if completed is None:
-                    asked.bill.cut_off(streaming.call, steps)
+                    # Only a client that left pays for time: a stalled upstream may take minutes.
+                    seconds = 0.0 if has_failed else perf_counter() - streaming.started
+                    asked.bill.cut_off(streaming.call, seconds, steps)
                 await streaming.events.aclose()
             await self._settled(progress, asked, Answered(streaming.call, completed))
             _land(completed, progress, remember)

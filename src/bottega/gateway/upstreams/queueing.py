@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 
 
 @dataclass
 class Queue:
-    """State of one upstream call; `waiting` is True while it waits for a connection."""
+    """State of one upstream call; `waiting` is True while it waits for a connection, and `started`
+    is the `perf_counter` time at which that wait ended."""
 
     waiting: bool = False
+    started: float = field(default_factory=perf_counter)
 
 
 _queue: ContextVar[Queue | None] = ContextVar("queue", default=None)
@@ -36,5 +39,5 @@ async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
     queue = _queue.get() or Queue()
     queue.waiting = True
     async with slots:
-        queue.waiting = False
+        queue.waiting, queue.started = False, perf_counter()
         yield
