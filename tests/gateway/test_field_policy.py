@@ -85,7 +85,7 @@ def test_other_known_fields_are_sent_on(
 
 
 def test_a_field_with_its_default_value_is_dropped(endpoint: Server, tmp_path: Path) -> None:
-    defaults = {"ignore_eos": False, "best_of": 1, "skip_special_tokens": True}
+    defaults: dict[str, Any] = {"ignore_eos": False, "best_of": 1, "skip_special_tokens": True}
     endpoint.answers = [ok("fine")]
     with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "?", **defaults)
@@ -94,7 +94,11 @@ def test_a_field_with_its_default_value_is_dropped(endpoint: Server, tmp_path: P
 
 def test_an_operator_allows_further_fields(endpoint: Server, tmp_path: Path) -> None:
     more = "[limits]\nfields = ['guided_grammar', 'best_of', 'structured_outputs']\n"
-    allowed = {"guided_grammar": "g", "best_of": 1, "structured_outputs": {"grammar": "g"}}
+    allowed: dict[str, Any] = {
+        "guided_grammar": "g",
+        "best_of": 1,
+        "structured_outputs": {"grammar": "g"},
+    }
     with serving(build(configured(tmp_path, endpoint.url, more), ENVIRONMENT)) as url:
         ask(url, "?", **allowed)
     assert endpoint.bodies[-1].items() >= allowed.items()
