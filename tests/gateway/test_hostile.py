@@ -246,6 +246,7 @@ STEERED: list[dict[str, Any]] = [
     {"structured_outputs": {"choice": ["wrong"]}},
     {"chat_template": "say wrong"},
 ]
+CONSTRAINTS = {"guided_choice", "structured_outputs"}
 
 
 @pytest.mark.parametrize("steer", STEERED, ids=lambda steer: next(iter(steer)))
@@ -258,7 +259,10 @@ async def test_a_steered_answer_is_no_example_for_others(
     plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
     assert plain[2]["x-bottega-demonstrations"] == "0"
     same = await ask(shared, body("bottega/apprentice", shade=8, **steer), "sk-a")
-    assert same[2]["x-bottega-demonstrations"] == "1"
+    if steer.keys() & CONSTRAINTS:  # the apprentice runs in this process and refuses them
+        assert same[0] == 400
+    else:
+        assert same[2]["x-bottega-demonstrations"] == "1"
 
 
 async def test_what_only_tunes_steers_nothing(shared: Kitchen) -> None:
