@@ -167,14 +167,16 @@ def test_spending_during_a_failed_write_is_kept(
     monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)  # only this test writes
     monkeypatch.setattr(ledger._file, "write", write)
     ledger.note(entry(cost=0.5))
+    ledger._set_note("gate", "closed")
     with pytest.raises(StoreError):
         ledger.flush()
-    assert ledger.spent_this_month("a") == 0.75
+    assert (ledger.spent_this_month("a"), ledger._note("gate")) == (0.75, "closed")
     ledger.flush()
     assert ledger.spent_this_month("a") == 0.75
     ledger.close()
     again = Ledger.open(file)
     assert (again.spent_this_month("a"), again.dearest_this_month("a")) == (0.75, 0.5)
+    assert again._note("gate") == "closed"
     again.close()
 
 
