@@ -30,6 +30,16 @@ FULL = Usage(40, 10)
 ROLE = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant"}}]}\n\n'
 
 
+class Failing(Meter):
+    """Upstream that is overloaded and names a time for the next attempt."""
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"data": []})
+        self.calls += 1
+        return web.json_response({}, status=503, headers={"retry-after": "5"})
+
+
 class Silent(Meter):
     """Upstream whose streams send these bytes and then no text."""
 
@@ -191,6 +201,18 @@ async def test_a_call_that_still_waits_for_a_connection_is_dropped(
         await found.settled(3)
         assert meter.calls == 1
         assert sorted(row[3] for row in found.entries())[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_between_two_attempts_is_free(
+    endpoint: Server, tmp_path: Path, stream: bool
+) -> None:
+    meter = Failing()
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
+        await found.leave(1, 0.05, stream=stream)
+        await found.settled(1)
+        ((status, _, _, cost),) = found.entries()
+    assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
 async def test_another_cancellation_does_not_wait() -> None:

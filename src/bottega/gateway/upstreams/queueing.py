@@ -12,8 +12,8 @@ from time import perf_counter
 
 @dataclass
 class Queue:
-    """State of one upstream call; `waiting` is True while it waits for a connection, and `started`
-    is the `perf_counter` time at which that wait ended."""
+    """State of one upstream call; `waiting` is True while it waits for a connection or for its
+    next attempt, and `started` is the `perf_counter` time at which that wait ended."""
 
     waiting: bool = False
     started: float = field(default_factory=perf_counter)
@@ -35,9 +35,15 @@ def queue_state() -> Iterator[Queue]:
 
 @asynccontextmanager
 async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
-    """Hold one of the slots, and mark the call as waiting until it is free."""
+    """Hold one of the slots, and mark the call as waiting until it is free and after a failure."""
     queue = _queue.get() or Queue()
     queue.waiting = True
     async with slots:
         queue.waiting, queue.started = False, perf_counter()
-        yield
+        try:
+            yield
+        except Exception:
+            # The attempt failed, and the next one starts after a pause. A cancellation is no
+            # `Exception`: it ends a call that runs.
+            queue.waiting = True
+            raise
