@@ -122,6 +122,14 @@ class Image:
         """Estimate the memory of `decode(at_least)` in bytes from the header."""
         return pixels.decode_cost(_header(self.data, self._name), self.data, at_least)
 
+    def wire_cost(self) -> pixels.DecodeCost:
+        """Estimate the memory of `data_url` in bytes from the header."""
+        return self.decode_cost(self._wire_at_least)
+
+    def strips_cost(self) -> pixels.DecodeCost:
+        """Estimate the memory of `rgb_strips` in bytes from the header."""
+        return pixels.DecodeCost(self.decode_cost().peak, result=0)
+
     def rgb_strips(self) -> Iterator[Pillow.Image]:
         """Yield the pixels of `decode()` from top to bottom, a few rows at a time. The whole image
         is never held as RGB, unless it has to be rotated. Raises `ImageError`."""
@@ -175,11 +183,15 @@ class Image:
             and "transparency" not in picture.info
         )
 
-    def _reduced_for_wire(self) -> Pillow.Image:
+    @property
+    def _wire_at_least(self) -> int | None:
         longer, shorter = max(self.width, self.height), min(self.width, self.height)
-        if longer <= WIRE_SIDE:
+        return max(1, shorter * WIRE_SIDE // longer) if longer > WIRE_SIDE else None
+
+    def _reduced_for_wire(self) -> Pillow.Image:
+        if self._wire_at_least is None:
             return self.decode()
-        picture = self.decode(at_least=max(1, shorter * WIRE_SIDE // longer)).copy()
+        picture = self.decode(self._wire_at_least).copy()
         picture.thumbnail((WIRE_SIDE, WIRE_SIDE))
         return picture
 

@@ -161,6 +161,28 @@ async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
     DecodeBudget(64 * MB).check([large])
 
 
+def test_the_estimate_follows_the_size_that_is_decoded() -> None:
+    buffer = io.BytesIO()
+    Pillow.new("L", (4096, 4096)).save(buffer, "JPEG")
+    image = Image.from_bytes(buffer.getvalue())
+    whole, wire = 4096**2, 2048**2
+    assert bytes_needed([image]) < wire
+    assert bytes_needed([image], Image.wire_cost) >= 4 * wire
+    assert bytes_needed([image], Image.strips_cost) >= 4 * whole
+
+
+async def test_work_at_full_size_waits_for_its_memory(budget: DecodeBudget) -> None:
+    buffer = io.BytesIO()
+    Pillow.new("L", (3000, 3000)).save(buffer, "JPEG")
+    image, work = Image.from_bytes(buffer.getvalue()), Work()
+    first = asyncio.create_task(budget.run([image], work.named("first"), Image.strips_cost))
+    second = asyncio.create_task(budget.run([image], work.named("second"), Image.strips_cost))
+    await queued(budget, 1)
+    assert work.began == ["first"]
+    work.go.set()
+    assert await asyncio.gather(first, second) == ["first", "second"]
+
+
 def test_the_estimate_is_one_raster_and_the_reduced_results(large: Image) -> None:
     assert 37 * 10**6 < bytes_needed([large]) < 45 * 10**6
     assert bytes_needed([large] * 5) < bytes_needed([large]) + 5 * 3 * 10**6

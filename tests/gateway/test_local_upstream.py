@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bottega import pixels
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.gateway.decoding import DecodeBudget
+from bottega.gateway.decoding import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.generation import Scripted
@@ -58,9 +58,15 @@ class Budget(DecodeBudget):
         super().__init__()
         self.decoded: list[Image] = []
 
-    async def run(self, images: Collection[Image], work: Callable[[], Awaitable[T]]) -> T:
+    async def run(
+        self,
+        images: Collection[Image],
+        work: Callable[[], Awaitable[T]],
+        cost: Cost = embedding_cost,
+    ) -> T:
         self.decoded += images
-        return await super().run(images, work)
+        assert cost is Image.wire_cost
+        return await super().run(images, work, cost)
 
 
 async def test_large_images_are_reduced_before_the_models_thread(

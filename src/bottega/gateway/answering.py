@@ -279,7 +279,7 @@ class Answering:
         if not images:
             return augmented(chat, shown, self.data_url)
         encoded = partial(asyncio.to_thread, augmented, chat, shown, self.data_url)
-        return await self.decoding.run(images, encoded)
+        return await self.decoding.run(images, encoded, Image.wire_cost)
 
     async def _prompted(
         self, asked: Asked, served: Served, shown: Sequence[Candidate], prompter: Prompter
@@ -295,7 +295,7 @@ class Answering:
         prompt = prompter(_last_turn(asked.chat, asked.question.query), kept)
         images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
         encoded = partial(asyncio.to_thread, prompted, asked.chat, prompt, self.data_url)
-        body = await self.decoding.run(images, encoded)
+        body = await self.decoding.run(images, encoded, Image.wire_cost)
         return Call(served, self._asking(asked, served, body), tuple(kept), prompt)
 
     def _asking(self, asked: Asked, served: Served, body: Body) -> Body:

@@ -11,10 +11,12 @@ from bottega.gateway.fairness import FairSemaphore
 from bottega.gateway.refusals import Refusal
 from bottega.gateway.workshop import Keeper
 from bottega.image import Image
+from bottega.pixels import DecodeCost
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query
 
 T = TypeVar("T")
+Cost = Callable[[Image], DecodeCost]
 
 MB = 1 << 20
 BUDGET = 256 * MB
@@ -26,6 +28,10 @@ BYTES_PER_PIXEL = 40
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
+
+
+def embedding_cost(image: Image) -> DecodeCost:
+    return image.decode_cost(REDUCED_SIDE)
 
 
 class DecodeBudget:
@@ -52,9 +58,14 @@ class DecodeBudget:
                 hint="reduce the images first, or send them as JPEG",
             )
 
-    async def run(self, images: Collection[Image], work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work`, which decodes the images, once there is memory for them. Raises `Refusal`
-        (429) after `wait_seconds`.
+    async def run(
+        self,
+        images: Collection[Image],
+        work: Callable[[], Awaitable[T]],
+        cost: Cost = embedding_cost,
+    ) -> T:
+        """Run `work`, which decodes the images at `cost` each, once there is memory for them.
+        Raises `Refusal` (429) after `wait_seconds`.
 
         The memory is released when the work has ended, not when the client leaves: a decoding
         thread cannot be stopped.
@@ -63,7 +74,7 @@ class DecodeBudget:
             return await work()
         need = BYTES_PER_PIXEL * sum(image.width * image.height for image in images)
         if need > SMALL:
-            need = await asyncio.to_thread(bytes_needed, images)
+            need = await asyncio.to_thread(bytes_needed, images, cost)
         need = min(need, self.most_bytes)
         lane = self._small if need <= min(SMALL, self.most_bytes) else self._large
         try:
@@ -81,9 +92,9 @@ def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
         task.exception()  # marks it as retrieved: after the client has left no caller does
 
 
-def bytes_needed(images: Collection[Image]) -> int:
+def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:
     """Estimate the peak in bytes of decoding the images one by one and keeping the results."""
-    costs = [image.decode_cost(REDUCED_SIDE) for image in images]
+    costs = [cost(image) for image in images]
     return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
 
 

@@ -116,7 +116,8 @@ class Gateway:
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
-            chat = replace(chat, body=await self.decoding.run(found.values(), body_with_fetched))
+            body = await self.decoding.run(found.values(), body_with_fetched, Image.wire_cost)
+            chat = replace(chat, body=body)
         question = await self._question(chat, overrides, progress, found)
         key = await self._key(chat, overrides, progress.namespace, found)
         bill = self.settle.bill(progress, chat)
@@ -247,7 +248,7 @@ class Gateway:
             return None
         if replaying.identity == "pixels":
             decoded = partial(asyncio.to_thread, _digests, found, replaying.identity)
-            digests = await self.decoding.run(found.values(), decoded)
+            digests = await self.decoding.run(found.values(), decoded, Image.strips_cost)
         else:
             digests = _digests(found, replaying.identity)
         # What is asked for by the model's name or by headers, however it is said.

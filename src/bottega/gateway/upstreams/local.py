@@ -88,7 +88,7 @@ class LocalUpstream:
         if not large:
             return prompt
         encode = partial(asyncio.to_thread, _reduced_as_for_endpoints, large)
-        small = await self.decoding.run(large, encode)
+        small = await self.decoding.run(large, encode, Image.wire_cost)
         messages = (
             replace(message, parts=tuple(small.get(part, part) for part in message.parts))
             for message in prompt.messages
