@@ -134,6 +134,11 @@ def test_other_tiers_may_teach() -> None:
         ("[tiers.a]\nmodel = 'bundled'\nbase_url = 'http://x/v1'", "no base_url", "openai:bundled"),
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [1.0]", "tiers.a.price", "0.15"),
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]", "tiers.a.price is out", "0 or more"),
+        (
+            TWO + "[gateway]\nallowed_hosts = ['a:80']",
+            "gateway.allowed_hosts",
+            "write the name only",
+        ),
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
         (TWO + "[cache]\nretrieve = 'bm25'\nat_least = 0.5", "cache.at_least", "nearest"),
         (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),

@@ -326,9 +326,12 @@ async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: s
         ("127.0.0.1", 200),
         ("[::1]:8000", 200),
         ("gate.local:80", 200),
+        ("localhost.:8000", 200),
+        ("[0:0:0:0:0:0:0:1]:8000", 200),
+        ("[2001:db8::1]:8000", 403),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/healthz"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/readyz"])
 async def test_a_gateway_without_keys_answers_to_local_names(
     open_to_all: Kitchen, host: str, status: int, path: str
 ) -> None:
@@ -345,6 +348,21 @@ async def test_a_gateway_without_keys_answers_to_local_names(
             assert response.status == status
             if status == 403:
                 assert (await response.json())["error"]["code"] == "host_forbidden"
+
+
+async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: Kitchen) -> None:
+    gateway = open_to_all.gateway
+    app = App(gateway, Door(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics)
+    with running(app) as url:
+        base = url.removesuffix("/v1")
+        async with aiohttp.ClientSession(headers={"Host": "10.0.0.7"}) as session:
+            async with session.get(base + "/healthz") as response:
+                assert response.status == 200
+            async with session.get(base + "/metrics") as response:
+                assert response.status == 403
+            app.metrics_port = int(base.rpartition(":")[2])
+            async with session.get(base + "/metrics") as response:
+                assert response.status == 200
 
 
 async def test_a_rebound_host_name_is_rejected(open_to_all: Kitchen) -> None:

@@ -71,7 +71,9 @@ class App:
         return self.metrics_port is not None and port == self.metrics_port
 
     def _check(self, scope: Scope) -> None:
-        if self._gateway.authenticate is None:
+        # Probes and Prometheus send the address or service name of the machine.
+        exempt = scope["path"] == "/healthz" or self.is_for_metrics(scope)
+        if self._gateway.authenticate is None and not exempt:
             named = dict(scope["headers"]).get(b"host")
             host = None if named is None else named.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from ipaddress import ip_address
 
 from bottega.gateway.refusals import Refusal
 
 HERE = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 
-LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?", re.IGNORECASE)
 PORT = re.compile(r":\d+\Z")
 
 
@@ -19,10 +19,10 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
     To a browser, a web page whose name resolves to 127.0.0.1 (DNS rebinding) has the same origin as
     the gateway: only the Host header distinguishes it from a local client.
     """
-    if host is None or LOOPBACK.fullmatch(host):
+    if host is None:
         return
-    name = PORT.sub("", host).lower()
-    if name not in {one.lower() for one in allowed}:
+    name = PORT.sub("", host).lower().removesuffix(".")
+    if not is_loopback(name) and name not in {one.lower() for one in allowed}:
         raise Refusal(
             f"a gateway without keys does not answer to the host name {name[:100]!r}",
             status=403,
@@ -30,6 +30,14 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
             code="host_forbidden",
             hint="use localhost, add the name to gateway.allowed_hosts, or bottega keys add NAME",
         )
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host name without a port is `localhost` or a loopback address."""
+    try:
+        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def check_origin(origin: str | None) -> None:

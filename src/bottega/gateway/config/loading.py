@@ -22,6 +22,7 @@ from bottega.gateway.config.settings import (
     TierSettings,
 )
 from bottega.gateway.field_policy import SERVICE_TIER
+from bottega.gateway.origins import PORT
 from bottega.naming import REMOTE
 
 __all__ = ["Config", "load_config", "parse_config"]
@@ -168,6 +169,11 @@ def _check_pairs(config: Config, at: Place) -> None:
         raise (at / "limits" / "fetch_hosts").error(
             "names hosts, and images are not fetched", hint="fetch_images = true"
         )
+    for host in config.gateway.allowed_hosts:
+        if PORT.search(host):
+            raise (at / "gateway" / "allowed_hosts").error(
+                f"contains a port, got {host!r}", hint="write the name only, without the port"
+            )
     if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
         raise (at / "gateway" / "metrics_port").error(
             "is the same as gateway.port", hint="use another port, such as 9100"
