@@ -180,7 +180,7 @@ async def test_work_at_full_size_waits_for_its_memory(budget: DecodeBudget) -> N
     await queued(budget, 1)
     assert work.began == ["first"]
     work.go.set()
-    assert await asyncio.gather(first, second) == ["first", "second"]
+    assert [await first, await second] == ["first", "second"]
 
 
 def test_the_estimate_is_one_raster_and_the_reduced_results(large: Image) -> None:

@@ -16,6 +16,7 @@ from tests.knowledge.doubles import SeededEmbedder, asked
 # Another user's: a superuser may write everywhere.
 READER = """
 import os, sys
+import faiss  # at first use the other user may not be able to read it
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Query

@@ -116,8 +116,8 @@ class Gateway:
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
-            body = await self.decoding.run(found.values(), body_with_fetched, Image.wire_cost)
-            chat = replace(chat, body=body)
+            fetched = await self.decoding.run(found.values(), body_with_fetched, Image.wire_cost)
+            chat = replace(chat, body=fetched)
         question = await self._question(chat, overrides, progress, found)
         key = await self._key(chat, overrides, progress.namespace, found)
         bill = self.settle.bill(progress, chat)
