@@ -176,6 +176,7 @@ async def test_work_at_full_size_waits_for_its_memory(budget: DecodeBudget) -> N
     Pillow.new("L", (3000, 3000)).save(buffer, "JPEG")
     image, work = Image.from_bytes(buffer.getvalue()), Work()
     first = asyncio.create_task(budget.run([image], work.named("first"), Image.strips_cost))
+    await started(first, work, 1)
     second = asyncio.create_task(budget.run([image], work.named("second"), Image.strips_cost))
     await queued(budget, 1)
     assert work.began == ["first"]
