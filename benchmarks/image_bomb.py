@@ -35,7 +35,12 @@ BOMBS = {
     "one": (1, SIDE, "1", "PNG"),
     "rgb": (1, SIDE, "RGB", "PNG"),
     "webp": (1, 4000, "RGB", "WEBP"),
+    "jpeg": (1, SIDE, "RGB", "JPEG"),  # progressive: the decoder holds all coefficients
     "many": (12, 2000, "P", "PNG"),
+}
+OPTIONS: dict[str, dict[str, object]] = {
+    "WEBP": {"lossless": True, "method": 0},
+    "JPEG": {"progressive": True},
 }
 LOCAL = '[tiers.apprentice]\nmodel = "bundled"\n[tiers.master]\nmodel = "bundled:master"\n'
 REMOTE = """
@@ -63,8 +68,7 @@ def image(side: int, mode: str, format: str, number: int) -> str:
     picture = Pillow.new(mode, (side, side))
     picture.putpixel((number % side, number // side), 1 if mode in "1P" else (1, 2, 3))
     buffer = io.BytesIO()
-    options = {"lossless": True, "method": 0} if format == "WEBP" else {}
-    picture.save(buffer, format, **options)
+    picture.save(buffer, format, **OPTIONS.get(format, {}))
     data = base64.b64encode(buffer.getvalue()).decode()
     return f"data:image/{format.lower()};base64,{data}"
 

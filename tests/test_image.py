@@ -6,7 +6,9 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -423,6 +425,30 @@ def test_a_copy_apart_borrows_pixels_and_lends_none() -> None:
     assert "_decoded" not in vars(image)
     assert image.decode() is image.apart().decode()
     assert image.apart() == image
+
+
+def test_a_small_image_does_not_wait_for_the_encoding_of_a_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, small = (Image.from_pillow(photo(side, side).convert("RGBA")) for side in (600, 6))
+    started, finish = threading.Event(), threading.Event()
+    encode = pixels.encoded
+
+    def encoded_slowly(picture: Pillow.Image) -> tuple[str, bytes]:
+        if picture.width == large.width:
+            started.set()
+            assert finish.wait(30)
+        return encode(picture)
+
+    monkeypatch.setattr(pixels, "encoded", encoded_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(lambda: large.data_url)
+        assert started.wait(30)
+        try:
+            assert pool.submit(lambda: small.data_url).result(5)
+            assert not slow.done()
+        finally:
+            finish.set()
 
 
 def segment(marker: int, content: bytes) -> bytes:

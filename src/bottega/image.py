@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 from PIL import Image as Pillow
@@ -104,9 +104,13 @@ class Image:
         keep that many pixels: decoding a photo for a small encoder is then many times faster.
         Raises `ImageError` if the body is damaged. Do not draw on the result: it may be shared.
         """
-        if self.width * self.height <= KEEP_DECODED_UP_TO:
-            return self._decoded
-        return self._decode(at_least)
+        if self.width * self.height > KEEP_DECODED_UP_TO:
+            return self._decode(at_least)
+        # Not `cached_property`: in Python 3.11 all images would wait for one lock.
+        decoded: Pillow.Image | None = self.__dict__.get("_decoded")
+        if decoded is None:
+            decoded = self.__dict__["_decoded"] = self._decode(None)
+        return decoded
 
     def decode_for_model(self) -> Pillow.Image:
         """Return the pixels of `decode` for a model that takes images of any size. An image of more
@@ -148,10 +152,10 @@ class Image:
         nothing of what the other decodes."""
         other = replace(self)
         if "_decoded" in self.__dict__:
-            other.__dict__["_decoded"] = self._decoded
+            other.__dict__["_decoded"] = self.__dict__["_decoded"]
         return other
 
-    @cached_property
+    @property
     def data_url(self) -> str:
         """The image for a vision endpoint: the original bytes where every server reads them.
 
@@ -159,14 +163,16 @@ class Image:
         pixels on a side) it is decoded, reduced to 2048 pixels on a side, as endpoints do anyway,
         and encoded as PNG up to 512 x 512 pixels, as JPEG above.
         """
+        url: str | None = self.__dict__.get("_data_url")
+        if url is None:
+            url = self.__dict__["_data_url"] = self._encode_data_url()
+        return url
+
+    def _encode_data_url(self) -> str:
         media_type, data = self.media_type, self.data
         if max(self.width, self.height) > WIRE_SIDE or not self._travels_as_it_is():
             media_type, data = pixels.encoded(self._reduced_for_wire())
         return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
-
-    @cached_property
-    def _decoded(self) -> Pillow.Image:
-        return self._decode(None)
 
     @property
     def _name(self) -> str:
