@@ -172,6 +172,8 @@ def test_keys(run: Run) -> None:
     for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, as there is one
         assert "keys required; 1 in bottega-data" in told(run, TIERS, *more)
     assert "keys not required" in told(run, f"{TIERS}[keys]\nrequired = false\n")
+    lines = told(run, f"{TIERS}[keys]\nmax_namespaces = 3\n")
+    assert lines[-2:] == ["keys not required", "max_namespaces 3"]
 
 
 def test_models_in_this_process(run: Run) -> None:

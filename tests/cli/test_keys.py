@@ -48,6 +48,16 @@ def test_the_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not Path("bottega-data").exists()
 
 
+def test_the_folder_of_the_configured_gateway(run: Run) -> None:
+    tiers = '[tiers.master]\nmodel = "bundled:master"\n'
+    Path("bottega.toml").write_text(f'{tiers}[gateway]\ndata = "elsewhere"\n')
+    made = run("keys", "add", "one", "--tiers", "mastre")
+    assert "no tier 'mastre'. did you mean master?" in made.err
+    assert "one" in run("keys", "ls", "--data", "elsewhere").out
+    assert "one" in run("keys", "ls").out
+    assert "has no tier" not in run("keys", "add", "two", "--tiers", "master").err
+
+
 def test_what_goes_wrong_says_what_to_do(run: Run) -> None:
     nothing = run("keys", "ls")
     assert (nothing.code, "bottega keys add NAME" in nothing.err) == (1, True)

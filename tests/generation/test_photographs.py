@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 from bottega import Interleaved, Query, Sampling, bundled
 from bottega.cli import _hush
 from bottega.generation import photographs
-from bottega.generation.photographs import PhotographWarning, is_photograph, warn_of_photographs
+from bottega.generation.photographs import PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
 from bottega.tasks.characters import Glyphs
 from bottega.tasks.facts import Facts
@@ -40,11 +40,6 @@ def landscape(side: int = 64) -> np.ndarray:
 
 def prompt(image: Image) -> Prompt:
     return Interleaved()(Query("What is it?", (image,)), [])
-
-
-@pytest.fixture(autouse=True)
-def no_warning_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photographs, "_warned", False)
 
 
 def test_photographs_are_recognised() -> None:
@@ -81,23 +76,23 @@ def test_a_damaged_image_is_left_to_the_model() -> None:
     assert not is_photograph(Image.from_bytes(whole[: len(whole) // 2]))
 
 
-def test_a_process_warns_once() -> None:
-    photo = prompt(encoded(landscape(), "JPEG"))
-    with pytest.warns(PhotographWarning, match="--embed pixels"):
-        warn_of_photographs(photo)
+async def test_a_model_warns_once() -> None:
+    check, photo = PhotographCheck(), prompt(encoded(landscape(), "JPEG"))
+    with pytest.warns(PhotographWarning, match="larger vision-language model"):
+        await check.run(photo)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_photographs(photo)
+        await check.run(photo)
 
 
-def test_the_command_line_shows_the_warning_as_plain_text(
+async def test_the_command_line_shows_the_warning_as_plain_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with warnings.catch_warnings():
         _hush()
         warnings.warn("of a library", UserWarning, stacklevel=1)
-        warn_of_photographs(prompt(encoded(landscape(), "JPEG")))
+        await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
     assert capsys.readouterr().err == f"warning: {photographs.WARNING}\n"
 
 

@@ -173,6 +173,7 @@ def _serving(config: Config) -> Rows:
     yield "  data", str(gateway.data)
     yield from _changed(gateway, told=("host", "port", "data"))
     yield "keys", _keys(config)
+    yield from _changed(config.keys, told=("required",))
 
 
 def _keys(config: Config) -> str:

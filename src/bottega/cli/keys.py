@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.options import DataFolder, Json
+from bottega.cli.options import CONFIG, DataFolder, Json
 from bottega.cli.output import note, print_json, print_table, say
+from bottega.gateway.accounting.access import ALL
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
+from bottega.gateway.config.loading import load_config
+from bottega.naming import suggestion
 
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the gateway's keys.")
 
@@ -66,6 +69,8 @@ def add(
             tiers=None if tiers is None else list(filter(None, tiers.split(","))),
             max_namespaces=max_namespaces,
         )
+    if CONFIG.exists():
+        _warn_of_unknown_tiers(account)
     if json:
         print_json({"key": token, "account": account})
     else:
@@ -112,6 +117,13 @@ def revoke(
         print_json(account)
     else:
         say(f"the key of {account.name!r} (id {account.id}) is revoked")
+
+
+def _warn_of_unknown_tiers(account: Account) -> None:
+    known = [tier.name for tier in load_config(CONFIG).tiers]
+    for name in account.tiers or ():
+        if name not in (*known, ALL):
+            note(f"{CONFIG} has no tier {name!r}. {suggestion(name, known)}".rstrip())
 
 
 def _row(account: Account) -> tuple[object, ...]:

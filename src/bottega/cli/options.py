@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+CONFIG = Path("bottega.toml")  # settings of a gateway that is started in this folder
 KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
 Namespace = Annotated[
     str,
@@ -21,14 +22,24 @@ By = Annotated[
         help="The view to search by, one that stats lists (default: the only one, or 'default').",
     ),
 ]
+
+
+def data_folder() -> Path:
+    """Return the data folder of the gateway that ./bottega.toml configures, else the default.
+    Raises `SettingError` for an invalid file."""
+    from bottega.gateway.config.loading import load_config
+
+    return load_config(CONFIG).gateway.data if CONFIG.exists() else Path("bottega-data")
+
+
 DataFolder = Annotated[
     Path,
     typer.Option(
         "--data",
         envvar="BOTTEGA_DATA",
         help="The gateway's folder.",
-        default_factory=lambda: Path("bottega-data"),
-        show_default="bottega-data",
+        default_factory=data_folder,
+        show_default="gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

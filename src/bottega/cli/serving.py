@@ -16,6 +16,7 @@ import typer
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
+from bottega.cli.options import CONFIG
 from bottega.cli.output import note, say
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.image import Image
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from bottega.gateway.running.house import House
     from bottega.pipeline import Pipeline
 
-USUAL = Path("bottega.toml")
 # Nothing is downloaded and nobody is asked over a network. The prices are pretended, so that there
 # is something to save: those of a small and of a large model in some cloud.
 DEMO = """
@@ -86,7 +86,7 @@ def serve(
         def read() -> Config:
             from bottega.gateway.config.loading import load_config
 
-            return load_config(config or USUAL).told(host=host, port=port, data=data)
+            return load_config(config or CONFIG).told(host=host, port=port, data=data)
 
         chosen = chosen.told(host=host, port=port, data=data)
         if check:
@@ -109,12 +109,12 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         return config_of(pipeline, target), pipeline
     if demo:
         return parse_config(DEMO, "--demo"), None
-    if file is None and not USUAL.exists():
+    if file is None and not CONFIG.exists():
         raise SettingError(
-            f"there is nothing to serve: no {USUAL} is here",
+            f"there is nothing to serve: no {CONFIG} is here",
             hint="bottega serve --demo tries it out; examples/bottega.toml is one to begin with",
         )
-    return load_config(file or USUAL), None
+    return load_config(file or CONFIG), None
 
 
 def _run(

@@ -42,6 +42,7 @@ from bottega.evaluation.searching import Searching
 from bottega.evaluation.votes import NEAREST, VOTES
 from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
+from bottega.naming import suggestion
 from bottega.parsing.voting import most_confident, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
@@ -163,9 +164,10 @@ def check(names: Sequence[str], shots: Sequence[int]) -> None:
     """Raises `SettingError` for what `plan` cannot do, before anything is loaded."""
     unknown = [name for name in names if name not in METHODS]
     if unknown or not names:
+        similar = suggestion(unknown[0], METHODS) if unknown else ""
         raise SettingError(
             f"unknown method {', '.join(unknown) or '(none given)'}",
-            hint=f"choose from {', '.join(METHODS)}",
+            hint=f"{similar}choose from {', '.join(METHODS)}",
         )
     if any(k < 1 for k in shots) or not shots:
         raise SettingError("shots must be positive numbers", hint="for example --shots 5,10,20")

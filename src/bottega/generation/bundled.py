@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 from bottega.bundled import bundled_folder
 from bottega.generation.local import Transformers
-from bottega.generation.photographs import may_need_warning, warn_of_photographs
+from bottega.generation.photographs import PhotographCheck
 from bottega.types import Prompt, Reply, Sampling
 
 
 class BundledTransformers(Transformers):
-    """Bundled model that warns, once per process, when a prompt ends with a photograph."""
+    """Bundled model that warns once when a prompt ends with a photograph."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._photographs = PhotographCheck()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        if may_need_warning(prompt):
-            await asyncio.to_thread(warn_of_photographs, prompt)
+        await self._photographs.run(prompt)
         return await super().generate(prompt, sampling)
 
 

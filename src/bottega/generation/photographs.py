@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image as Pillow
@@ -18,8 +20,7 @@ SIDE = 64
 LEAST_SPREAD, LEAST_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 WARNING = (
     "bundled models do not understand photographs: their vision was trained on 64 x 64 synthetic"
-    " images; give the id of a larger vision-language model with --model, and find examples with"
-    " --embed pixels or the id of an image encoder"
+    " images; use a larger vision-language model, and an image encoder as the embedder"
 )
 
 
@@ -27,22 +28,19 @@ class PhotographWarning(UserWarning):
     """Warning that a bundled model was prompted with a photograph."""
 
 
-_warned = False
+@dataclass
+class PhotographCheck:
+    """Check that warns once if the last image of a prompt looks like a photograph."""
 
+    _warned: bool = False
 
-def may_need_warning(prompt: Prompt) -> bool:
-    """Return whether the last image may be a photograph by its header and no warning was given."""
-    image = _last_image(prompt)
-    return not _warned and image is not None and _may_be_photograph(image)
-
-
-def warn_of_photographs(prompt: Prompt) -> None:
-    """Warn, once per process, if the last image of the prompt looks like a photograph."""
-    global _warned
-    image = _last_image(prompt)
-    if not _warned and image is not None and is_photograph(image):
-        _warned = True
-        warnings.warn(WARNING, PhotographWarning, stacklevel=2)
+    async def run(self, prompt: Prompt) -> None:
+        image = _last_image(prompt)
+        if self._warned or image is None or not _may_be_photograph(image):
+            return
+        if await asyncio.to_thread(is_photograph, image) and not self._warned:
+            self._warned = True
+            warnings.warn(WARNING, PhotographWarning, stacklevel=2)
 
 
 def is_photograph(image: Image) -> bool:
