@@ -173,7 +173,7 @@ def test_keys(run: Run) -> None:
         assert "keys required; 1 in bottega-data" in told(run, TIERS, *more)
     assert "keys not required" in told(run, f"{TIERS}[keys]\nrequired = false\n")
     lines = told(run, f"{TIERS}[keys]\nmax_namespaces = 3\n")
-    assert lines[-2:] == ["keys not required", "max_namespaces 3"]
+    assert lines[-2:] == ["keys required; 1 in bottega-data", "max_namespaces 3"]
 
 
 def test_models_in_this_process(run: Run) -> None:
