@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.estimates import TokenEstimates
+from bottega.gateway.accounting.estimates import UNSEEN_PROMPT, TokenEstimates
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.billing import Bill
 from bottega.gateway.door import Progress
@@ -67,3 +67,51 @@ def test_short_replies_lower_the_reservations_again(bill: Bill) -> None:
 def test_one_reply_cannot_raise_reservations_without_bound(bill: Bill) -> None:
     bill.paid(call(), Usage(10, 10**9))
     assert reserved(bill) == 8000
+
+
+def test_min_tokens_raises_the_reservation(bill: Bill) -> None:
+    """Servers generate at least this many tokens for each choice."""
+    assert reserved(bill, min_tokens=100_000) == 100_000
+    assert reserved(bill, min_tokens=100_000, n=2) == 200_000
+    assert reserved(bill, min_tokens=5) == 1000
+    assert reserved(bill, min_tokens=5, max_tokens=10) == 10
+
+
+def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
+    """A bill that counts only prompt tokens."""
+    chat = read_chat(
+        {"messages": [{"role": "user", "content": text}]}, background=re.compile(BACKGROUND)
+    )
+    account = Account("a", "a", usd_per_month=1e12)
+    progress = Progress("r", account=account, hold=Limiter(Unspent()).hold(account))
+    return Bill(progress, chat, lambda model, usage: usage.prompt_tokens, estimates)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "most"),
+    [("ш" * 900_000, 1_500_000, 100), ("#" * 900_000, 900_000, 1 + UNSEEN_PROMPT)],
+    ids=["outside ascii", "ascii"],
+)
+def test_a_long_prompt_does_not_raise_the_reservations_of_short_prompts(
+    text: str, tokens: int, most: int
+) -> None:
+    estimates = TokenEstimates()
+    prompt_bill(text, estimates).paid(call(), Usage(tokens, 1))
+    assert reserved(prompt_bill("hello", estimates)) <= most
+
+
+def test_text_outside_ascii_is_reserved_once() -> None:
+    """Its bytes cover its tokens, so they must not raise the reservation of the text again."""
+    estimates = TokenEstimates()
+    one = prompt_bill("\u732b" * 350, estimates)
+    one.paid(call(), Usage(400, 1))
+    assert reserved(one) == 100 + 1050
+    assert estimates.prompt("late", 100) == 400
+
+
+def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> None:
+    estimates = TokenEstimates()
+    prompt_bill("ш" * 900_000, estimates).paid(call(), Usage(1_500_000, 1))
+    other = prompt_bill("a" * 35_000, estimates)
+    other.cut_off(call(), 0.0)
+    assert other.progress.usage.prompt_tokens == 10_000

@@ -26,6 +26,8 @@ CONTROL: list[dict[str, Any]] = [
     {"mm_processor_kwargs": {"max_pixels": 10**9}},
     {"ignore_eos": True},
     {"ignore_eos": 0},
+    {"min_tokens": "9"},
+    {"min_tokens": 9.5},
     {"best_of": 2},
     {"best_of": True},
     {"skip_special_tokens": False},

@@ -35,16 +35,10 @@ class Bill:
     def reserve(self, call: Call) -> None:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.progress.hold is not None:
-            # The estimate may be learned from English. Byte-level tokenizers need at most one
-            # token per byte, so the bytes bound what other scripts add.
-            prompt = self.estimates.max_prompt(call.model, self._expected(call))
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )
-            most = Usage(
-                prompt + expected_non_ascii_bytes(self.chat, call.shown),
-                allowed_output(call, longest),
-            )
+            most = Usage(self._max_prompt(call), allowed_output(call, longest))
             self.progress.hold.reserve(self.price(call.model, most) or 0.0)
 
     def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
@@ -54,8 +48,14 @@ class Bill:
             # Every request has tokens: zero means not counted, so the cost is unknown.
             self._add(call, Usage(), 0.0 if self.is_free(call) else None)
             return
-        expected, choices = self._expected(call), _choices(_fields(call))
-        self.estimates.learn(call.model, expected, usage, seconds, choices=choices)
+        self.estimates.learn(
+            call.model,
+            self._expected(call),
+            usage,
+            seconds,
+            choices=_choices(_fields(call)),
+            non_ascii_bytes=self._non_ascii_bytes(call),
+        )
         self._add(call, usage, self.price(call.model, usage))
 
     def failed(self) -> None:
@@ -79,8 +79,15 @@ class Bill:
     def _expected(self, call: Call) -> int:
         return expected_tokens(self.chat, call.shown)
 
+    def _non_ascii_bytes(self, call: Call) -> int:
+        return expected_non_ascii_bytes(self.chat, call.shown)
+
     def _prompt(self, call: Call) -> int:
-        return self.estimates.prompt(call.model, self._expected(call))
+        return min(self.estimates.prompt(call.model, self._expected(call)), self._max_prompt(call))
+
+    def _max_prompt(self, call: Call) -> int:
+        expected, more = self._expected(call), self._non_ascii_bytes(call)
+        return self.estimates.max_prompt(call.model, expected, more)
 
     def _generated(self, call: Call, seconds: float) -> int:
         generated = self.estimates.generated(call.model, seconds)
@@ -103,10 +110,13 @@ def dismissed_usd(calls: Iterable[Call]) -> float:
 
 def allowed_output(call: Call, usual: int = 0) -> int:
     """Return the maximum number of completion tokens of all choices together. Without a limit in
-    the request, each choice counts the tier's `output_tokens`, or `usual` if that is more."""
+    the request, each choice counts the tier's `output_tokens`, or `usual` if that is more;
+    `min_tokens` raises either."""
     fields = _fields(call)
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
     each = max(limits) if limits else max(call.served.output_tokens, usual)
+    if isinstance(least := fields.get("min_tokens"), int):
+        each = max(each, least)
     if call.served.takes.context is not None:
         each = min(each, call.served.takes.context)
     return each * _choices(fields)

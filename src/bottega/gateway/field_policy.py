@@ -24,7 +24,6 @@ OPENAI = {
 # Sampling parameters of vLLM, SGLang and llama.cpp: they only choose among tokens.
 SAMPLING = {
     "min_p",
-    "min_tokens",
     "repeat_penalty",
     "repetition_penalty",
     "stop_token_ids",

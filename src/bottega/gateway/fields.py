@@ -56,6 +56,7 @@ OBJECTS = _Kind("an array of objects", _are_objects)
 INTEGERS, NUMBERS = (int,), (int, float)
 NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
 COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
+NATURAL = _Kind("an integer of 0 or more", _is_integer, INTEGERS)
 WARMTH = _Kind("a number from 0 to 1e9", lambda v: _is_number(v) and cast(float, v) >= 0, NUMBERS)
 # Null stands for absent everywhere.
 FIELDS: Mapping[str, _Kind] = {
@@ -66,6 +67,7 @@ FIELDS: Mapping[str, _Kind] = {
     "max_completion_tokens": COUNT,
     "max_tokens": COUNT,
     "metadata": OBJECT,
+    "min_tokens": NATURAL,
     "model": STRING,
     "n": _Kind("an integer from 1 to 128", lambda value: _is_integer(value, 1, 128), INTEGERS),
     "parallel_tool_calls": BOOLEAN,
@@ -79,7 +81,7 @@ FIELDS: Mapping[str, _Kind] = {
     "stream_options": OBJECT,
     "temperature": WARMTH,
     "tools": OBJECTS,
-    "top_logprobs": _Kind("an integer of 0 or more", _is_integer, INTEGERS),
+    "top_logprobs": NATURAL,
     "top_p": NUMBER,
     "user": STRING,
     "verbosity": STRING,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from bottega.types import Usage
 
 # Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
-# unknown: a short prompt may count a thousand tokens.
+# unknown: a short prompt may count a thousand tokens. Later, this bounds what one prompt adds to the
+# reservations of all others.
 UNSEEN_PROMPT = 8192
 UNSEEN_FACTOR = 4
 TOKENS_PER_SECOND = 50.0
@@ -21,6 +22,7 @@ class _Observed:
     """Decaying sums over the calls to one model."""
 
     expected: float = 0.0
+    bound: float = 0.0
     prompt: float = 0.0
     shortfall: float = 0.0
     completion: float = 0.0
@@ -30,7 +32,9 @@ class _Observed:
 
 class TokenEstimates:
     """Estimates per model, corrected by the usage that its upstream has reported. `expected` is the
-    estimate of the prompt's tokens from its characters and images."""
+    estimate of the prompt's tokens from its characters and images, which fits English.
+    `non_ascii_bytes` are the bytes of its other text. Byte-level tokenizers need at most one token
+    per byte."""
 
     def __init__(self) -> None:
         self._models: defaultdict[str, _Observed] = defaultdict(_Observed)
@@ -43,13 +47,17 @@ class TokenEstimates:
         seconds: float | None = None,
         *,
         choices: int = 1,
+        non_ascii_bytes: int = 0,
     ) -> None:
         """Update the estimates. `seconds` is the time of a complete reply, None for a stream;
         `choices` share the completion tokens."""
         one = self._models[model]
+        bound = expected + non_ascii_bytes
         one.expected = one.expected * DECAY + expected
+        one.bound = one.bound * DECAY + bound
         one.prompt = one.prompt * DECAY + usage.prompt_tokens
-        one.shortfall = max(one.shortfall * DECAY, usage.prompt_tokens - expected)
+        shortfall = min(usage.prompt_tokens - bound, UNSEEN_PROMPT)
+        one.shortfall = max(one.shortfall * DECAY, shortfall)
         one.longest = max(one.longest * DECAY, usage.completion_tokens / choices)
         if seconds is not None:
             one.completion = one.completion * DECAY + usage.completion_tokens
@@ -60,12 +68,13 @@ class TokenEstimates:
         one = self._models[model]
         return round(expected * one.prompt / one.expected) if one.expected else expected
 
-    def max_prompt(self, model: str, expected: int) -> int:
+    def max_prompt(self, model: str, expected: int, non_ascii_bytes: int) -> int:
         """Return a cautious upper estimate of the prompt tokens, for a reservation."""
         one = self._models[model]
         if not one.expected:
-            return max(UNSEEN_PROMPT, UNSEEN_FACTOR * expected)
-        return max(expected, self.prompt(model, expected), round(expected + one.shortfall))
+            return max(UNSEEN_PROMPT, UNSEEN_FACTOR * expected) + non_ascii_bytes
+        ratio = max(1.0, one.prompt / one.bound)
+        return round(max(expected * ratio, expected + one.shortfall)) + non_ascii_bytes
 
     def longest(self, model: str) -> int:
         """Return the completion tokens of the longest choice, which decays with each later call."""
