@@ -28,6 +28,7 @@ from tests.server import Server
 
 FULL = Usage(40, 10)
 ROLE = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant"}}]}\n\n'
+TEXT = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "A"}}]}\n\n'
 
 
 class Failing(Meter):
@@ -53,6 +54,25 @@ class Silent(Meter):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(self.sent)
+        await asyncio.sleep(30)
+        return response
+
+
+class Reasoning(Meter):
+    """Upstream that sends one token after this many silent seconds, and then no more."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def _stream(
+        self, request: web.Request, prompt: int, wanted: int, said: list[str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(ROLE)
+        await asyncio.sleep(self.seconds)
+        await response.write(TEXT)
         await asyncio.sleep(30)
         return response
 
@@ -182,6 +202,18 @@ async def test_time_without_text_costs_no_more_than_the_request_allows(
         await found.settled(1)
         ((_, _, completion, _),) = found.entries()
     assert completion == 3
+
+
+@pytest.mark.parametrize("limit", [1000, 3])
+async def test_time_before_the_first_text_is_billed(
+    endpoint: Server, tmp_path: Path, limit: int
+) -> None:
+    """One visible token must not make the hidden reasoning before it free."""
+    with metered(tmp_path, endpoint, 100.0, meter=Reasoning(0.1)) as found:
+        await found.leave(1, 0.2, stream=True, max_tokens=limit)
+        await found.settled(1)
+        ((_, _, completion, _),) = found.entries()
+    assert min(limit, 6) <= completion <= limit  # 50 tokens a second, and the visible one
 
 
 async def test_a_call_that_still_waits_for_a_connection_is_dropped(

@@ -64,13 +64,13 @@ class Bill:
             self.progress.hold.settle(0.0)
 
     def cut_off(self, call: Call, seconds: float, steps: Sequence[bytes] = ()) -> None:
-        """Book a call that ended early, `seconds` after it started: by the last usage of its
-        stream, else by its prompt and text so far. A call without text may have generated hidden
-        reasoning, so its output is estimated from the time."""
+        """Book a call that ended early: by the last usage of its stream, else by its prompt and
+        text so far. `seconds` is the time until the first text, or until the end without one; it
+        may have produced hidden reasoning, so output is estimated from it."""
         usage = reported_usage(steps)
         if usage is None:
-            output = tokens_said(steps) or self._generated(call, seconds)
-            usage = Usage(self._prompt(call), output)
+            output = tokens_said(steps) + self.estimates.generated(call.model, seconds)
+            usage = Usage(self._prompt(call), min(output, allowed_output(call, output)))
         self._add(call, usage, self.price(call.model, usage))
 
     def is_free(self, call: Call) -> bool:
@@ -88,10 +88,6 @@ class Bill:
     def _max_prompt(self, call: Call) -> int:
         expected, more = self._expected(call), self._non_ascii_bytes(call)
         return self.estimates.max_prompt(call.model, expected, more)
-
-    def _generated(self, call: Call, seconds: float) -> int:
-        generated = self.estimates.generated(call.model, seconds)
-        return min(generated, allowed_output(call, generated))
 
     def _add(self, call: Call, usage: Usage, cost: float | None) -> None:
         progress, call.cost_usd = self.progress, cost

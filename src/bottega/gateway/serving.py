@@ -37,7 +37,7 @@ from bottega.gateway.repeats.memory import (
     Repeats,
     may_be_repeated,
 )
-from bottega.gateway.repeats.replaying import assembled
+from bottega.gateway.repeats.replaying import assembled, tokens_said
 from bottega.gateway.repeats.stored_repeats import StoredRepeats
 from bottega.gateway.replies import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
@@ -322,12 +322,15 @@ class Gateway:
         remember: Land,
     ) -> AsyncGenerator[bytes]:
         steps: list[bytes] = []
+        first_text: float | None = None  # on the clock of `streaming.started`
         completed: Completed | None = None
         has_failed = False
         with leading:
             try:
                 async for payload in streaming.events:
                     steps.append(payload)
+                    if first_text is None and tokens_said([payload]):
+                        first_text = perf_counter()
                     if asked.chat.include_usage or not tells_only_usage(payload):
                         yield event(payload)
                 completed = assembled(steps)
@@ -342,7 +345,8 @@ class Gateway:
             finally:
                 if completed is None:
                     # Only a client that left pays for time: a stalled upstream may take minutes.
-                    seconds = 0.0 if has_failed else perf_counter() - streaming.started
+                    silent = (first_text or perf_counter()) - streaming.started
+                    seconds = 0.0 if has_failed else silent
                     asked.bill.cut_off(streaming.call, seconds, steps)
                 await streaming.events.aclose()
             await self._settled(progress, asked, Answered(streaming.call, completed))

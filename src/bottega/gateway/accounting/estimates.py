@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from bottega.types import Usage
 
 # Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
-# unknown: a short prompt may count a thousand tokens. Later, this bounds what one prompt adds to the
-# reservations of all others.
+# unknown: a short prompt may count a thousand tokens. Later, this bounds what one prompt adds to
+# the reservations of all others.
 UNSEEN_PROMPT = 8192
 UNSEEN_FACTOR = 4
 TOKENS_PER_SECOND = 50.0
