@@ -34,11 +34,16 @@ TEXT = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "A"}}]}
 class Failing(Meter):
     """Upstream that is overloaded and names a time for the next attempt."""
 
+    def __init__(self, seconds: float = 0.0, retry_after: str = "5") -> None:
+        super().__init__()
+        self.seconds, self.retry_after = seconds, retry_after
+
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":
             return web.json_response({"data": []})
         self.calls += 1
-        return web.json_response({}, status=503, headers={"retry-after": "5"})
+        await asyncio.sleep(self.seconds)
+        return web.json_response({}, status=503, headers={"retry-after": self.retry_after})
 
 
 class Silent(Meter):
@@ -247,6 +252,17 @@ async def test_leaving_between_two_attempts_is_free(
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
+async def test_a_call_is_not_retried_for_a_client_that_left(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    meter = Failing(seconds=0.2, retry_after="0.02")
+    with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
+        await found.leave(1, 0.05)
+        await found.settled(1)
+        ((status, _, _, cost),) = found.entries()
+    assert (status, cost, meter.calls) == (499, 0.0, 1)
+
+
 async def test_another_cancellation_does_not_wait() -> None:
     """The gateway cancels a second time when it stops."""
     ended = asyncio.Event()
@@ -257,7 +273,7 @@ async def test_another_cancellation_does_not_wait() -> None:
         finally:
             ended.set()
 
-    task = asyncio.create_task(shield_for(work(), 30.0, lambda: True))
+    task = asyncio.create_task(shield_for(work(), 30.0, lambda: True, asyncio.Event()))
     await asyncio.sleep(0)
     begun = time.perf_counter()
     task.cancel()
@@ -274,7 +290,7 @@ async def test_a_finished_call_leaves_no_cancellation_behind() -> None:
         return "done"
 
     async def request() -> str:
-        said = await shield_for(work(), 30.0, lambda: True)
+        said = await shield_for(work(), 30.0, lambda: True, asyncio.Event())
         async with asyncio.timeout(1):
             await asyncio.sleep(0)
         return said

@@ -167,9 +167,7 @@ class Answering:
         try:
             with queue_state() as queue:
                 work = call.served.upstream.complete(call.body)
-                completed = await shield_for(
-                    work, seconds, lambda: has_left() and not queue.waiting
-                )
+                completed = await shield_for(work, seconds, has_left, queue.idle)
         except asyncio.CancelledError:
             if queue.waiting:
                 asked.bill.failed()

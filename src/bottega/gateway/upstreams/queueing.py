@@ -12,11 +12,15 @@ from time import perf_counter
 
 @dataclass
 class Queue:
-    """State of one upstream call; `waiting` is True while it waits for a connection or for its
-    next attempt, and `started` is the `perf_counter` time at which that wait ended."""
+    """State of one upstream call; `idle` is set while it waits for a connection or for its next
+    attempt, and `started` is the `perf_counter` time at which that wait ended."""
 
-    waiting: bool = False
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
     started: float = field(default_factory=perf_counter)
+
+    @property
+    def waiting(self) -> bool:
+        return self.idle.is_set()
 
 
 _queue: ContextVar[Queue | None] = ContextVar("queue", default=None)
@@ -37,13 +41,14 @@ def queue_state() -> Iterator[Queue]:
 async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
     """Hold one of the slots, and mark the call as waiting until it is free and after a failure."""
     queue = _queue.get() or Queue()
-    queue.waiting = True
+    queue.idle.set()
     async with slots:
-        queue.waiting, queue.started = False, perf_counter()
+        queue.idle.clear()
+        queue.started = perf_counter()
         try:
             yield
         except Exception:
             # The attempt failed, and the next one starts after a pause. A cancellation is no
             # `Exception`: it ends a call that runs.
-            queue.waiting = True
+            queue.idle.set()
             raise
