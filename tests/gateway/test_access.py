@@ -30,7 +30,7 @@ from bottega.gateway.running.building import build
 from bottega.gateway.running.house import House
 from bottega.gateway.running.namespaces import Namespaces
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
-from tests.server import Server, ok
+from tests.server import Answer, Server, ok, refuse
 
 
 def refused(work: Callable[[], object]) -> tuple[int, str]:
@@ -158,6 +158,32 @@ def test_tools_reach_the_cheapest_tier_that_takes_them(
     with serving(build(dataclasses.replace(config, tiers=(small, large)), ENVIRONMENT)) as url:
         headers = ask(url, "hello", key=plain, tools=TOOLS)[1]
         assert headers["x-bottega-route"] == "large"
+
+
+TOO_LONG = "This model's maximum context length is 8192 tokens (context_length_exceeded)."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "answer", [refuse(400, TOO_LONG), refuse(500, retry_after="0")], ids=["too long", "down"]
+)
+def test_a_failure_forces_no_master_without_the_right(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str], answer: Answer, stream: bool
+) -> None:
+    """A client causes such a failure with a large `max_tokens`."""
+    none, right = keys("none", tiers=[]), keys("right", tiers=["large"])
+
+    async def small_fails(request: web.Request) -> web.StreamResponse:
+        large = (await request.json())["model"] == "huge"
+        return await (ok("seven") if large else answer)(request)
+
+    with serving(house(endpoint, tmp_path)) as url:
+        endpoint.answers = [small_fails]
+        endpoint.bodies.clear()
+        fields: dict[str, Any] = {"tools": TOOLS, "max_tokens": 9000, "stream": stream}
+        assert refused(lambda: ask(url, "hello", key=none, **fields))[0] in (400, 503)
+        assert "huge" not in {body["model"] for body in endpoint.bodies if body}
+        assert ask(url, "hello", key=right, tools=TOOLS)[1]["x-bottega-route"] == "large"
 
 
 def test_the_configuration_says_what_keys_may_choose(

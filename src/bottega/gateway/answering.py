@@ -235,10 +235,13 @@ class Answering:
         order = [self.served[place], *([] if named else others)]
         able = [one for one in order if asked.chat.needs.met_by(one.takes)]
         if able:
-            return [able[0], *(one for one in able[1:] if self._may_follow(able[0], one))]
+            return [able[0], *(one for one in able[1:] if self._may_follow(asked, able[0], one))]
         raise unfit(asked.chat.needs, [one.takes for one in order], chosen if named else "")
 
-    def _may_follow(self, failed: Served, other: Served) -> bool:
+    def _may_follow(self, asked: Asked, failed: Served, other: Served) -> bool:
+        # A client can make a tier fail, so a fallback gives no access to the master either.
+        if asked.question is None and not asked.may_use_master and other is self.served[-1]:
+            return False
         place = self.served.index
         return self.fallback == "any" or (self.fallback == "up" and place(other) > place(failed))
 
