@@ -77,6 +77,14 @@ def test_min_tokens_raises_the_reservation(bill: Bill) -> None:
     assert reserved(bill, min_tokens=5, max_tokens=10) == 10
 
 
+@pytest.mark.parametrize(("text", "least"), [("x" * 35_000, 10_000), ("\u732b" * 1000, 3000)])
+def test_a_prediction_is_reserved_as_output(bill: Bill, text: str, least: int) -> None:
+    """Rejected predictions are charged as completion tokens."""
+    prediction = {"type": "content", "content": text}
+    assert least + 10 <= reserved(bill, max_tokens=10, prediction=prediction) <= 1.2 * least
+    assert reserved(bill, max_tokens=10, prediction=None) == 10
+
+
 def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     """A bill that counts only prompt tokens."""
     chat = read_chat(

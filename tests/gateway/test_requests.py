@@ -136,7 +136,11 @@ def test_needs_are_met_by_what_a_tier_takes() -> None:
         ([ASK], {"tools": [{"type": "function", "function": {"description": "x" * 3500}}]}),
         ([ASK], {"response_format": {"type": "json_schema", "json_schema": {"d": "x" * 3500}}}),
         ([ASK, {"role": "assistant", "tool_calls": [{"function": {"arguments": "x" * 3500}}]}], {}),
-        ([{"role": "user", "content": [{"type": "file", "file": {}}]}], {}),
+        ([{"role": "user", "content": [{"type": "file", "file": {"file_data": "x" * 3500}}]}], {}),
+        ([{"role": "user", "content": "?", "name": "x" * 3500}], {}),
+        ([{"role": "assistant", "content": "", "refusal": "x" * 3500}, ASK], {}),
+        ([{"role": "assistant", "content": "", "reasoning_content": "x" * 3500}, ASK], {}),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "", "x": "x" * 3500}]}], {}),
     ],
 )
 def test_tokens_besides_the_texts_count(
@@ -144,6 +148,16 @@ def test_tokens_besides_the_texts_count(
 ) -> None:
     """A budget reserves for it."""
     assert 1000 <= chat(*messages, **more).needs.tokens < 1200
+
+
+def test_a_part_that_holds_text_counts_it() -> None:
+    part = {"type": "refusal", "refusal": "x" * 350_000}
+    assert chat({"role": "assistant", "content": [part]}).needs.tokens >= 100_000
+
+
+def test_a_prediction_is_no_part_of_the_prompt() -> None:
+    predicted = {"type": "content", "content": "x" * 3500}
+    assert chat(ASK, prediction=predicted).needs.tokens < 100
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bottega.gateway.augmenting import expected_non_ascii_bytes, expected_tokens
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Body, Call
 from bottega.gateway.repeats.replaying import reported_usage, tokens_said
-from bottega.gateway.requests import Chat
+from bottega.gateway.requests import Chat, max_text_tokens
 from bottega.generation.wire import add_usage
 from bottega.protocols import Pricer
 from bottega.types import Usage
@@ -107,7 +107,8 @@ def dismissed_usd(calls: Iterable[Call]) -> float:
 def allowed_output(call: Call, usual: int = 0) -> int:
     """Return the maximum number of completion tokens of all choices together. Without a limit in
     the request, each choice counts the tier's `output_tokens`, or `usual` if that is more;
-    `min_tokens` raises either."""
+    `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are charged as
+    output."""
     fields = _fields(call)
     limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
     each = max(limits) if limits else max(call.served.output_tokens, usual)
@@ -115,6 +116,8 @@ def allowed_output(call: Call, usual: int = 0) -> int:
         each = max(each, least)
     if call.served.takes.context is not None:
         each = min(each, call.served.takes.context)
+    if prediction := fields.get("prediction"):
+        each += max_text_tokens(prediction)
     return each * _choices(fields)
 
 

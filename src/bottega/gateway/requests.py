@@ -24,8 +24,10 @@ ASCII = bytes(range(128))
 IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
 TOOLS = ("tools", "functions", "tool_choice", "function_call")
-# Fields that servers write into the prompt, or charge as output.
-PROMPT_FIELDS = ("tools", "functions", "response_format", "prediction")
+# Fields that servers write into the prompt.
+PROMPT_FIELDS = ("tools", "functions", "response_format")
+# Parts with encoded media in the field of the same name; all other fields count as text.
+MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file")
 OTHER_PART_TOKENS = 1100  # a file, a sound
 TOOL_ROLES = ("tool", "function")
 # How a reply travels, who asked, and what changes a reply no more than chance does.
@@ -174,12 +176,11 @@ class _Seen:
         role, content = message.get("role"), message.get("content")
         if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
             self.tools = True
-            self.add_json(message.get("tool_calls"), message.get("function_call"))
         elif role not in PLAIN_ROLES:
             self.other_roles = True
-        if isinstance(content, str):
-            self.add_text(content)
-        elif isinstance(content, list):
+        # Servers write reasoning, names and refusals into the prompt, too.
+        self._add_fields(message, ("role",) if isinstance(content, str) else ("role", "content"))
+        if isinstance(content, list):
             for part in content:
                 self._look_at_part(part)
 
@@ -193,14 +194,28 @@ class _Seen:
 
     def _look_at_part(self, part: Body) -> None:
         kind = part.get("type")
-        if kind == "text":
-            self.add_text(str(part.get("text")))
-        elif kind == "image_url":
+        self._add_fields(part, ("type", kind) if kind in MEDIA_PARTS else ("type",))
+        if kind == "image_url":
             self.images.extend(_image(part))
-        else:
+        elif kind != "text":
             self.others += 1
             self.audio |= kind == "input_audio"
             self.other_parts |= kind != "input_audio"
+
+    def _add_fields(self, found: Body, without: Sequence[object]) -> None:
+        for name, value in found.items():
+            if name in without:
+                continue
+            if isinstance(value, str):
+                self.add_text(value)
+            elif isinstance(value, dict | list):
+                self.add_json(value)
+
+
+def max_text_tokens(value: object) -> int:
+    """Return a cautious estimate of the tokens in the text of a JSON value."""
+    text = orjson.dumps(value).decode()
+    return int(len(text) / CHARACTERS_A_TOKEN) + non_ascii_bytes(text)
 
 
 def non_ascii_bytes(text: str) -> int:
