@@ -22,6 +22,13 @@ CONTROL: list[dict[str, Any]] = [
     {"structured_outputs": "a"},
     {"grammar": "root ::= root"},
     {"priority": -1},
+    {"priority": False},
+    {"use_beam_search": True},
+    {"length_penalty": 1.5},
+    {"echo": True},
+    {"add_generation_prompt": False},
+    {"include_stop_str_in_output": True},
+    {"spaces_between_special_tokens": False},
     {"logits_processors": ["os.system"]},
     {"mm_processor_kwargs": {"max_pixels": 10**9}},
     {"ignore_eos": True},
@@ -86,8 +93,22 @@ def test_other_known_fields_are_sent_on(
     assert endpoint.bodies[-1].items() >= fields.items()
 
 
-def test_a_field_with_its_default_value_is_dropped(endpoint: Server, tmp_path: Path) -> None:
-    defaults: dict[str, Any] = {"ignore_eos": False, "best_of": 1, "skip_special_tokens": True}
+@pytest.mark.parametrize("length_penalty", [1.0, 1])  # JavaScript writes 1.0 as 1
+def test_a_field_with_its_default_value_is_dropped(
+    endpoint: Server, tmp_path: Path, length_penalty: float
+) -> None:
+    defaults: dict[str, Any] = {
+        "ignore_eos": False,
+        "best_of": 1,
+        "skip_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": length_penalty,
+        "echo": False,
+        "add_generation_prompt": True,
+        "include_stop_str_in_output": False,
+        "spaces_between_special_tokens": True,
+        "priority": 0,
+    }
     endpoint.answers = [ok("fine")]
     with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "?", **defaults)

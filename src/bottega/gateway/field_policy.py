@@ -37,7 +37,18 @@ STRUCTURED = "structured_outputs"
 STRUCTURED_OPTIONS = {"choice", "json", "regex"}
 ALLOWED = OPENAI | SAMPLING | CONSTRAINTS
 # Clients of local servers send these defaults; other values need the operator's permission.
-DEFAULTS: Mapping[str, object] = {"best_of": 1, "ignore_eos": False, "skip_special_tokens": True}
+DEFAULTS: Mapping[str, object] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "echo": False,
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "priority": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+}
 SERVICE_TIER = "service_tier"
 # Price lists have one price per model, which is that of these service tiers.
 PLAIN_TIERS = (None, "auto", "default")
@@ -70,7 +81,8 @@ def _check(body: Body, more: Collection[str]) -> None:
 
 def _is_default(name: str, value: object) -> bool:
     default = DEFAULTS[name]
-    return type(value) is type(default) and value == default  # True == 1 in Python
+    # True == 1 in Python; JavaScript writes 1.0 as 1.
+    return isinstance(value, bool) is isinstance(default, bool) and value == default
 
 
 def _only_constrains(value: object) -> bool:
