@@ -139,6 +139,7 @@ def test_other_tiers_may_teach() -> None:
             "gateway.allowed_hosts",
             "write the name only",
         ),
+        (TWO + "[gateway]\nallowed_hosts = ['[fe80::1]:80']", "gateway.allowed_hosts", "name only"),
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
         (TWO + "[cache]\nretrieve = 'bm25'\nat_least = 0.5", "cache.at_least", "nearest"),
         (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),
@@ -226,3 +227,9 @@ def test_settings_do_not_change() -> None:
     config: Config = parse_config(TWO)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.gateway.port = 1  # type: ignore[misc]
+
+
+def test_an_address_is_an_allowed_host() -> None:
+    hosts = ("fe80::1", "[fe80::2]", "192.168.0.7", "mybox.lan.")
+    config = parse_config(TWO + f"[gateway]\nallowed_hosts = {list(hosts)}")
+    assert config.gateway.allowed_hosts == hosts

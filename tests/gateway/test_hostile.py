@@ -299,7 +299,14 @@ async def test_no_tier_fetches_what_a_client_names(open_to_all: Kitchen, kind: s
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "https://127.0.0.1.evil.example", "null"]
+    "origin",
+    [
+        "http://evil.example",
+        "https://127.0.0.1.evil.example",
+        "null",
+        "http://localhost:80@evil.example",
+        "http://evil.example/localhost",
+    ],
 )
 async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, origin: str) -> None:
     """A browser sends its text/plain forms to loopback without asking anybody."""
@@ -307,7 +314,16 @@ async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, ori
     assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://[::1]:80", "app://here"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "http://[::1]:80",
+        "app://here",
+        "http://localhost.",
+        "HTTP://127.0.0.1",
+    ],
+)
 async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: str) -> None:
     assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
 
@@ -329,6 +345,12 @@ async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: s
         ("localhost.:8000", 200),
         ("[0:0:0:0:0:0:0:1]:8000", 200),
         ("[2001:db8::1]:8000", 403),
+        ("localhost:", 200),
+        ("[::ffff:127.0.0.1]:8000", 200),
+        ("[::ffff:192.168.0.7]", 403),
+        ("mybox.lan:8000", 200),
+        ("[FE80::1]:8000", 200),
+        ("[fe80::2]:8000", 403),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/readyz"])
@@ -338,7 +360,7 @@ async def test_a_gateway_without_keys_answers_to_local_names(
     """DNS rebinding: to a browser a page of evil.example that resolves to 127.0.0.1 and the
     gateway are of one origin."""
     gateway = open_to_all.gateway
-    gateway.allowed_hosts = ("Gate.local",)
+    gateway.allowed_hosts = ("Gate.local", "mybox.lan.", "fe80::1")
     app = App(gateway, Door(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics)
     with running(app) as url:
         async with (

@@ -8,9 +8,19 @@ from ipaddress import ip_address
 
 from bottega.gateway.refusals import Refusal
 
-HERE = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
+PORT = re.compile(r":\d*\Z")
 
-PORT = re.compile(r":\d+\Z")
+
+def has_port(host: str) -> bool:
+    """Return whether a host ends in a port. An IPv6 address without brackets has none."""
+    return _address(host) is None and PORT.search(host) is not None
+
+
+def host_name(host: str) -> str:
+    """Return the normalized name or IP address of a host, without its port."""
+    name = PORT.sub("", host) if has_port(host) else host
+    name = name.lower().removesuffix(".")
+    return _address(name) or name
 
 
 def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
@@ -21,8 +31,8 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
     """
     if host is None:
         return
-    name = PORT.sub("", host).lower().removesuffix(".")
-    if not is_loopback(name) and name not in {one.lower() for one in allowed}:
+    name = host_name(host)
+    if not is_loopback(name) and name not in map(host_name, allowed):
         raise Refusal(
             f"a gateway without keys does not answer to the host name {name[:100]!r}",
             status=403,
@@ -33,9 +43,9 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a host name without a port is `localhost` or a loopback address."""
+    """Return whether a normalized name is `localhost` or a loopback address."""
     try:
-        return ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+        return ip_address(name).is_loopback
     except ValueError:
         return name == "localhost"
 
@@ -44,9 +54,11 @@ def check_origin(origin: str | None) -> None:
     """Browsers send what a page asks of loopback, only the answer they withhold: it would cost
     money, and teach the cache. What is no web page (an app, an extension) has other schemes.
     Raises `Refusal`."""
-    if origin is None or HERE.fullmatch(origin):
+    if origin is None:
         return
-    if origin == "null" or origin.lower().startswith(("http://", "https://")):
+    scheme, _, host = origin.lower().partition("://")
+    is_foreign = scheme in ("http", "https") and not is_loopback(host_name(host))
+    if origin == "null" or is_foreign:
         raise Refusal(
             "web pages of other hosts may not ask here without a key",
             status=403,
@@ -54,3 +66,13 @@ def check_origin(origin: str | None) -> None:
             code="origin_forbidden",
             hint="bottega keys add NAME, and send the key",
         )
+
+
+def _address(host: str) -> str | None:
+    """Return the normalized IP address, or None for a name."""
+    try:
+        address = ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return None
+    # Python before 3.13 does not count ::ffff:127.0.0.1 as loopback.
+    return str(getattr(address, "ipv4_mapped", None) or address)

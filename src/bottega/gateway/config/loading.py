@@ -22,7 +22,7 @@ from bottega.gateway.config.settings import (
     TierSettings,
 )
 from bottega.gateway.field_policy import SERVICE_TIER
-from bottega.gateway.origins import PORT
+from bottega.gateway.origins import has_port
 from bottega.naming import REMOTE
 
 __all__ = ["Config", "load_config", "parse_config"]
@@ -170,7 +170,7 @@ def _check_pairs(config: Config, at: Place) -> None:
             "names hosts, and images are not fetched", hint="fetch_images = true"
         )
     for host in config.gateway.allowed_hosts:
-        if PORT.search(host):
+        if has_port(host):
             raise (at / "gateway" / "allowed_hosts").error(
                 f"contains a port, got {host!r}", hint="write the name only, without the port"
             )
