@@ -16,7 +16,6 @@ from aiohttp import web
 
 from bottega.errors import ServerFailedError
 from bottega.gateway import watching
-from bottega.gateway.accounting.estimates import TokenEstimates
 from bottega.gateway.cancellation import shield_for
 from bottega.gateway.door import Progress
 from bottega.gateway.ports import Body, Completed
@@ -300,22 +299,3 @@ async def test_a_finished_call_leaves_no_cancellation_behind() -> None:
     task.cancel()
     assert await task == "done"
     assert task.cancelling() == 0
-
-
-def test_estimates_follow_what_an_upstream_reports() -> None:
-    estimates = TokenEstimates()
-    assert estimates.prompt("m", 100) == 100
-    assert estimates.max_prompt("m", 100, 0) == 8192
-    assert estimates.max_prompt("m", 10_000, 0) == 40_000
-    assert estimates.generated("m", 2.0) == 100
-    estimates.learn("m", 100, Usage(150, 30), 0.5)
-    assert estimates.prompt("m", 1000) == 1500
-    assert estimates.max_prompt("m", 10, 0) == 60  # 50 more than expected
-    assert estimates.max_prompt("m", 1000, 0) == 1500
-    assert estimates.generated("m", 2.0) == 120
-    assert estimates.longest("m") == 30
-    assert estimates.prompt("other", 100) == 100
-    for _ in range(200):
-        estimates.learn("m", 100, Usage(80, 10))
-    assert estimates.prompt("m", 1000) == pytest.approx(800, abs=2)
-    assert estimates.max_prompt("m", 1000, 0) == 1000

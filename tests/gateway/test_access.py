@@ -237,6 +237,67 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
     assert found == [("a",)] * 3
 
 
+def test_a_request_that_ends_makes_room_for_exactly_one() -> None:
+    access = Access(lambda id, namespace, most: True)
+    two, other = Account("1", "two", max_concurrent=2), Account("2", "other", max_concurrent=1)
+    for _ in range(3):
+        access.enter(two)
+        access.enter(two)
+        access.enter(other)
+        for account in (two, other):
+            with pytest.raises(Refusal, match="in progress"):
+                access.enter(account)
+        access.leave(two)
+        access.enter(two)
+        with pytest.raises(Refusal) as caught:
+            access.enter(two)
+        assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "1"})
+        for account in (two, two, other):
+            access.leave(account)
+
+
+def test_a_key_without_its_own_limit_has_the_default_one() -> None:
+    access = Access(lambda id, namespace, most: True, KeyDefaults(max_concurrent=1))
+    access.enter(Account("1", "a"))
+    with pytest.raises(Refusal, match="already has 1 requests"):
+        access.enter(Account("1", "a"))
+
+
+def test_tiers_of_a_key_are_its_own_or_else_the_defaults() -> None:
+    access = Access(lambda id, namespace, most: True, KeyDefaults(tiers=("small",)))
+    plain, none = Account("1", "plain"), Account("2", "none", tiers=())
+    large, admin = Account("3", "large", tiers=("large",)), Account("4", "op", admin=True)
+    wild = Account("5", "all", tiers=("*",))
+    assert [access.may_choose(one, "small") for one in (plain, none, large, admin, wild)] == [
+        *(True, False, False, True, True)
+    ]
+    assert [access.may_reach(one, "large") for one in (plain, none, large, admin, wild)] == [
+        *(False, False, True, True, True)
+    ]
+    undecided = Access(lambda id, namespace, most: True)
+    assert undecided.may_reach(plain, "large") and not undecided.may_choose(plain, "large")
+    assert not undecided.may_reach(none, "large")
+    access.check_tiers(plain, ["small"])
+    with pytest.raises(Refusal, match="'large'"):
+        access.check_tiers(plain, ["small", "large"])
+
+
+async def test_a_namespace_is_claimed_once_and_counts_against_the_limit_of_the_key() -> None:
+    claims: list[tuple[str, str, int]] = []
+
+    def claim(id: str, namespace: str, most: int) -> bool:
+        claims.append((id, namespace, most))
+        return most > 0
+
+    access = Access(claim, KeyDefaults(max_namespaces=5))
+    plain, none = Account("1", "a", namespace="a"), Account("2", "b", max_namespaces=0)
+    for _ in range(2):
+        await access.check_namespace(plain, "a/b")
+    with pytest.raises(Refusal, match="has used 0 namespaces"):
+        await access.check_namespace(none, "b/c")
+    assert claims == [("1", "a/b", 5), ("2", "b/c", 0)]
+
+
 async def test_operators_name_any_namespace() -> None:
     access = Access(lambda id, namespace, most: False, KeyDefaults())
     await access.check_namespace(Account("1", "op", admin=True), "any")

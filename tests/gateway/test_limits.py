@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -239,14 +240,19 @@ def test_limits_hold_to_the_last_one() -> None:
         url = "data:image/png;base64,"
         return asked({"type": "image_url", "image_url": url + "A" * (length - len(url))})
 
+    def fetched(more: int) -> Image:
+        return dataclasses.replace(PIXEL, data=b"x" * ((1 << 19) + more))
+
     wide = Image.from_pillow(Pillow.new("RGB", (10, 10)))
     checks = [
+        [partial(Limits(body_mb=1).check_size, (1 << 20) + n) for n in (0, 1)],
         [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(text_characters=5).check, text(3, n)) for n in (2, 3)],
         [partial(Limits(images=2).check, asked(*[image] * n)) for n in (2, 3)],
         [partial(Limits(image_mb=1).check, weighs(mebibyte + n)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
+        [partial(Limits(image_mb=1).check_fetched, [fetched(n)] * 2, "p") for n in (0, 1)],
         [partial(Limits(request_pixels=500).check_fetched, [wide] * n, "p") for n in (5, 6)],
     ]
     assert [tuple(map(passes, pair)) for pair in checks] == [(True, False)] * len(checks)

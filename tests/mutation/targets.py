@@ -22,13 +22,13 @@ TARGETS = (
     Target(
         "gateway/accounting/*",
         "gateway/test_ledger gateway/test_limiter gateway/test_accounts gateway/test_budgets"
-        " gateway/test_access gateway/test_rollups gateway/test_savings"
+        " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
         " cli/test_savings",
     ),
     Target(
         "gateway/settling gateway/billing",
         "gateway/test_settling gateway/test_budgets gateway/test_abandoned gateway/test_serving"
-        " gateway/test_pinned gateway/test_isolation",
+        " gateway/test_pinned gateway/test_isolation gateway/test_billing",
     ),
     Target(
         "evaluation/committing evaluation/journal evaluation/ledger evaluation/budget"

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from string import ascii_uppercase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.parsing import agreement
+from bottega.parsing.agreement import with_options
 from bottega.types import Query
 
 OPEN = Query("What is it?")
@@ -21,6 +24,7 @@ SAME = [
     (OPEN, "50%", "50"),
     (OPEN, "1/0", "1/0"),
     (OPEN, "yes", "Yes, it is red."),
+    (OPEN, "(Yes) it is red", "yes, bright red"),
     (OPEN, "A red car.", "the red car"),
     (OPEN, "<think>a dog? no</think>cat", "Cat"),
     (OPEN, "cat\nConfidence: 0.9", "cat\nConfidence: 0.2"),
@@ -44,6 +48,7 @@ DIFFERENT = [
     (OPEN, "1e5", "100000"),
     (OPEN, "cat", "yes"),
     (PETS, "cat", "I do not know"),
+    (Query("Which?", choices=("red car", "blue car")), "red car", "a green car"),
     (PETS, "hot dog", "dog"),
     (CITY, "A", "Berlin"),
 ]
@@ -69,6 +74,14 @@ def test_free_texts_agree_as_far_as_their_words_do() -> None:
 def test_a_list_of_options_needs_more_than_one() -> None:
     sentence = Query("Is this so?\nA. Smith wrote it.")
     assert agreement("yes", "A. Smith wrote it", sentence) == 0
+    assert with_options(sentence).choices == ()
+
+
+def test_options_are_listed_in_the_order_of_their_letters() -> None:
+    assert with_options(Query("A) cat\nB) dog\nD) cow")).choices == ("cat", "dog")
+    assert with_options(Query("B) dog\nC) cow")).choices == ()
+    alphabet = "\n".join(f"{letter}) option {letter}" for letter in ascii_uppercase)
+    assert len(with_options(Query(f"{alphabet}\nB) dog")).choices) == 26
 
 
 PIECES = "a the red cat 5 -1/2 1e9 yes no B (C) \\boxed{ } Answer: <think> 1/0 …"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing.arithmetic import LONGEST, value
+from bottega.parsing.arithmetic import DEEPEST, LONGEST, value
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ from bottega.parsing.arithmetic import LONGEST, value
         (r"1 \frac{1}{2} \mathrm{~cm}^{2}", 1.5),
         (r"3\frac{\sqrt{4}}{4}", 1.5),
         (r"\sqrt[3]{8}", 2),
+        (r"\sqrt[1]{5}", 5),
+        (r"\sqrt{0.25}", 0.5),
+        (r"\sqrt{0}", 0),
+        ("+-+-2", 2),
+        ("(2) (3)", 6),
         ("√(16)", 4),
         (r"2\pi+4\sqrt{3}", 13.2114),
         (r"15/\pi", 4.7746),
@@ -56,6 +61,9 @@ def test_values(formula: str, number: float) -> None:
         "1/0",
         r"\frac{1}",
         r"\sqrt{-1}",
+        r"\sqrt[-1]{4}",
+        r"\sqrt[0.5]{4}",
+        r"2 (3) 4",
         r"2\pix",
         r"\sqrtx4",
         r"\fracs12",
@@ -77,6 +85,18 @@ def test_values(formula: str, number: float) -> None:
 )
 def test_what_has_no_value(formula: str) -> None:
     assert value(formula) is None
+
+
+def test_length_and_depth_have_exact_limits() -> None:
+    assert value("0" * (LONGEST - 1) + "7") == 7
+    assert value("0" * LONGEST + "7") is None
+    brackets = DEEPEST - 1  # the whole formula is a level too
+    assert value("(" * brackets + "7" + ")" * brackets) == 7
+    assert value("(" * DEEPEST + "7" + ")" * DEEPEST) is None
+
+
+def test_brackets_side_by_side_are_not_deep() -> None:
+    assert value("(1)" * (DEEPEST + 1)) == 1
 
 
 @given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=LONGEST))

@@ -124,7 +124,7 @@ class _Reader:
         return whole + self.atom() if fraction and whole.is_integer() else whole
 
     def root(self, radicand: float, degree: float) -> float:
-        if radicand < 0 or degree < 1:
+        if degree < 1:
             raise _NoFormula
         return math.pow(radicand, 1 / degree)
 
@@ -143,12 +143,10 @@ class _Reader:
         return found
 
     def number(self) -> float:
-        self.peek()
         found = NUMBER.match(self.text, self.at)
         if found is None:
             raise _NoFormula
         self.at = found.end()
-        self.peek()
         return float(found[0])
 
     def taken(self, *marks: str) -> str:
