@@ -187,6 +187,24 @@ def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:
     assert refused(asked(part)).status == 400
 
 
+def test_an_image_reference_hides_no_deep_nesting() -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    part = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "more": deep}}
+    assert refused(asked(part)).code == "limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"), [(3, "an object or a string"), ({"url": 3}, "a string")]
+)
+def test_an_error_names_the_type_that_an_image_url_should_have(
+    reference: object, expected: str
+) -> None:
+    error = refused(asked({"type": "image_url", "image_url": reference}))
+    assert f"expected {expected}," in str(error)
+
+
 def test_each_limit_holds() -> None:
     text = {"type": "text", "text": "abc"}
     Limits(text_characters=6).check(asked(text, text))

@@ -14,6 +14,7 @@ import pytest
 
 from bottega.errors import RejectedError, StoreError
 from bottega.gateway.ports import Body, Completed
+from bottega.gateway.telemetry.warning import Warn
 from bottega.gateway.workshop import Workshop
 from bottega.generation import Scripted
 from bottega.image import Image
@@ -210,3 +211,46 @@ def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
         assert raw(found, asked(1), logprobs=True).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
             raw(found, asked(1), "bottega/apprentice", logprobs=True)
+
+
+class NotKept:
+    """A keeper without room, or one that fails."""
+
+    def __init__(self, error: StoreError | None) -> None:
+        self.error = error
+
+    async def keep(self, example: Example, /) -> str | None:
+        if self.error is not None:
+            raise self.error
+        return None
+
+
+@pytest.mark.parametrize(
+    ("error", "what"), [(StoreError("the disk is full"), "not stored"), (None, "not remembered")]
+)
+def test_an_answer_that_is_not_stored_is_counted(
+    tmp_path: Path, error: StoreError | None, what: str
+) -> None:
+    counted: list[str] = []
+
+    def furnish(workshop: Workshop) -> Workshop:
+        return replace(workshop, keeper=NotKept(error))
+
+    with kitchen(tmp_path, furnish=furnish) as found:
+        found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
+        assert raw(found, asked(1), "bottega/master").headers["x-bottega-route"] == "master"
+        found.wait(1)
+    assert counted == [what]
+
+
+def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
+    counted: list[str] = []
+
+    async def fails(trace: Trace, /) -> None:
+        raise StoreError("the disk is full")
+
+    with kitchen(tmp_path, change=partial(replace, record=fails)) as found:
+        found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
+        raw(found, asked(1))
+        assert found.wait(1).state == "answered"
+    assert counted == ["not recorded"]

@@ -35,7 +35,9 @@ def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
         kb.used(kb.ids()[:2], saved_usd=0.5)
         before = list(kb)
         sources = [image.source for example in before for image in example.query.images]
-        assert kb.export_to(tmp_path / "out") == 3
+        written: list[int] = []
+        assert kb.export_to(tmp_path / "out", progress=written.append) == 3
+        assert written == [1, 1, 1]
         standings = kb._rows.standings([1, 2, 3])
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
     assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_bad=Bad()))) == 2

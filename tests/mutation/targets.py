@@ -28,7 +28,8 @@ TARGETS = (
     Target(
         "gateway/settling gateway/billing",
         "gateway/test_settling gateway/test_budgets gateway/test_abandoned gateway/test_serving"
-        " gateway/test_pinned gateway/test_isolation gateway/test_billing",
+        " gateway/test_pinned gateway/test_isolation gateway/test_billing"
+        " gateway/test_stored_repeats gateway/test_shadowing",
     ),
     Target(
         "evaluation/committing evaluation/journal evaluation/ledger evaluation/budget"

@@ -62,6 +62,15 @@ async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
     assert all(seed is not None and 0 <= seed < 2**31 for seed in first.values())
 
 
+async def test_seeds_have_31_bits() -> None:
+    model = Scripted(lambda prompt: "yes")
+    asker = Asker(model)
+    for number in range(30):
+        await asker.ask(says(str(number)), WARM)
+    seeds = [call.sampling.seed or 0 for call in model.calls]
+    assert 2**30 <= max(seeds) < 2**31 and min(seeds) < 2**30
+
+
 async def test_only_sampling_gets_a_seed() -> None:
     model = Scripted(lambda prompt: "yes")
     for temperature in (0.0, 0.1, 1.0):

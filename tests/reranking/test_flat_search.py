@@ -155,3 +155,31 @@ async def test_what_cannot_be_is_refused() -> None:
         search(Scripted([]), "nearest-ish")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="cannot choose -1"):
         await search(Scripted([]), "nearest").search(QUERY, KNOWN, -1)
+
+
+async def test_an_answer_that_was_judged_goes_before_one_that_was_not() -> None:
+    """The budget pays for a second answer and not for its reward."""
+    flat = search(Scripted(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
+    found = await flat.search(QUERY, KNOWN, 2)
+    assert found.tree is not None and len(found.tree.root.children) == 2
+    assert (found.answer.text, found.tree.ended) == ("cat", "budget")
+
+
+async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_answer() -> None:
+    found = await search(Scripted(last_shown), "random", branches=4).search(QUERY, KNOWN, 3)
+    assert found.tree is not None
+    assert (found.tree.root.visits, len(found.tree.root.children)) == (4, 4)
+    for chain in found.tree.root.children:
+        last = leaf(chain)
+        assert last.answer is not None
+        while chain.children:
+            assert (chain.visits, chain.value) == (1, last.value)
+            [chain] = chain.children
+        assert (last.visits, last.value) == (1, WORTH[last.answer.text])
+
+
+async def test_one_branch_is_enough_and_none_is_refused() -> None:
+    found = await search(Scripted(["cow", "yes"]), "nearest", branches=1).search(QUERY, KNOWN, 1)
+    assert found.tree is not None and found.tree.ended == "rollouts"
+    with pytest.raises(SettingError, match="branches"):
+        search(Scripted([]), "nearest", branches=0)

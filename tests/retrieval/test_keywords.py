@@ -75,8 +75,39 @@ async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
         "above",
     }
     assert DistinctiveTerms().of("red disc red disc red")[0] == "red"
-    with pytest.raises(SettingError):
-        DistinctiveTerms(count=0)
+    assert DistinctiveTerms(count=1, longest=1).of("red disc red") == ("red",)
+    for settings in ({"count": 0}, {"longest": 0}):
+        with pytest.raises(SettingError):
+            DistinctiveTerms(**settings)
+
+
+async def test_one_keyword_is_the_least_that_a_model_can_be_asked_for() -> None:
+    assert await GeneratedKeywords(Scripted(["red, disc"]), count=1)("a red disc") == ("red",)
+    with pytest.raises(SettingError, match="0 keywords"):
+        GeneratedKeywords(Scripted([]), count=0)
+
+
+def test_a_keyword_has_at_most_six_words() -> None:
+    assert read_keywords("one two three four five six, a b c d e f g", 10) == (
+        "one two three four five six",
+    )
+
+
+def test_terms_have_no_stop_word_and_up_to_the_longest_number_of_words() -> None:
+    assert DistinctiveTerms(longest=3).of("big red disc") == (
+        *("big", "red", "disc", "big red", "red disc", "big red disc"),
+    )
+    assert DistinctiveTerms().of("disc of glass") == ("disc", "glass")
+
+
+async def test_keywords_outside_the_question_come_last() -> None:
+    class Fixed:
+        async def __call__(self, text: str, /) -> tuple[str, ...]:
+            return ("round", "disc", "colour")
+
+    search = Asked()
+    await Keyworded(Dense(search), Fixed())(Query("Colour of the disc?"), 1)
+    assert search.queries[0].text == "colour, disc, round"
 
 
 @given(text=st.text())

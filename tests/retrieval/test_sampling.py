@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.retrieval import Balanced, Dense, Uniform
-from bottega.types import Candidate, Query
+from bottega.types import Candidate, Example, Query
 from tests.builders import QUESTION, ListPool, candidates, example, picture
 from tests.retrieval.doubles import Memory, about
 
@@ -100,3 +101,24 @@ async def test_what_was_deleted_since_is_left_out(
     found = [candidate.example.id for candidate in await retrieve(QUERY, k)]
     assert len(set(found)) == len(found) == min(k, 6)
     assert set(found) <= set(memory.examples)
+
+
+class CountingPool(ListPool):
+    """A pool that counts the examples which it fetches."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        super().__init__(examples)
+        self.fetched = 0
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        self.fetched += len(ids)
+        return super().get_many(ids)
+
+
+@pytest.mark.parametrize("retriever", [Uniform, Balanced])
+@pytest.mark.parametrize("k", [0, 1, 3])
+async def test_no_more_examples_are_fetched_than_are_shown(
+    retriever: type[Uniform | Balanced], k: int
+) -> None:
+    pool = CountingPool(list(pool_of({"a": 10, "b": 10}).examples.values()))
+    assert len(await retriever(pool, seed=0)(QUERY, k)) == pool.fetched == k

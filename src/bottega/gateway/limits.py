@@ -175,9 +175,7 @@ class Limits:
             wrong_type(f"messages[{number}].content", "a string or an array of objects", content)
         elif role not in SPEECHLESS:
             required(message, "content", f"messages[{number}]")
-            wrong_type(f"messages[{number}].content", "a string or an array of objects", None)
-        if len(message) > 2:
-            self._check_rest(message, ("content", "role"), f"messages[{number}]")
+        self._check_rest(message, ("content", "role"), f"messages[{number}]")
 
     def _check_parts(self, parts: list[object], where: str, count: _Count) -> None:
         if not parts:

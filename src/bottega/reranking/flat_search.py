@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Literal, get_args
 
 from bottega.errors import SettingError
@@ -179,7 +179,7 @@ class FlatSearch:
 
 def _value(worth: Worth | None) -> float:
     """An answer that was judged goes before one that was not."""
-    return -1.0 if worth is None else worth.value
+    return -inf if worth is None else worth.value
 
 
 def _chain(branch: Branch, worth: Worth) -> Node:

@@ -64,8 +64,10 @@ class Balanced:
 
 def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
     """The first k of `order` that are not the query itself nor gone, fetched k at a time."""
+    if k <= 0:
+        return []
     taken: list[Candidate] = []
-    for start in range(0, len(order) if k > 0 else 0, max(k, 1)):
+    for start in range(0, len(order), k):
         for example in _present(pool, order[start : start + k]):
             if not is_excluded(query, example):
                 taken.append(Candidate(example, 0.0))

@@ -69,7 +69,7 @@ class Ledger:
         self._shadows: list[Shadow] = []
         self._notes: dict[str, str] = {}
         self._untold = 0  # lost, and not yet written down
-        self._month, self._month_begins, self._month_ends = "", 0.0, 0.0
+        self._set_month(clock())
         # What an account spent is always in one of the three.
         self._waiting: Purses = {}
         self._under_way: Purses = {}
@@ -229,9 +229,12 @@ class Ledger:
 
     def _month_at(self, moment: float) -> str:
         if not self._month_begins <= moment < self._month_ends:
-            self._month = month_of(moment)
-            self._month_begins, self._month_ends = month_around(moment)
+            self._set_month(moment)
         return self._month
+
+    def _set_month(self, moment: float) -> None:
+        self._month = month_of(moment)
+        self._month_begins, self._month_ends = month_around(moment)
 
     def _set_note(self, name: str, value: str) -> None:
         with self._lock:
