@@ -179,3 +179,10 @@ def test_prompts_stay_in_full_precision_beside_a_half_precision_model(name: str)
     assert (states.prompted.dtype, prompts.grad.dtype) == (torch.bfloat16, torch.float32)
     whole = prompted(name, tiny(name).inputs(*PROMPTS), prompts)
     assert torch.cosine_similarity(states.prompted.float().flatten(), whole.flatten(), 0) > 0.99
+
+
+@pytest.mark.parametrize("name", [next(iter(DECODERS))])
+def test_layers_are_counted_from_the_embeddings_or_from_the_end(name: str) -> None:
+    depth = hyper(name).depth
+    layers = range(-depth - 2, depth + 2)
+    assert [layer for layer in layers if hyper(name, layer).has_layer] == [*layers][1:-1]

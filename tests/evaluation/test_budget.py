@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -68,3 +69,20 @@ async def test_without_a_price_there_is_no_budget_but_a_run() -> None:
 def test_a_budget_is_positive(usd: float) -> None:
     with pytest.raises(SettingError):
         Budget(usd)
+
+
+async def test_within_a_budget_only_the_first_item_is_answered_alone() -> None:
+    running, most = 0, list[int]()
+    cheap = priced(0.001)
+
+    async def slow(query: Query) -> Outcome:
+        nonlocal running
+        running += 1
+        most.append(running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return await cheap.answer(query)
+
+    conditions = Conditions(concurrency=3, budget=Budget(1.0))
+    await evaluate(BENCHMARK, Method("m", 0, slow), conditions)
+    assert (most[:2], max(most), len(most)) == ([1, 1], 3, 10)

@@ -10,9 +10,9 @@ import pytest
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.estimates import UNSEEN_PROMPT, TokenEstimates
 from bottega.gateway.accounting.limiter import Limiter
-from bottega.gateway.billing import Bill
+from bottega.gateway.billing import Bill, allowed_output
 from bottega.gateway.door import Progress
-from bottega.gateway.ports import Call, Served
+from bottega.gateway.ports import Call, Served, Takes
 from bottega.gateway.requests import BACKGROUND, read_chat
 from bottega.generation import Scripted
 from bottega.protocols import Tier
@@ -123,3 +123,16 @@ def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> Non
     other = prompt_bill("a" * 35_000, estimates)
     other.cut_off(call(), 0.0)
     assert other.progress.usage.prompt_tokens == 10_000
+
+
+@pytest.mark.parametrize(("context", "tokens"), [(None, 1000), (500, 500), (5000, 1000)])
+def test_a_reply_is_no_longer_than_the_context_of_its_tier(
+    context: int | None, tokens: int
+) -> None:
+    served = Served(TIER, Late(), Takes(context=context), output_tokens=1000)
+    assert allowed_output(Call(served, {})) == tokens
+    assert allowed_output(Call(served, {"n": 3})) == 3 * tokens
+    assert allowed_output(Call(served, {"max_tokens": 10})) == 10
+    assert allowed_output(Call(served, {"max_tokens": 10, "max_completion_tokens": 20})) == 20
+    assert allowed_output(Call(served, {}), 900) == tokens
+    assert allowed_output(Call(served, {}), 2000) == min(2000, context or 2000)

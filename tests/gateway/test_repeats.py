@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.gateway.repeats.memory import (
+    OVERHEAD,
     Asked,
     Bodies,
     Flights,
@@ -205,3 +206,46 @@ async def test_a_second_leader_lands_beside_the_first() -> None:
         assert not waiting.done()
         land(REPLY)
     assert await waiting is REPLY
+
+
+def test_a_body_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
+    for more, kept in ((0, 1), (1, 0)):
+        bodies = Bodies(1000 + OVERHEAD)
+        bodies.put(b"x" * (1000 + more), SCOPE, Asked("k"), [])
+        assert (len(bodies), bodies.held_bytes) == (kept, kept * (1000 + OVERHEAD))
+
+
+def test_a_body_that_comes_again_is_held_once() -> None:
+    bodies = Bodies(1 << 20)
+    for key in ("old", "new"):
+        bodies.put(b"{}", SCOPE, Asked(key), [])
+    assert (len(bodies), bodies.held_bytes) == (1, 2 + OVERHEAD)
+    assert bodies.get(b"{}", SCOPE) == Asked("new")
+
+
+def test_the_least_recently_used_body_is_dropped() -> None:
+    bodies = Bodies(3 * (1 + OVERHEAD))
+    for raw in (b"a", b"b", b"c"):
+        bodies.put(raw, SCOPE, Asked("k"), [])
+    bodies.get(b"a", SCOPE)
+    bodies.put(b"d", SCOPE, Asked("k"), [])
+    assert [raw for raw in (b"a", b"b", b"c", b"d") if bodies.get(raw, SCOPE)] == [b"a", b"c", b"d"]
+
+
+def test_a_reply_is_replaced_only_where_there_is_one() -> None:
+    repeats = Repeats(10_000, None)
+    repeats.replace("a", Remembered(b"{}"))
+    assert len(repeats) == 0
+    repeats.put("a", Remembered(b"{}", "small"))
+    repeats.replace("a", Remembered(b"{}", "large"))
+    assert repeats.get("a") == Remembered(b"{}", "large")
+
+
+def test_the_age_of_a_reply_counts_against_its_time() -> None:
+    clock = Clock()
+    repeats = Repeats(10_000, 60, clock=clock)
+    repeats.put("a", Remembered(b"{}"), age=50.0)
+    clock.now += 9.0
+    assert repeats.get("a") is not None
+    clock.now += 1.0
+    assert repeats.get("a") is None

@@ -234,3 +234,13 @@ def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -
     assert count({"content": None, "audio": {"data": "x" * 400}}) == 0
     assert count({"role": "assistant"}) == 0
     assert count({"content": "ab"}) == 1
+
+
+def test_each_choice_of_a_stream_has_to_end() -> None:
+    ended = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
+    cut = {"index": 1, "delta": {"content": "b"}, "finish_reason": None}
+    steps = [orjson.dumps({"model": "m", "choices": [choice]}) for choice in (ended, cut)]
+    with pytest.raises(ServerFailedError, match="cut off"):
+        assembled(steps)
+    steps.append(orjson.dumps({"choices": [cut | {"delta": {}, "finish_reason": "length"}]}))
+    assert [one.text for one in assembled(steps).completions] == ["a", "b"]

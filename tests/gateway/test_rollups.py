@@ -16,6 +16,7 @@ from bottega.gateway.accounting.database import GATEWAY_DB
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
 from bottega.gateway.accounting.rollups import COLUMNS, KEYS, VALUES, add_rollups
 from bottega.gateway.accounting.savings import Savings, savings
+from bottega.gateway.accounting.savings_reader import COSTS
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5
@@ -148,3 +149,8 @@ def test_a_file_from_before_gets_its_sums(tmp_path: Path) -> None:
     assert found.alone is not None and found.alone.usd.n == 20
     assert_exact(ledger)
     ledger.close()
+
+
+def test_single_costs_are_read_by_an_index(ledger: Ledger) -> None:
+    plan = ledger.read(f"EXPLAIN QUERY PLAN {COSTS}", '["a"]', "master", 0.0)
+    assert any("USING INDEX entries_by_route" in str(row[3]) for row in plan)

@@ -3,11 +3,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from bottega.gateway.accounting import savings_reader
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
 from bottega.gateway.accounting.savings import Savings, savings
+from bottega.gateway.accounting.savings_reader import SavingsReader
 
 
 @pytest.fixture
@@ -250,3 +253,20 @@ def test_refused_requests_stand_apart(ledger: Ledger) -> None:
     named = {route.state: route.requests for route in found.routes}
     assert named == {"answered": 3, "replayed": 1, "failed": 2, "refused": 2}
     assert (found.requests, found.answered) == (8, 4)
+
+
+def test_sums_of_answers_and_of_samples_count_together(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the limit the costs are sums, of the master's answers and of its shadow samples."""
+    costs = [1.0, 2.0, 3.0, 6.0]
+    for cost, state in zip(costs, ("answered", "answered", "shadow", "shadow"), strict=True):
+        note(ledger, "master", cost, state=cast(State, state))
+    ledger.flush()
+    reader = SavingsReader(ledger, 0.0, None, "master")
+    for most, values in ((4, costs), (3, [])):
+        monkeypatch.setattr(savings_reader, "MANY", most)
+        found = reader.costs()["a"]
+        assert sorted(found.values) == values
+        assert (found.n, found.mean) == (4, 3.0)
+        assert found.deviation == pytest.approx(3.5**0.5)

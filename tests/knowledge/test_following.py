@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from bottega.knowledge import following
-from bottega.knowledge.following import Follower
+from bottega.knowledge.following import Follower, OutOfDate
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.index_files import wrong_index_files
@@ -131,6 +132,61 @@ def test_few_changes_do_not_write_the_file_again(shelf: Shelf) -> None:
     follower.current()
     follower.close()
     assert file.stat().st_mtime_ns == written
+    shelf.rows.close()
+
+
+@pytest.mark.parametrize(("added", "saved"), [(33, False), (34, True)])
+def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, added: int, saved: bool
+) -> None:
+    monkeypatch.setattr(following, "SAVED_EVERY", 1)
+    shelf.add(300)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    (file,) = Path(shelf.rows.path).parent.glob("*.index")
+    written = file.stat().st_mtime_ns
+    shelf.add(added)
+    monkeypatch.setattr(following.Follower, "_maintain", lambda self, index: None)
+    follower = shelf.follow()
+    follower.current()
+    follower.close()
+    assert (file.stat().st_mtime_ns != written) == saved
+    shelf.rows.close()
+
+
+def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "SAVED_EVERY", 1)
+    shelf.add(300)
+    follower = shelf.follow()
+    graph = settled(follower)
+    (file,) = Path(shelf.rows.path).parent.glob("*.index")
+    for added, saved in ((20, False), (40, True)):
+        written = file.stat().st_mtime_ns
+        shelf.add(added)
+        assert settled(follower) is graph
+        assert (file.stat().st_mtime_ns != written) == saved
+    follower.close()
+    shelf.rows.close()
+
+
+def test_a_follower_of_a_view_that_was_replaced_is_out_of_date(shelf: Shelf) -> None:
+    shelf.add(10)
+    view = shelf.rows.views()["default"]
+    other = Follower(shelf.rows, replace(view, fingerprint="other"), "cosine", 100)
+    with pytest.raises(OutOfDate):
+        other.current()
+    follower = shelf.follow()
+    follower.current()
+    shelf.add(1)
+    follower._view = replace(view, fingerprint="other")
+    with pytest.raises(OutOfDate):
+        follower.current()
+    follower.close()
+    with pytest.raises(OutOfDate):
+        follower.current()
     shelf.rows.close()
 
 

@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.ports import Change, Hit
+from bottega.knowledge.slots import Slots
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]
@@ -105,3 +106,7 @@ def test_applying_changes_twice_does_no_harm() -> None:
 
 def test_an_empty_index_finds_nothing() -> None:
     assert FlatIndex(4, "l2").search(np.zeros((2, 4), np.float32), 3) == [[], []]
+
+
+def test_no_key_has_a_slot_in_an_empty_index() -> None:
+    assert len(Slots().of([-1, 0, 1])) == len(Slots()) == 0

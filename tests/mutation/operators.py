@@ -2,7 +2,8 @@
 
 Skipped by rule, since no test could or should notice them: docstrings, annotations, decorators,
 assertions, log calls and warnings, the arguments of a raised error, arguments that change no result
-(`IGNORED_ARGUMENTS`), module-level and class-level numbers and numeric defaults (tuning constants).
+(`IGNORED_ARGUMENTS`), module-level and class-level numbers and numeric defaults (tuning constants),
+thread counts (`THREAD_COUNTS`), and the equality of a random number with a bound.
 """
 
 from __future__ import annotations
@@ -42,8 +43,14 @@ SYMMETRIC = {
     "agreement",
     "macro_f1",
     "equal",
+    # Parts of `agreement` and `same_number`.
+    "in_words",
+    "decided",
+    "close",
+    "_equal",
 }
 SYMMETRIC_METHODS = {"maximum", "minimum"}  # of numpy and torch
+THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # they change no result
 LOGGERS = {"log", "logger", "logging", "warnings"}
 IGNORED_ARGUMENTS = {
     "strict",
@@ -130,7 +137,7 @@ class _Collector:
             self._block(node.body, in_function=True)
         elif isinstance(node, ast.ClassDef):
             self._block(node.body, in_function=False)
-        elif isinstance(node, ast.Assert) or _is_docstring(node) or _logs(node):
+        elif isinstance(node, ast.Assert) or _is_docstring(node) or _is_ignored(node):
             return
         elif in_function:
             self._drops(node)
@@ -185,6 +192,8 @@ class _Collector:
 
     def _mutate(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            if _is_drawn(node.left):  # equal to the bound with a probability of 2 ** -53
+                return
             old, new = COMPARISONS[type(node.ops[0])]
             self._add_between("comparison", node.left, node.comparators[0], old, new)
         elif isinstance(node, ast.BoolOp):
@@ -281,11 +290,19 @@ def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _logs(node: ast.stmt) -> bool:
+def _is_ignored(node: ast.stmt) -> bool:
+    """Whether the statement logs something or sets a number of threads."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
-    return isinstance(call.func.value, ast.Name) and call.func.value.id in LOGGERS
+    logs = isinstance(call.func.value, ast.Name) and call.func.value.id in LOGGERS
+    return logs or call.func.attr in THREAD_COUNTS
+
+
+def _is_drawn(node: ast.expr) -> bool:
+    """Whether the expression is `rng.random()`, a number of [0, 1)."""
+    call = isinstance(node, ast.Call) and not node.args and not node.keywords
+    return call and isinstance(node.func, ast.Attribute) and node.func.attr == "random"
 
 
 def _blank(match: re.Match[str]) -> str:

@@ -33,6 +33,7 @@ def mutated(source: str) -> list[str]:
             ["x = True if a else 0.5", "x = 0.75 if a else True", "x = 0.5 if a else False"],
         ),
         ("a.b = b", ["pass"]),
+        ("x = rng.random(a) < b", ["x = rng.random(a) <= b"]),
         ("a += b", ["pass"]),
         ("await a(b)", ["pass"]),
         (
@@ -58,6 +59,8 @@ def test_operators_cover_these_edits(source: str, mutants: list[str]) -> None:
         "x = zip(a, strict=True)",
         "x = f'{a + 1}'",
         "x = same_words(a, b)",
+        "faiss.omp_set_num_threads(max(1, a // 2))",
+        "x = rng.random() < a",
         "x = np.maximum(a, b)",
         "return None",
         "return False",

@@ -183,3 +183,13 @@ async def test_one_branch_is_enough_and_none_is_refused() -> None:
     assert found.tree is not None and found.tree.ended == "rollouts"
     with pytest.raises(SettingError, match="branches"):
         search(Scripted([]), "nearest", branches=0)
+
+
+async def test_a_wave_with_an_answer_that_cannot_be_judged_is_the_last() -> None:
+    """An answer and its reward cost three calls; the fifth call pays for an answer alone."""
+    said = iter(range(1000))
+    model = Scripted(lambda prompt: f"x{next(said)}")
+    flat = search(model, "random", branches=4, most_calls=5, reward=TwoEach())
+    found = await flat.search(Query("q"), KNOWN, 2)
+    assert found.tree is not None
+    assert (len(found.tree.root.children), found.tree.calls) == (2, 4)

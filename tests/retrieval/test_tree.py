@@ -274,3 +274,50 @@ def test_kmeans_numbers_its_groups_without_gaps(seed: int, groups: int, n: int) 
 def test_a_tree_that_cannot_be_is_refused(groups: int, cold_start: int) -> None:
     with pytest.raises(SettingError):
         HashtagTree(groups, cold_start=cold_start)
+
+
+def test_a_refit_is_due_at_half_and_at_twice_the_entries_and_not_below_a_cold_start() -> None:
+    tree = HashtagTree(2, cold_start=10)
+    tree.add([f"e{i}" for i in range(20)], np.repeat(rows([1, 2]), 10, axis=0))
+    tree.refit()
+    tree.remove([f"e{i}" for i in range(9)])
+    assert not tree.due()
+    tree.remove(["e9"])
+    assert tree.due()
+    tree.remove(["e10"])
+    assert not tree.due()  # nine entries
+    tree.add([f"n{i}" for i in range(30)], np.repeat(rows([1, 2, 1]), 10, axis=0))
+    assert len(tree) == 39 and not tree.due()
+    tree.add(["last"], rows([1]))
+    assert tree.due()
+
+
+def test_a_tree_without_entries_is_not_refitted() -> None:
+    tree = HashtagTree(2, cold_start=1)
+    assert tree.refit() is None and not tree.refits and not tree.due()
+    tree.add(["a"], rows([1]))
+    assert tree.due()
+
+
+def test_a_refit_reports_its_seconds() -> None:
+    tree = HashtagTree(1, cold_start=1)
+    tree.add(["a", "b"], rows([1, 2]))
+    begun = time.perf_counter()
+    done = tree.refit()
+    assert done is not None and 0 < done.seconds <= time.perf_counter() - begun
+    assert list(tree.refits) == [done]
+
+
+def test_a_tree_emptied_during_its_refit_starts_cold() -> None:
+    def empty(ids: Sequence[str], vectors: Vectors) -> int:
+        tree.remove(ids)
+        return 1
+
+    tree = HashtagTree(empty, cold_start=2)
+    tree.add(["a", "b"], rows([1, 2]))
+    tree.refit()
+    assert (len(tree), tree.groups) == (0, [])
+    tree.add(["a"], rows([1]))
+    assert not tree.due()
+    tree.add(["b"], rows([2]))
+    assert tree.due()
