@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from bottega.gateway.ports import Call, Served, Takes
 from bottega.gateway.requests import BACKGROUND, read_chat
 from bottega.generation import Scripted
 from bottega.protocols import Tier
-from bottega.types import Usage
+from bottega.types import Candidate, Example, Query, Usage
 from tests.gateway.test_abandoned import Late
 
 TIER = Tier("large", Scripted(lambda prompt: "seven"))
@@ -136,3 +137,28 @@ def test_a_reply_is_no_longer_than_the_context_of_its_tier(
     assert allowed_output(Call(served, {"max_tokens": 10, "max_completion_tokens": 20})) == 20
     assert allowed_output(Call(served, {}), 900) == tokens
     assert allowed_output(Call(served, {}), 2000) == min(2000, context or 2000)
+
+
+def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> None:
+    bill.price = lambda model, usage: None
+    assert reserved(bill) == 0
+    bill.paid(call(), Usage(10, 5))
+    assert bill.progress.cost_usd is None
+    bill.price = lambda model, usage: 1.0
+    bill.paid(call(), Usage(10, 5))
+    assert bill.progress.cost_usd is None  # one unknown part makes the sum unknown
+
+
+def test_a_call_without_a_number_of_choices_has_one(bill: Bill) -> None:
+    for fields in ({}, {"n": None}, {"n": 1}):
+        assert reserved(bill, max_tokens=10, **fields) == 10
+
+
+def test_the_bill_of_the_last_call_names_its_tier_and_demonstrations(bill: Bill) -> None:
+    shown = (Candidate(Example(Query("q"), "a"), 1.0),) * 2
+    bill.paid(replace(call(), shown=shown), Usage(10, 5))
+    progress = bill.progress
+    assert (progress.route, progress.shots, progress.usage) == ("large", 2, Usage(10, 5))
+    assert progress.cost_usd == 5.0
+    bill.paid(call(), Usage(1, 2))
+    assert (progress.shots, progress.usage, progress.cost_usd) == (0, Usage(11, 7), 7.0)

@@ -205,3 +205,12 @@ async def test_no_budget_is_ever_exceeded(
     spent = asker.usage.prompt_tokens + asker.usage.completion_tokens
     assert spent == sum(1 + 3 * n for n in asked)
     assert spent <= (most_tokens or spent)
+
+
+@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+def test_a_budget_is_a_whole_number_of_one_or_more(setting: str) -> None:
+    assert Asker(Scripted([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
+    assert not Asker(Scripted([]), **{setting: None}).is_limited  # type: ignore[arg-type]
+    for wrong in (-1, 1.5):
+        with pytest.raises(SettingError, match=f"{setting} is {wrong}"):
+            Asker(Scripted([]), **{setting: wrong})  # type: ignore[arg-type]

@@ -193,3 +193,17 @@ async def test_a_wave_with_an_answer_that_cannot_be_judged_is_the_last() -> None
     found = await flat.search(Query("q"), KNOWN, 2)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.calls) == (2, 4)
+
+
+async def test_tokens_that_replies_leave_pay_for_more_answers() -> None:
+    """The image reserves 4,096 tokens for each answer, and the replies use a few."""
+    flat = search(Scripted(last_shown), "random", branches=6, most_tokens=6000)
+    found = await flat.search(QUERY, KNOWN, 1)
+    assert found.tree is not None
+    assert (len(found.tree.root.children), found.tree.ended) == (6, "rollouts")
+
+
+@pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
+def test_a_budget_is_checked_before_the_first_query(setting: str) -> None:
+    with pytest.raises(SettingError, match=f"{setting} is 0"):
+        search(Scripted([]), "nearest", **{setting: 0})

@@ -114,3 +114,12 @@ async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
     nameless = Candidate(Example(Query("q"), "a"), 1.0)
     with pytest.raises(SettingError, match="no id"):
         await mmr({"a": 0}, 0.5)(QUERY, [nameless], 1)
+
+
+@pytest.mark.parametrize("trade_off", [0.0, 1.0])
+async def test_trade_offs_reach_from_diversity_alone_to_relevance_alone(trade_off: float) -> None:
+    rerank = MaximalMarginalRelevance(at({"a": 0, "b": 1, "c": 90}), trade_off=trade_off)
+    chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
+    assert {c.example.answer for c in chosen} == ({"a", "b"} if trade_off else {"a", "c"})
+    with pytest.raises(SettingError):
+        MaximalMarginalRelevance(at({}), trade_off=-0.1)

@@ -281,3 +281,26 @@ async def test_what_is_no_worth_is_refused(wrong: object) -> None:
 def test_an_unknown_variant_is_refused(kind: Callable[..., Reward]) -> None:
     with pytest.raises(SettingError, match="variant"):
         kind(variant="oops")
+
+
+@pytest.mark.parametrize(("alpha", "value"), [(0, 0.5), (1, 1.0)])
+async def test_either_reward_may_have_the_whole_weight(alpha: float, value: float) -> None:
+    weighted = Weighted(bare, fixed_mutual, alpha=alpha)
+    assert (await weighted(QUERY, SAID, KNOWN, Asker(Scripted([])))).value == pytest.approx(value)
+    with pytest.raises(SettingError, match="alpha"):
+        Weighted(bare, bare, alpha=-0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+async def test_a_reward_is_from_0_to_1(value: float) -> None:
+    async def reward(*asked: object) -> Worth:
+        return Worth(value)
+
+    worth = await Weighted(reward, reward)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    assert worth.value == value
+
+
+def test_one_sample_is_the_least() -> None:
+    assert own(n=1) and mutual(n=1, samples=1)
+    with pytest.raises(SettingError, match="samples is 0"):
+        mutual(samples=0)

@@ -6,6 +6,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.protocols import Reranker
 from bottega.reranking import LabelCover, MaximalMarginalRelevance, Order, TopK
+from bottega.reranking.top import MOST_SHOWN, check_depth
 from bottega.types import Query
 from tests.builders import QUESTION, candidates, picture
 
@@ -45,3 +46,10 @@ async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> N
         await rerank(QUERY, FOUND, -1)
     assert raised.value.hint
     assert await rerank(QUERY, FOUND, 0) == []
+
+
+def test_a_search_shows_at_most_as_many_as_json_can_nest() -> None:
+    check_depth(0)
+    check_depth(MOST_SHOWN)
+    with pytest.raises(SettingError, match=f"cannot choose {MOST_SHOWN + 1} demonstrations"):
+        check_depth(MOST_SHOWN + 1)

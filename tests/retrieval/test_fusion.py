@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -166,3 +168,25 @@ async def test_a_list_that_is_all_one_tie_changes_nothing(
     found = await ReciprocalRankFusion([same, Ranked(order)])(Query("q"), 6)
     assert [c.example.answer for c in found] == order
     assert len(await ReciprocalRankFusion([same])(Query("q"), 3)) == 3  # still what was found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"constant": 0.0},
+        {"constant": -1.0},
+        {"constant": math.inf},
+        {"weights": [1.0]},
+        {"weights": [1.0, -0.1]},
+        {"weights": [1.0, math.inf]},
+    ],
+)
+def test_constants_and_weights_that_cannot_rank_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError):
+        ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], **settings)
+
+
+async def test_a_retriever_of_weight_zero_changes_no_order() -> None:
+    fusion = ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], weights=[1.0, 0.0], constant=0.1)
+    assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["a", "b"]
+    assert await fusion(Query("q"), 0) == []

@@ -177,3 +177,12 @@ async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> Non
     with pytest.raises(OSError, match="gone"):
         await shared(query, 5)
     assert shared.best(query) is None
+
+
+def test_a_search_is_for_one_candidate_at_least() -> None:
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        return []
+
+    assert Shared(retrieve, least=1)
+    with pytest.raises(SettingError, match="least is 0"):
+        Shared(retrieve, least=0)

@@ -313,7 +313,7 @@ def test_a_tree_emptied_during_its_refit_starts_cold() -> None:
         tree.remove(ids)
         return 1
 
-    tree = HashtagTree(empty, cold_start=2)
+    tree = HashtagTree(empty, adapt=False, cold_start=2)
     tree.add(["a", "b"], rows([1, 2]))
     tree.refit()
     assert (len(tree), tree.groups) == (0, [])

@@ -156,3 +156,9 @@ async def test_the_same_seed_sends_the_same_queries() -> None:
     cost = prices(0.0002, lambda i: 0.02)
     one, same = [await spent(Budgeted(TWO, 4, seed=3), 300, cost, seed=0) for _ in "ab"]
     assert one == same != await spent(Budgeted(TWO, 4, seed=4), 300, cost, seed=0)
+
+
+def test_the_shortest_window_has_20_queries() -> None:
+    assert Budgeted(TWO, 4, window=20).rate == 0
+    with pytest.raises(SettingError, match="window is 19"):
+        Budgeted(TWO, 4, window=19)

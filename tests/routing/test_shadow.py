@@ -118,3 +118,9 @@ async def test_an_error_of_the_program_is_raised() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
         Shadow(BenefitGate(), same, **settings)
+
+
+@pytest.mark.parametrize(("rate", "begins"), [(0, False), (1, True)])
+def test_none_or_all_of_the_queries_may_be_measured(rate: float, begins: bool) -> None:
+    one = shadow(rate=rate, at_once=1000)
+    assert [one.begins() for _ in range(100)] == [begins] * 100

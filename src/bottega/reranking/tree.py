@@ -109,7 +109,7 @@ class Tree:
             return None
         if self._released and ready[0] is not self.root:
             weights = [self.uct(node) for node in ready]
-            chosen = self._random.choices(ready, weights if any(weights) else None)[0]
+            [chosen] = self._random.choices(ready, weights if any(weights) else None)
         else:
             chosen = max(ready, key=self.uct)  # the one nearer to the root of two equals
         return self._grown(chosen)
