@@ -207,3 +207,13 @@ def test_the_correlation_has_newcombes_correction(both: int, phi: float) -> None
     ours = [True] * 5 + [False] * 5
     theirs = [True] * both + [False] * 5 + [True] * (5 - both)
     assert _correlation(ours, theirs) == pytest.approx(phi)
+
+
+def test_sign_flips_count_wins_losses_and_no_ties() -> None:
+    ours, theirs = [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]
+    # Of the 16 ways to flip four signs, ten are as far from zero: p = 10 / 16.
+    assert sign_flips(ours, theirs, seed=0) == pytest.approx(10 / 16, abs=0.02)
+    assert sign_flips(theirs, ours, seed=0) == pytest.approx(10 / 16, abs=0.02)
+    ties = [0.5] * 10
+    assert sign_flips(ours + ties, theirs + ties, seed=0) == sign_flips(ours, theirs, seed=0)
+    assert sign_flips(ties, ties, seed=0) == 1.0

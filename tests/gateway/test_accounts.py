@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bottega.errors import NotFoundError, SettingError, StoreError
-from bottega.gateway.accounting.accounts import TOKEN, Accounts
+from bottega.gateway.accounting.accounts import LONGEST_NAME, TOKEN, Accounts
 from bottega.knowledge import KnowledgeBase
 
 
@@ -205,3 +206,50 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no folder"):
         Accounts.open(tmp_path / "none" / "gateway.db")
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("column", ["secret", "id", "name", "namespace"])
+def test_a_damaged_account_is_an_error_of_the_store(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "gateway.db"
+    with closing(Accounts.open(path)) as accounts:
+        accounts.add("team")
+    wrong = "5.5" if column == "secret" else "x'ff'"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE accounts SET {column} = {wrong}")
+        connection.commit()
+    with pytest.raises(StoreError):
+        Accounts.open(path)
+
+
+MOST = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "valid", "wrong"),
+    [
+        ("requests_per_minute", [None, 1, MOST], [0, -1, MOST + 1]),
+        ("usd_per_month", [None, 0, 0.01, 1e9], [-0.01, float("inf"), float("nan")]),
+        ("max_concurrent", [None, 1, MOST], [0, -1, MOST + 1]),
+        ("max_namespaces", [None, 0, MOST], [-1, MOST + 1]),
+        ("namespace", ["", "x" * LONGEST_NAME], ["x" * (LONGEST_NAME + 1), "a\n", "\ud800"]),
+    ],
+)
+def test_settings_of_a_key_have_exact_limits(
+    accounts: Accounts, setting: str, valid: list[Any], wrong: list[Any]
+) -> None:
+    for value in wrong:
+        with pytest.raises(SettingError):
+            accounts.add("team", **{setting: value})
+    assert accounts.list() == []
+    for value in valid:
+        made, token = accounts.add("team", **{setting: value})
+        assert getattr(made, setting) == value
+        assert accounts.authenticate(token) == made
+
+
+def test_the_name_of_a_key_has_exact_limits(accounts: Accounts) -> None:
+    for name in ("", " ", "x" * (LONGEST_NAME + 1), "a\n", "\ud800"):
+        with pytest.raises(SettingError):
+            accounts.add(name)
+    for name in ("x", "x" * LONGEST_NAME):
+        assert accounts.add(name)[0].name == name

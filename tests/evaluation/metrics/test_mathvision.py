@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.evaluation.metrics.mathvision import MathVisionAccuracy, equal
+from bottega.evaluation.metrics.metric import Judged
 from bottega.parsing import FinalAnswerParser
 from bottega.types import Answer, Completion, Example, Query
 
@@ -29,6 +30,11 @@ def test_no_text_ever_raises_or_takes_long(formula: str) -> None:
         (r"\frac{1}{3}", "0.34", False),
         ("(2, 3)", r"\left(2,\frac{6}{2}\right)", True),
         ("(2, 3)", "(3, 2)", False),
+        ("(2, 3)", "(4/2, 6/2)", True),
+        ("(2, 3)", "(2, 4)", False),
+        ("(12, 3)", "(22, 3)", False),
+        ("(1,)", "(1.0,)", True),
+        ("(1, 2)", "(1, 2,)", False),
         ("(2, 3)", "[2, 3]", False),
         ("(2, 3)", "(2, 3, 4)", False),
         ("(a, 3)", "(A, 3.0)", True),
@@ -85,3 +91,11 @@ def test_open_answers() -> None:
         1,
         0,
     ]
+
+
+def test_the_estimate_is_the_mean_score() -> None:
+    judged = [Judged(Example(Query("?"), "2"), Answer("2"), score) for score in (1.0, 1.0, 0.0)]
+    found = MathVisionAccuracy().estimate(judged, seed=0)
+    assert found.value == pytest.approx(2 / 3)
+    assert found.low is not None and found.high is not None
+    assert found.low < found.value < found.high
