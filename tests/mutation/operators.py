@@ -301,8 +301,9 @@ def _is_ignored(node: ast.stmt) -> bool:
 
 def _is_drawn(node: ast.expr) -> bool:
     """Whether the expression is `rng.random()`, a number of [0, 1)."""
-    call = isinstance(node, ast.Call) and not node.args and not node.keywords
-    return call and isinstance(node.func, ast.Attribute) and node.func.attr == "random"
+    if not isinstance(node, ast.Call) or node.args or node.keywords:
+        return False
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "random"
 
 
 def _blank(match: re.Match[str]) -> str:

@@ -76,9 +76,9 @@ async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
     }
     assert DistinctiveTerms().of("red disc red disc red")[0] == "red"
     assert DistinctiveTerms(count=1, longest=1).of("red disc red") == ("red",)
-    for settings in ({"count": 0}, {"longest": 0}):
+    for count, longest in ((0, 1), (1, 0)):
         with pytest.raises(SettingError):
-            DistinctiveTerms(**settings)
+            DistinctiveTerms(count=count, longest=longest)
 
 
 async def test_one_keyword_is_the_least_that_a_model_can_be_asked_for() -> None:
