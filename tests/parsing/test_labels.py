@@ -182,6 +182,115 @@ def test_two_labels_are_never_read_as_one(labels: list[str], between: str) -> No
     assert not ONE(QUERY, Completion(between.join(labels[:2]))).valid
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Answer: dog\nWait, it is a cat.",
+        "Answer: dog\nI changed my mind: cat",
+        "Answer: dog\n\nHowever, answer is cat",
+        "Answer: dog\nConfidence: 0.9\nThese are clearly cats.",
+        "Answer: dog\nOn reflection, that is wrong.",
+    ],
+)
+def test_a_stated_answer_that_later_text_may_contradict_is_refused(reply: str) -> None:
+    query = Query("?", choices=("dog", "cat"))
+    assert not ONE(query, Completion(reply)).valid
+    assert not MANY(query, Completion(reply)).valid
+
+
+@pytest.mark.parametrize(
+    ("reply", "labels"),
+    [
+        ("Answer: low\nConfidence: high", ("low",)),
+        ("Answer: low\nConfidence Score: 0.9\n---END FORMAT TEMPLATE---", ("low",)),
+        ("Answer: low\n\nA low tone, low indeed.", ("low",)),
+        ("Answer: high, low\nBoth low and high.", ("high", "low")),
+        ("Answer: none\nNeither of them fits.", ()),
+    ],
+)
+def test_a_stated_answer_that_later_text_supports_is_read(
+    reply: str, labels: tuple[str, ...]
+) -> None:
+    answer = MANY(Query("?", choices=("low", "high")), Completion(reply))
+    assert (answer.valid, answer.labels) == (True, labels)
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices", "label"),
+    [
+        ("The answer is dog.", ("cat", "dog"), "dog"),
+        ("The correct answer is: **dog**\nIt barks.", ("cat", "dog"), "dog"),
+        ("B. Because it barks.", ("A", "B"), "B"),
+        ("The answer is B. It barks.", ("A", "B"), "B"),
+        ("Answer: B. dog", ("A", "B"), "B"),
+        ("Answer: B. dog", ("cat", "dog"), "dog"),
+        ("Answer: (B) dog", ("cat", "dog"), "dog"),
+        ("**B: dog**", ("cat", "dog"), "dog"),
+        ("1. biology", TOPICS.choices, "biology"),
+        ("2) geography", TOPICS.choices, "geography"),
+        ("biology</s>", TOPICS.choices, "biology"),
+        ("biology\n<|im_end|>\n<|endoftext|>", TOPICS.choices, "biology"),
+        ("biology</s>", ("biology</s>", "biology"), "biology</s>"),
+    ],
+)
+def test_a_label_with_its_letter_or_an_introduction_is_read(
+    reply: str, choices: tuple[str, ...], label: str
+) -> None:
+    answer = ONE(Query("?", choices=choices), Completion(reply))
+    assert (answer.valid, answer.labels) == (True, (label,))
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices"),
+    [
+        ("The answer is dog, not cat.", ("cat", "dog")),
+        ("The answer is dog.\nNo, wait.", ("cat", "dog")),
+        ("The answer is not dog.", ("cat", "dog")),
+        ("B. Because A has no legs.", ("A", "B")),
+        ("B. That is wrong.", ("A", "B")),
+        ("B) A", ("A", "B")),
+        ("A. dog", ("cat", "dog")),
+        ("C. dog", ("cat", "dog")),
+        ("2. biology", TOPICS.choices),
+        ("1. biology\n2. geography", TOPICS.choices),
+        ("B. biology", TOPICS.choices),
+        ("1. 5", ("5", "6")),
+        ("5. 3", ("5", "6")),
+        ("dog</s>cat", ("cat", "dog")),
+    ],
+)
+def test_a_letter_that_may_mean_another_label_is_refused(
+    reply: str, choices: tuple[str, ...]
+) -> None:
+    assert not ONE(Query("?", choices=choices), Completion(reply)).valid
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices"),
+    [
+        ("dog\n\nThese are clearly cats.", ("dog", "cat")),
+        ("dog\nTwo foxes.", ("dog", "fox")),
+        ("dog\nThese are hot dogs.", ("dog", "hot dog")),
+        ("cat\nMany cats.", ("cat", "cats")),
+    ],
+)
+def test_the_plural_of_another_choice_contradicts(reply: str, choices: tuple[str, ...]) -> None:
+    assert not ONE(Query("?", choices=choices), Completion(reply)).valid
+
+
+@pytest.mark.parametrize(
+    ("reply", "choices"),
+    [
+        ("hot dog\nHot dogs are food.", ("dog", "hot dog")),
+        ("dog\nDogs bark.", ("dog", "cat")),
+        ("cats\nMany cats.", ("cat", "cats")),
+        ("B\nAs it is: a plant", ("A", "B", "I")),
+    ],
+)
+def test_the_plural_of_the_label_does_not_contradict(reply: str, choices: tuple[str, ...]) -> None:
+    assert ONE(Query("?", choices=choices), Completion(reply)).labels == (reply.split("\n")[0],)
+
+
 def test_choices_that_differ_only_in_case_are_told_apart_or_refused() -> None:
     query = Query("?", choices=("Polish", "polish"))
     assert ONE(query, Completion("polish")).labels == ("polish",)
@@ -251,6 +360,23 @@ def test_a_long_reply_is_normalized_a_fixed_number_of_times(
     monkeypatch.setattr("bottega.parsing.replies.plain", counted)
     ONE(QUERY, Completion(reply))
     assert len(reply) <= seen <= 5 * len(reply)
+
+
+def test_each_choice_is_normalized_a_fixed_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = 0
+
+    def counted(text: str) -> str:
+        nonlocal seen
+        seen += 1
+        return plain(text)
+
+    monkeypatch.setattr("bottega.parsing.labels.plain", counted)
+    monkeypatch.setattr("bottega.parsing.replies.plain", counted)
+    query = Query("?", choices=tuple(f"kind {number}" for number in range(200)))
+    assert len(MANY(query, Completion("- kind 7, kind 8, " * 50 + "kind 9")).labels) == 3
+    assert seen < 2000
 
 
 def test_no_number_is_no_confidence() -> None:

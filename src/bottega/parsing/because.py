@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from bottega.parsing.replies import WORDS, spoken
+from bottega.parsing.replies import ANSWER_PHRASE, WORDS, spoken
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
@@ -13,7 +13,6 @@ from bottega.types import Answer, Completion, Query
 THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
-PHRASE = re.compile(r"\bthe (?:final |correct )?answer is\b:?\s*", re.IGNORECASE)
 SENTENCE_ENDS = re.compile(r"\.\s|\n")
 FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 
@@ -48,7 +47,7 @@ def _parts(reply: str) -> tuple[str, str, str]:
     final = next(reversed(list(FINAL.finditer(reply))), None)
     thought, said = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
     said, reason = _cut(said)
-    phrases = list(PHRASE.finditer(said))
+    phrases = list(ANSWER_PHRASE.finditer(said))
     if phrases and (final or reason or THOUGHT.search(said)):
         thought += said[: phrases[-1].start()]
         said = said[phrases[-1].end() :]

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from string import ascii_lowercase
 
+from bottega.parsing.contradiction import contradicts
 from bottega.parsing.replies import (
+    ANSWER_PHRASE,
     QUOTES,
     WORDS,
+    ChoiceIndex,
     before,
     confidence,
-    match,
     plain,
     spoken,
     stated_answers,
+    without_confidence,
 )
 from bottega.types import Answer, Completion, Query
 
@@ -22,15 +26,21 @@ SEPARATORS = re.compile(r"([,;|\n]+(?: and )?| and )")
 NO_LABEL = "none"
 # Markdown at the start of a line. The blank after it distinguishes a bullet from a minus sign.
 BULLET = re.compile(r"\A[\s*_]*(?:[-–—•·▪◦>]|#{1,6})\s+")
-DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
-# A character outside ASCII is a token of its own: Chinese, Japanese and Thai have no spaces.
-WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
-TOKEN = re.compile(rf"{WORD.pattern}|[^\s\w]")
-ARTICLE = re.compile(r"\ba(?=[ \t]+[a-z])")
-# After a label, these words may retract it. The "t" is that of "isn't".
-DOUBTS = re.compile(
-    " (?:actually|but|cannot|correction|false|however|incorrect|instead|mistake|mistaken|never|no"
-    "|nor|not|rather|sorry|t|wait|wrong|不|错|錯) "
+# The letter or the number of a choice, as in "(B) dog", "**B:** dog" and "2. dog".
+ENUMERATOR = re.compile(r"\A[\s*_(\[]*([a-zA-Z]|[0-9]{1,3})[*_]*[.):\]]{1,2}[\s*_]+")
+# Some servers return the tokens that end a reply as text.
+END_MARKERS = (
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    " ",
+    "\n",
 )
 
 
@@ -45,11 +55,12 @@ class LabelParser:
     repeats the template answers last), or else takes the whole reply as the label.
 
     The label must equal one of the query's choices up to case, outer punctuation and spacing, with
-    or without a bullet before it. It may be the whole first line of a longer reply that names no
-    other choice and expresses no doubt ("biology" above "Which of"). With no choices, any text is
-    an answer. The text before the first answer is the rationale. With `multi_label` the reply may
-    list several choices separated by commas, or say "none". Everything else is
-    `Answer(valid=False)`.
+    or without a bullet before it. It may be the whole first line of a longer reply ("biology" above
+    "Which of"), follow "the answer is" or its own letter or number ("B. dog" if dog is the second
+    choice), or be a letter before other text ("B. Because"). Text after the label must not name
+    another choice or express doubt. With no choices, any text is an answer. The text before the
+    first answer is the rationale. With `multi_label` the reply may list several choices separated
+    by commas, or say "none". Everything else is `Answer(valid=False)`.
     """
 
     def __init__(self, *, multi_label: bool = False) -> None:
@@ -57,96 +68,101 @@ class LabelParser:
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
         reply = spoken(completion.text)
-        stated = [] if reply in query.choices else stated_answers(reply)
+        whole = reply in query.choices
+        reply = reply if whole else _without_end_markers(reply)
+        stated = [] if whole else stated_answers(reply)
         text = (stated[-1][1] if stated else reply).strip()
+        later = without_confidence(reply[stated[-1].end() :]) if stated else ""
         rationale = before(reply, stated)
-        labels = self._labels(text, query.choices)
+        labels = self._labels(text, later, query.choices)
         if labels is None:
             return Answer(text, valid=False, rationale=rationale)
         shown = ", ".join(labels) or NO_LABEL
         sure = confidence(reply, completion)
         return Answer(shown, labels=labels, confidence=sure, rationale=rationale)
 
-    def _labels(self, text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+    def _labels(self, text: str, later: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+        """Return the labels in the text, unless `later` text may contradict them."""
         if not choices:
             bare = text.strip(QUOTES)
             return (bare,) if bare else None
-        one = _listed(text, choices)
+        index = ChoiceIndex(choices)
+        labels = self._read(text, index)
+        return None if labels is None or contradicts(later, labels, index) else labels
+
+    def _read(self, text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
+        one = _listed(text, index)
         if one is None and not self.multi_label:
-            one = _first_line(text, choices)
+            one = _first_line(text, index)
         if one is not None:
             return (one,)
         if not self.multi_label:
             return None
         if plain(text) == NO_LABEL:
             return ()
-        return _split(text, choices)
+        return _split(text, index)
 
 
-def _listed(text: str, choices: Sequence[str]) -> str | None:
+def _without_end_markers(reply: str) -> str:
+    end = len(reply)
+    while marker := next((one for one in END_MARKERS if reply.endswith(one, 0, end)), None):
+        end -= len(marker)
+    return reply[:end]
+
+
+def _listed(text: str, index: ChoiceIndex) -> str | None:
     """Return the choice that equals the text, with or without a bullet. Return None for "- 5" if
     "-5" is a choice, with any dash in either."""
-    label = match(text, choices)
+    label = index.find(text)
     bullet = BULLET.match(text)
     if label is not None or bullet is None:
         return label
-    if _signed(text) in map(_signed, choices):
-        return None
-    return match(text[bullet.end() :], choices)
+    return None if index.has_signed(text) else index.find(text[bullet.end() :])
 
 
-def _signed(text: str) -> str:
-    return "".join(plain(text.translate(DASHES)).split())
-
-
-def _first_line(text: str, choices: Sequence[str]) -> str | None:
-    """Return the choice that is the whole first line, unless later text may contradict it."""
+def _first_line(text: str, index: ChoiceIndex) -> str | None:
+    """Return the choice that the first line states, unless later text may contradict it."""
     lines = [line for line in text.splitlines() if WORDS.search(line)]
-    label = _listed(lines[0], choices) if lines else None
-    if label is None or _contradicts("\n".join(lines[1:]), label, choices):
+    if not lines:
+        return None
+    label, rest = _introduced(lines[0], index)
+    if label is None or contradicts("\n".join((rest, *lines[1:])), (label,), index):
         return None
     return label
 
 
-def _contradicts(text: str, label: str, choices: Sequence[str]) -> bool:
-    """Return whether the text contains a word of doubt or any other choice. Compare with and
-    without punctuation: the first distinguishes "C" from "C++", the second finds
-    "salt-and-pepper"."""
-    folded = plain(text)
-    for pattern in (TOKEN, WORD):
-        own, said = _tokens(plain(label), pattern), _tokens(folded, pattern)
-        rest = said.replace(own, "\n") if own else said
-        if DOUBTS.search(rest):
-            return True
-        for choice in choices:
-            other = _tokens(plain(choice), pattern)
-            if not other or other == own:
-                continue
-            # "hot dog" contains "dog", so only a "dog" outside it counts.
-            where = rest if other in own else said
-            if other == " a " and not choice.islower():
-                where = _tokens(plain(ARTICLE.sub("", text)), pattern)
-            if other in where:
-                return True
-    return False
+def _introduced(line: str, index: ChoiceIndex) -> tuple[str | None, str]:
+    """Return the choice that is the line, less "the answer is" and an enumerator; or the choice
+    that is the enumerator's letter, and the text after it."""
+    bare = line.lstrip(QUOTES)
+    phrase = ANSWER_PHRASE.match(bare)
+    said = bare[phrase.end() :] if phrase else line
+    label = _listed(said, index)
+    enumerator = ENUMERATOR.match(said)
+    if label is not None or enumerator is None:
+        return label, ""
+    mark, rest = enumerator[1], said[enumerator.end() :]
+    named = index.find(mark)
+    if named is not None:
+        return (named, rest) if mark.isalpha() else (None, "")
+    if mark.isdigit() and rest[:1].isdigit():  # "1. 5" may be 1.5
+        return None, ""
+    label = index.find(rest)
+    position = int(mark) - 1 if mark.isdigit() else ascii_lowercase.index(mark.lower())
+    return (label if label in index.choices[position : position + 1] else None), ""
 
 
-def _tokens(text: str, pattern: re.Pattern[str]) -> str:
-    """Return each token between two spaces of its own, so that adjacent matches never overlap."""
-    return "".join(f" {token} " for token in pattern.findall(text))
-
-
-def _split(text: str, choices: Sequence[str]) -> tuple[str, ...] | None:
+def _split(text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
     """The labels of a list. A label may itself hold a separator, so the longest run of parts that
     is a choice wins. None if any part belongs to no choice."""
     parts = SEPARATORS.split(text)  # captured separators stand at the odd places
     # No choice has more: each separator stands for one of its characters at least.
-    most = 2 * max(len(plain(choice)) for choice in choices) + 1
+    most = 2 * max(map(len, index.texts)) + 1
     found: list[str] = []
     start = 0
     while start < len(parts):
         for end in range(min(len(parts), start + most), start, -2):
-            label = _listed("".join(parts[start:end]), choices)
+            label = _listed("".join(parts[start:end]), index)
             if label is not None:
                 found.append(label)
                 start = end + 1

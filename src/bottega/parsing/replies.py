@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 from bottega.types import Completion
@@ -24,7 +25,9 @@ TEMPLATE_OPENS = re.compile(r"^[^\w\n]*BEGIN FORMAT TEMPLATE[^\w\n]*$", re.MULTI
 CONFIDENCE_LINE = re.compile(
     r"^[^\w\n]*confidence(?: score)?[^\w\n]*:.*$", re.IGNORECASE | re.MULTILINE
 )
+ANSWER_PHRASE = re.compile(r"\bthe (?:final |correct )?answer is\b:?\s*", re.IGNORECASE)
 WORDS = re.compile(r"\w")
+DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
 POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # that of ".5", which is no punctuation
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 
@@ -68,16 +71,35 @@ def confidence(reply: str, completion: Completion) -> float | None:
     return math.exp(min(0.0, completion.logprob))
 
 
+class ChoiceIndex:
+    """The choices by their plain text, built once for many look-ups."""
+
+    def __init__(self, choices: Sequence[str]) -> None:
+        self.choices = choices
+        self.texts = [plain(choice) for choice in choices]
+        counts = Counter(self.texts)
+        pairs = zip(self.texts, choices, strict=True)
+        self._by_text = {text: choice for text, choice in pairs if text and counts[text] == 1}
+        self._exact = frozenset(choices)
+        self._signed = frozenset(map(_signed, self.texts))
+
+    def find(self, text: str) -> str | None:
+        """Return the choice that equals the text up to case, outer punctuation and spacing. Return
+        None if there is no such choice, or more than one."""
+        return text if text in self._exact else self._by_text.get(plain(text))
+
+    def has_signed(self, text: str) -> bool:
+        """Return whether a choice equals the text with any dash as minus sign, without spaces."""
+        return _signed(plain(text)) in self._signed
+
+
+def _signed(text: str) -> str:
+    return "".join(text.translate(DASHES).split())
+
+
 def match(text: str, choices: Sequence[str]) -> str | None:
-    """The choice that the text is, up to case, outer punctuation and spacing; None if it is not
-    exactly one of them."""
-    if text in choices:
-        return text
-    wanted = plain(text)
-    if not wanted:
-        return None
-    equal = [choice for choice in choices if plain(choice) == wanted]
-    return equal[0] if len(equal) == 1 else None
+    """Return the choice that equals the text, as `ChoiceIndex.find` does."""
+    return text if text in choices else ChoiceIndex(choices).find(text)
 
 
 def plain(text: str) -> str:
