@@ -48,6 +48,18 @@ def test_a_question_for_a_benchmark_with_its_own_is_refused(run: Run) -> None:
     assert "--question" in done.err and "image-folder" in done.err
 
 
+def test_options_that_would_change_the_question_are_refused(run: Run, pets: Path) -> None:
+    benchmark = f"image-folder:{pets}"
+    done = run("eval", benchmark, "--question", "Cat?", "--unparsable", "random")
+    assert done.code == 2
+    assert "--unparsable" in done.err and "mmmu" in done.err
+    done = run("eval", f"{benchmark},question=Cat?", "--unparsable", "random")
+    assert done.code == 2
+    done = run("eval", f"{benchmark},question=Cat?", "--question", "Dog?")
+    assert done.code == 2
+    assert "question" in done.err and "Dog?" in done.err
+
+
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
 def test_eval_on_aerial_images(run: Run) -> None:
     done = run(

@@ -181,14 +181,27 @@ def _compare(
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
     """Return the benchmark with the options that are part of it."""
+    kind = benchmark.partition(":")[0]
+    if unparsable != UNREAD:
+        if kind != "mmmu":
+            raise SettingError(
+                f"--unparsable is an option of mmmu alone, got {benchmark}",
+                hint="remove --unparsable",
+            )
+        benchmark = f"{benchmark},unparsable={unparsable}"
     if question is not None:
-        if benchmark.partition(":")[0] not in LABELLED_IMAGES:
+        if kind not in LABELLED_IMAGES:
             raise SettingError(
                 f"{benchmark} has questions of its own, got --question {question!r}",
                 hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
             )
+        if ",question=" in benchmark:
+            raise SettingError(
+                f"{benchmark} states a question, got --question {question!r}",
+                hint="remove one of the two questions",
+            )
         benchmark = f"{benchmark},question={question}"
-    return benchmark if unparsable == UNREAD else f"{benchmark},unparsable={unparsable}"
+    return benchmark
 
 
 def _settings(

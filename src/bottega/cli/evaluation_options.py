@@ -73,7 +73,7 @@ Passages = Annotated[
 Unparsable = Annotated[
     str,
     typer.Option(
-        help="What a multiple-choice reply is that cannot be read: none (wrong), or random (a "
+        help="How to score an unparsable multiple-choice reply of mmmu: none (wrong), or random (a "
         "choice drawn by the seed, as MMMU's own code does)."
     ),
 ]
