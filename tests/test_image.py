@@ -1,11 +1,11 @@
+"""Image files: opening, modes, metadata, and encoding for endpoints."""
+
 from __future__ import annotations
 
 import base64
 import io
 import os
 import struct
-import subprocess
-import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,20 +18,9 @@ from PIL import Image as Pillow
 from bottega import pixels
 from bottega.errors import ImageError
 from bottega.image import MAX_PIXELS, WIRE_SIDE, Image
+from tests.image_files import encoded, photo
 
-PROCESS = Path("/proc/self/status")
 RED, BLUE = (255, 0, 0), (0, 0, 255)
-
-
-def encoded(picture: Pillow.Image, format: str = "PNG", **options: object) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format, **options)
-    return buffer.getvalue()
-
-
-def photo(width: int = 64, height: int = 48) -> Pillow.Image:
-    values = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    return Pillow.fromarray(values)
 
 
 def wire(image: Image) -> Pillow.Image:
@@ -166,14 +155,6 @@ def test_exif_rotation_is_applied() -> None:
     assert wire(image).size == (20, 40)
 
 
-def test_a_large_jpeg_is_decoded_reduced_but_not_below_the_limit() -> None:
-    image = Image.from_bytes(encoded(Pillow.new("RGB", (1600, 1200), RED), "JPEG"))
-    small = image.decode(at_least=200)
-    assert min(small.size) >= 200
-    assert small.width < 1600
-    assert image.decode().size == (1600, 1200)
-
-
 def test_what_every_server_reads_travels_as_it_is() -> None:
     data = encoded(photo(), "JPEG")
     url = Image.from_bytes(data).data_url
@@ -256,148 +237,6 @@ def test_formats_of_photographs_are_read(format: str) -> None:
     assert image.media_type.startswith("image/")
 
 
-DECODING = """
-import sys
-from bottega.image import Image
-image = Image.open(sys.argv[1])
-match sys.argv[2]:
-    case "whole":
-        image.decode()
-    case "reduced":
-        image.decode(at_least=64)
-    case "strips":
-        list(map(len, (strip.tobytes() for strip in image.rgb_strips())))
-    case "model":
-        image.decode_for_model()
-print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-"""
-
-
-# Not from getrusage: its peak is inherited from the process that runs the tests.
-@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
-@pytest.mark.parametrize(
-    ("mode", "how", "side", "megabytes"),
-    # The process alone holds 70; all pixels as float64 would be 160 more at 4450 on a side.
-    [
-        ("I;16", "whole", 4450, 240),
-        ("I;16", "reduced", 8900, 400),
-        ("RGBA", "whole", 4450, 300),
-        ("1", "reduced", 6320, 160),
-        ("1", "strips", 6320, 160),
-        ("1", "model", 6320, 190),
-    ],
-)
-def test_an_image_of_many_pixels_takes_little_memory(
-    tmp_path: Path, mode: str, how: str, side: int, megabytes: int
-) -> None:
-    path = tmp_path / "wide.png"
-    Pillow.new(mode, (side, side)).save(path, compress_level=1)
-    command = [sys.executable, "-c", DECODING, str(path), how]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) / 1024 < megabytes
-
-
-COSTING = """
-import io, sys
-from pathlib import Path
-from PIL import Image as Pillow
-from bottega.image import Image
-
-def peak():
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
-
-for kind in sys.argv[1:]:
-    format, mode, *options = kind.split("/")
-    buffer = io.BytesIO()
-    known = {"WEBP": {"lossless": True}, "AVIF": {"speed": 10}, "PNG": {"compress_level": 1}}
-    options = dict.fromkeys(options, True) | known.get(format, {})
-    Pillow.new(mode, (1200, 1200)).save(buffer, format, **options)
-    image = Image.from_bytes(buffer.getvalue())
-    for at_least in (None, 64):
-        cost = image.decode_cost(at_least)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is held now
-        before = peak()
-        image.decode(at_least)
-        print(kind, at_least, cost.peak, peak() - before)
-"""
-KINDS = [
-    "PNG/1",
-    "PNG/P",
-    "PNG/RGB",
-    "PNG/RGBA",
-    "PNG/I;16",
-    "GIF/P",
-    "BMP/RGB",
-    "TIFF/RGB",
-    "TIFF/F",
-    "JPEG/RGB",
-    "JPEG/RGB/progressive",
-    "JPEG/L",
-    "WEBP/RGB",
-    "AVIF/RGB",
-    "JPEG2000/RGB",
-]
-
-
-@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
-def test_the_cost_of_decoding_is_estimated_before_it_is_decoded() -> None:
-    kinds = [kind for kind in KINDS if kind.split("/")[0] in Pillow.SAVE]
-    done = subprocess.run(
-        [sys.executable, "-c", COSTING, *kinds], capture_output=True, text=True, check=True
-    )
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 2 * len(kinds)
-    for kind, at_least, estimated, measured in rows:
-        assert int(measured) < int(estimated) * 1.1 + 4_000_000, (kind, at_least)
-
-
-def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rows that no strip and no reduction divides evenly."""
-    monkeypatch.setattr(pixels, "LARGE_PIXELS", 250_000)
-    monkeypatch.setattr(pixels, "STRIP_PIXELS", 10_000)
-    picture = photo(607, 413).convert("P")
-    image = Image.from_bytes(encoded(picture))
-    expected = picture.convert("RGB").reduce(8)
-    assert image.decode(at_least=48).tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("mode", ["1", "P"])
-def test_ordinary_images_are_decoded_as_they_always_were(mode: str) -> None:
-    """Vectors made from these pixels are stored."""
-    picture = photo(900, 600).convert(mode)
-    image = Image.from_bytes(encoded(picture))
-    expected = picture.convert("RGB").tobytes()
-    assert image.decode(at_least=64).tobytes() == expected
-    assert image.decode_for_model().tobytes() == expected
-    assert b"".join(strip.tobytes() for strip in image.rgb_strips()) == expected
-
-
-def test_strips_are_the_upright_pixels() -> None:
-    picture = photo(64, 48)
-    turned = picture.getexif()
-    turned[0x0112] = 6
-    image = Image.from_bytes(encoded(picture, exif=turned.tobytes()))
-    strips = b"".join(strip.tobytes() for strip in image.rgb_strips())
-    assert strips == image.decode().tobytes()
-    assert image.decode().size == (48, 64)
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "I;16"])
-def test_large_images_of_every_kind_may_come_back_reduced(mode: str) -> None:
-    image = Image.from_bytes(encoded(Pillow.new(mode, (900, 600))))
-    assert image.decode(at_least=128).size == (225, 150)
-    assert image.decode(at_least=128).mode == "RGB"
-    assert image.decode().size == (900, 600)
-
-
-def test_pixels_are_kept_of_small_images_alone() -> None:
-    small, large = (Image.from_bytes(encoded(photo(side, side))) for side in (64, 65))
-    assert small.decode() is small.decode()
-    assert large.decode() is not large.decode()
-
-
 def test_a_plain_jpeg_is_checked_without_its_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.from_bytes(encoded(photo(1600, 1200), "JPEG"))
     monkeypatch.setattr(Image, "decode", None)
@@ -449,34 +288,3 @@ def test_a_small_image_does_not_wait_for_the_encoding_of_a_large_one(
             assert not slow.done()
         finally:
             finish.set()
-
-
-def segment(marker: int, content: bytes) -> bytes:
-    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
-def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
-    """Baseline JPEG of three components, up to the marker of each scan."""
-    shape = struct.pack(">BHHB", 8, side, side, 3)
-    data = b"\xff\xd8" + segment(0xC0, shape + bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0]))
-    for scan in scans:
-        parts = b"".join(bytes([component, 0]) for component in scan)
-        data += segment(0xDA, bytes([len(scan)]) + parts + bytes([0, 63, 0])) + bytes(8)
-    return data + b"\xff\xd9"
-
-
-def test_a_sequential_jpeg_of_several_scans_costs_its_coefficients() -> None:
-    side, pixel_count = 6320, 6320**2
-    apart = Image.from_bytes(sequential_jpeg(side, ((1,), (2,), (3,))))
-    together = Image.from_bytes(sequential_jpeg(side, ((1, 2, 3),)))
-    assert apart.decode_cost(512).peak >= 6 * pixel_count
-    assert together.decode_cost(512).peak < pixel_count
-
-
-def test_an_mpo_file_of_several_scans_costs_its_coefficients() -> None:
-    frames = {"save_all": True, "append_images": [photo(800, 800)]}
-    sequential = Image.from_bytes(encoded(photo(800, 800), "MPO", **frames))
-    progressive = Image.from_bytes(encoded(photo(800, 800), "MPO", progressive=True, **frames))
-    assert sequential.media_type == progressive.media_type == "image/mpo"
-    assert sequential.decode_cost(64).peak < 800**2
-    assert progressive.decode_cost(64).peak >= 6 * 800**2
