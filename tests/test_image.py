@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 from bottega import pixels
 from bottega.errors import ImageError
 from bottega.image import MAX_PIXELS, WIRE_SIDE, Image
-from tests.image_files import encoded, photo
+from tests.image_files import encoded, photo, segment
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -212,6 +212,27 @@ def test_broken_metadata_does_not_reject_sound_pixels() -> None:
         image = Image.from_bytes(with_chunk(plain, b"eXIf", body))
         assert np.array_equal(np.asarray(image.decode()), np.asarray(photo()))
         assert image.data_url
+
+
+def test_compressed_text_beyond_a_megabyte_is_refused_unread() -> None:
+    plain, text = encoded(photo()), b"note\0\0" + zlib.compress(bytes(700_000))
+    once = with_chunk(plain, b"zTXt", text)
+    assert Image.from_bytes(once).width == 64
+    with pytest.raises(ImageError, match=r"bomb\.png .*text"):
+        Image.from_bytes(with_chunk(once, b"zTXt", text), source="bomb.png")
+
+
+@pytest.mark.parametrize(
+    "filler", [b"\xff" * 100_000, b"\0" * 100_000, b"\xff\0" * 50_000, b"\xff\xfe\0\2" * 25_000]
+)
+def test_a_jpeg_with_much_filler_between_its_segments_is_refused(filler: bytes) -> None:
+    data = encoded(photo(), "JPEG")
+    few = filler[:1000]
+    assert Image.from_bytes(data[:2] + segment(0xFE, b"\xff" * 60_000) + few + data[2:]).decode()
+    with pytest.raises(ImageError, match=r"filler\.jpg .*header"):
+        Image.from_bytes(data[:2] + segment(0xFE, b"") + filler + data[2:], source="filler.jpg")
+    with pytest.raises(ImageError, match="header"):
+        Image.from_bytes(b"\xff\xd8\xff\xfe\0\2" + filler)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image as Pillow
 
 from bottega import pixels
 from bottega.image import Image
-from tests.image_files import encoded, photo
+from tests.image_files import encoded, photo, segment
 
 PROCESS = Path("/proc/self/status")
 
@@ -67,28 +68,34 @@ def test_an_image_of_many_pixels_takes_little_memory(
 
 
 COSTING = """
-import io, sys
+import sys
 from pathlib import Path
-from PIL import Image as Pillow
 from bottega.image import Image
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
-for kind in sys.argv[1:]:
-    format, mode, *options = kind.split("/")
-    buffer = io.BytesIO()
-    known = {"WEBP": {"lossless": True}, "AVIF": {"speed": 10}, "PNG": {"compress_level": 1}}
-    options = dict.fromkeys(options, True) | known.get(format, {})
-    Pillow.new(mode, (1200, 1200)).save(buffer, format, **options)
-    image = Image.from_bytes(buffer.getvalue())
+for path in sys.argv[1:]:
+    image = Image.open(path)
     for at_least in (None, 64):
         cost = image.decode_cost(at_least)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is held now
         before = peak()
         image.decode(at_least)
-        print(kind, at_least, cost.peak, peak() - before)
+        print(path, at_least, cost.peak, peak() - before)
 """
+OPTIONS = {"WEBP": {"lossless": True}, "AVIF": {"speed": 10}, "PNG": {"compress_level": 1}}
+
+
+def costs(*paths: str) -> list[tuple[str, str, int, int]]:
+    """Return the path, `at_least`, the estimated and the measured peak of each decoding."""
+    done = subprocess.run(
+        [sys.executable, "-c", COSTING, *paths], capture_output=True, text=True, check=True
+    )
+    rows = (line.split() for line in done.stdout.splitlines())
+    return [(path, least, int(cost), int(peak)) for path, least, cost, peak in rows]
+
+
 KINDS = [
     "PNG/1",
     "PNG/P",
@@ -109,15 +116,17 @@ KINDS = [
 
 
 @pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
-def test_the_cost_of_decoding_is_estimated_before_it_is_decoded() -> None:
+def test_the_cost_of_decoding_is_estimated_before_it_is_decoded(tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind.split("/")[0] in Pillow.SAVE]
-    done = subprocess.run(
-        [sys.executable, "-c", COSTING, *kinds], capture_output=True, text=True, check=True
-    )
-    rows = [line.split() for line in done.stdout.splitlines()]
+    paths = [tmp_path / kind.replace("/", "-") for kind in kinds]
+    for kind, path in zip(kinds, paths, strict=True):
+        format, mode, *options = kind.split("/")
+        chosen = dict.fromkeys(options, True) | OPTIONS.get(format, {})
+        path.write_bytes(encoded(Pillow.new(mode, (1200, 1200)), format, **chosen))
+    rows = costs(*map(str, paths))
     assert len(rows) == 2 * len(kinds)
-    for kind, at_least, estimated, measured in rows:
-        assert int(measured) < int(estimated) * 1.1 + 4_000_000, (kind, at_least)
+    for path, at_least, estimated, measured in rows:
+        assert measured < estimated * 1.1 + 4_000_000, (path, at_least)
 
 
 def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
@@ -167,10 +176,6 @@ def test_pixels_are_kept_of_small_images_alone() -> None:
     assert large.decode() is not large.decode()
 
 
-def segment(marker: int, content: bytes) -> bytes:
-    return bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content
-
-
 def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
     """Baseline JPEG of three components, up to the marker of each scan."""
     shape = struct.pack(">BHHB", 8, side, side, 3)
@@ -179,6 +184,31 @@ def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
         parts = b"".join(bytes([component, 0]) for component in scan)
         data += segment(0xDA, bytes([len(scan)]) + parts + bytes([0, 63, 0])) + bytes(8)
     return data + b"\xff\xd9"
+
+
+def deep_tiff(side: int, photometric: int, extra: tuple[int, ...] = ()) -> bytes:
+    """TIFF of four channels with 16 bits, deflated as a single strip."""
+    strip = zlib.compress(bytes(8 * side * side), 1)
+    tags = {256: side, 257: side, 259: 8, 262: photometric, 277: 4, 278: side, 279: len(strip)}
+    entries = {tag: struct.pack("<HII", 4, 1, value) for tag, value in tags.items()}
+    end = 8 + 2 + 12 * (len(tags) + 2 + len(extra)) + 4
+    entries[258] = struct.pack("<HII", 3, 4, end)
+    entries[273] = struct.pack("<HII", 4, 1, end + 8)
+    if extra:
+        entries[338] = struct.pack("<HIHH", 3, 1, extra[0], 0)
+    fields = b"".join(struct.pack("<H", tag) + entries[tag] for tag in sorted(entries))
+    directory = struct.pack("<H", len(entries)) + fields + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8) + directory + struct.pack("<4H", *[16] * 4) + strip
+
+
+@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
+def test_the_cost_of_a_deep_tiff_in_one_strip_covers_its_peak(tmp_path: Path) -> None:
+    files = {"cmyk": deep_tiff(2400, 5), "rgbx": deep_tiff(2400, 2, (0,))}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    paths = [str(tmp_path / name) for name in files]
+    for name, at_least, estimated, measured in costs(*paths):
+        assert measured < estimated * 1.1 + 4_000_000, (name, at_least)
 
 
 def test_a_sequential_jpeg_of_several_scans_costs_its_coefficients() -> None:

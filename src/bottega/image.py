@@ -14,9 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from PIL import Image as Pillow
+from PIL import PngImagePlugin
 
 from bottega import pixels
 from bottega.errors import ImageError, TooManyPixelsError
+from bottega.jpeg_scans import is_header_slow
 
 MAX_PIXELS = 80_000_000
 MAX_BYTES = 128 * 1024 * 1024
@@ -30,6 +32,9 @@ WIRE_FORMATS = {"JPEG", "PNG", "WEBP"}
 WIRE_MODES = {"1", "L", "P", "RGB"}
 # Endpoints reduce to this or less, after everybody has waited for the upload.
 WIRE_SIDE = 2048
+# Bytes of decompressed text in a PNG file. Pillow reads it with the header, outside of any memory
+# budget, and allows 64 MB.
+MAX_TEXT = 1 << 20
 # Enough to find damage anywhere in the body, and quick for large photographs.
 CHECKED_SIDE = 64
 
@@ -67,6 +72,11 @@ class Image:
             raise ImageError(f"{name} is empty (zero bytes)", hint="copy the file again")
         if len(data) > MAX_BYTES:
             raise ImageError(f"{name} is larger than {MAX_BYTES >> 20} MB", hint=SMALLER)
+        if data.startswith(b"\xff\xd8") and is_header_slow(data):
+            raise ImageError(
+                f"{name} has too many markers or fill bytes in its JPEG header",
+                hint="export the image again",
+            )
         opened = _header(data, name)
         width, height = opened.size
         if width * height > MAX_PIXELS:
@@ -248,6 +258,8 @@ def _read(path: Path, name: str) -> bytes:
 @cache
 def _formats() -> tuple[str, ...]:
     Pillow.init()
+    # A setting of the whole process: Pillow has no other. A lower one of the host program stays.
+    PngImagePlugin.MAX_TEXT_MEMORY = min(PngImagePlugin.MAX_TEXT_MEMORY, MAX_TEXT)
     return tuple(name for name in FORMATS if name in Pillow.OPEN)
 
 

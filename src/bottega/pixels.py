@@ -22,7 +22,7 @@ STRIP_PIXELS = 1 << 20
 LARGE_PIXELS = 16_000_000
 # Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
-CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 8}
+CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
 COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last

@@ -94,6 +94,21 @@ async def queued(budget: DecodeBudget, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.parametrize(
+    ("format", "mode"),
+    [("JPEG2000", "I;16"), ("TIFF", "F"), ("PNG", "I;16"), ("AVIF", "RGBA"), ("JPEG", "CMYK")],
+)
+def test_no_codec_needs_more_than_the_bound(format: str, mode: str) -> None:
+    if format not in Pillow.SAVE:
+        pytest.skip(f"Pillow was built without {format}")
+    options = {"progressive": True} if format == "JPEG" else {}
+    buffer = io.BytesIO()
+    Pillow.new(mode, (100, 80)).save(buffer, format, **options)
+    image = Image.from_bytes(buffer.getvalue())
+    for cost in (decoding.embedding_cost, Image.wire_cost, Image.strips_cost):
+        assert bytes_needed([image], cost) <= decoding.BYTES_PER_PIXEL * 100 * 80
+
+
 async def test_clients_take_turns_and_small_images_wait_for_none(
     budget: DecodeBudget, large: Image
 ) -> None:

@@ -22,8 +22,9 @@ MB = 1 << 20
 BUDGET = 256 * MB
 # Embedders reduce images to less than this many pixels on a side.
 REDUCED_SIDE = 512
-# Upper bound for every codec, result included: with few pixels the header need not be read.
-BYTES_PER_PIXEL = 40
+# Upper bound for every codec, result included (JPEG 2000 of 16 bits): with few pixels the header
+# need not be read.
+BYTES_PER_PIXEL = 66
 # Work that needs at most this much does not wait behind larger work.
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
