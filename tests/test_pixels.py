@@ -84,7 +84,11 @@ for path in sys.argv[1:]:
         image.decode(at_least)
         print(path, at_least, cost.peak, peak() - before)
 """
-OPTIONS = {"WEBP": {"lossless": True}, "AVIF": {"speed": 10}, "PNG": {"compress_level": 1}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "WEBP": {"lossless": True},
+    "AVIF": {"speed": 10},
+    "PNG": {"compress_level": 1},
+}
 
 
 def costs(*paths: str) -> list[tuple[str, str, int, int]]:
@@ -121,12 +125,12 @@ def test_the_cost_of_decoding_is_estimated_before_it_is_decoded(tmp_path: Path) 
     paths = [tmp_path / kind.replace("/", "-") for kind in kinds]
     for kind, path in zip(kinds, paths, strict=True):
         format, mode, *options = kind.split("/")
-        chosen = dict.fromkeys(options, True) | OPTIONS.get(format, {})
+        chosen = {**dict.fromkeys(options, True), **OPTIONS.get(format, {})}
         path.write_bytes(encoded(Pillow.new(mode, (1200, 1200)), format, **chosen))
     rows = costs(*map(str, paths))
     assert len(rows) == 2 * len(kinds)
-    for path, at_least, estimated, measured in rows:
-        assert measured < estimated * 1.1 + 4_000_000, (path, at_least)
+    for name, at_least, estimated, measured in rows:
+        assert measured < estimated * 1.1 + 4_000_000, (name, at_least)
 
 
 def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(

@@ -42,14 +42,16 @@ def is_header_slow(data: bytes) -> bool:
 
 
 def _markers(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the markers up to the first scan: their code, the position behind them, and the number
+    """Yield the markers up to the first scan: their code, the position after them, and the number
     of bytes skipped before them. Without a scan, the end of the file is the last marker."""
     at = 2
     while (fill := FILL.search(data, at)) and fill.end() < len(data):
-        marker, behind = data[fill.end()], fill.end() + 1
-        yield marker, behind, behind - at - 2
+        marker, content = data[fill.end()], fill.end() + 1
+        yield marker, content, content - at - 2
         if marker == START_OF_SCAN:
             return
-        length = 0 if marker in WITHOUT_LENGTH else int.from_bytes(data[behind : behind + 2], "big")
-        at = behind + length
+        length = (
+            0 if marker in WITHOUT_LENGTH else int.from_bytes(data[content : content + 2], "big")
+        )
+        at = content + length
     yield END_OF_FILE, len(data), len(data) - at
