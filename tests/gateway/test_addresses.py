@@ -7,6 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.gateway.fetching.addresses import is_public
+from bottega.gateway.fetching.fetcher import by_system
+
+
+async def test_the_system_resolves_a_name_to_addresses() -> None:
+    assert {*await by_system("127.0.0.1", 80)} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,12 @@ async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: s
     assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
 
 
+async def test_pages_of_allowed_hosts_may_ask(open_to_all: Kitchen) -> None:
+    open_to_all.gateway.allowed_hosts = ("Gate.local",)
+    assert (await ask(open_to_all, body(), Origin="http://gate.local:8000"))[0] == 200
+    assert (await ask(open_to_all, body(), Origin="http://other.local:8000"))[0] == 403
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

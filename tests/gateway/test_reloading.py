@@ -62,7 +62,7 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
     access.check_tiers(team, ["large"])
     for _ in range(3):
         access.enter(team)
-    with pytest.raises(Refusal, match="3 requests in progress"):
+    with pytest.raises(Refusal, match="concurrent requests, 3"):
         access.enter(team)
     reloaded, waiting = (record.getMessage() for record in caplog.records)
     assert "limits.images" in reloaded and "tiers.small.price" in reloaded

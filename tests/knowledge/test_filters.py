@@ -119,9 +119,12 @@ def test_where_and_within_must_both_hold(kb: KnowledgeBase) -> None:
 
 @pytest.mark.parametrize("name", ["colour", "tags.", "id", ""])
 def test_an_unknown_field_says_which_there_are(name: str) -> None:
-    with pytest.raises(SettingError) as raised:
-        Eq(name, "x")
-    assert "tags.NAME" in raised.value.hint
+    for filter_of in (Eq, lambda field, value: In(field, (value,)), Range):
+        with pytest.raises(SettingError) as raised:
+            filter_of(name, "x")
+        assert "tags.NAME" in raised.value.hint
+    with pytest.raises(SettingError, match="cannot be filtered"):
+        In(name, ())
 
 
 def test_a_range_needs_an_end() -> None:

@@ -56,7 +56,10 @@ def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
     assert only.query.text == "Which?"
     with pytest.raises(LoadError, match="splits") as raised:
         list(load_image_folder(tmp_path))
-    assert raised.value.hint == f"choose the split train or test, or name {tmp_path / 'train'}"
+    assert (
+        raised.value.hint
+        == f"choose the split train or test (--split), or name {tmp_path / 'train'}"
+    )
     with pytest.raises(LoadError, match="no folder 'val'"):
         list(load_image_folder(tmp_path, split="val"))
 

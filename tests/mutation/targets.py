@@ -47,7 +47,7 @@ TARGETS = (
         "knowledge/writing knowledge/rows knowledge/records knowledge/adding",
         "knowledge/test_rows knowledge/test_base knowledge/test_replacing knowledge/test_adding"
         " knowledge/test_annotating knowledge/test_eviction knowledge/test_listing"
-        " knowledge/test_verifying knowledge/test_model",
+        " knowledge/test_verifying knowledge/test_model knowledge/test_choices",
     ),
     Target(
         "knowledge/searching knowledge/index knowledge/slots knowledge/following"
@@ -69,7 +69,7 @@ TARGETS = (
     Target("retrieval/*", "retrieval/test_*"),
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
-    Target("gateway/limits", "gateway/test_limits gateway/test_requests"),
+    Target("gateway/limits", "gateway/test_limits gateway/test_requests gateway/test_hostile"),
     Target("gateway/fetching/*", "gateway/test_addresses gateway/test_fetching*"),
     Target(
         "gateway/repeats/*",

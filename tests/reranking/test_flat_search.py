@@ -68,6 +68,12 @@ async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() ->
     assert path_of(found)[-1].rewards == {"mutual": 0.8}
 
 
+async def test_as_a_reranker_it_returns_the_demonstrations_of_the_search() -> None:
+    model = Scripted(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
+    shown = await search(model, "nearest", branches=4)(QUERY, KNOWN, 2)
+    assert [one.example.answer for one in shown] == ["dog", "cat"]
+
+
 async def test_random_sequences_are_different_repeat_nothing_and_follow_the_seed() -> None:
     model = Scripted(last_shown)
     shuffled = search(model, "random", branches=8, seed=3)

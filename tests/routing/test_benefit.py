@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -87,6 +88,7 @@ def test_each_band_is_decided_by_itself() -> None:
     assert mean(not end[0] and end[2] for end in ends) >= 0.95
     low, middle, high = gates[0].summary()
     assert low.gain.high < 0 < high.gain.low
+    assert (low.low, high.high) == (-math.inf, math.inf)
     assert low.high == middle.low and 0.2 < middle.low < 0.45 < 0.55 < middle.high < 0.8
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 
 from bottega.cli.output import say
-from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import AT_LEAST, MASTER_RATE, PARAMETERS
 from bottega.gateway.config.settings import Config, TierSettings
@@ -177,15 +177,16 @@ def _serving(config: Config) -> Rows:
 
 
 def _keys(config: Config) -> str:
-    made, data = 0, config.gateway.data
+    made, data = list[Account](), config.gateway.data
     if (data / FILE).exists():
         with closing(Accounts.open(data / FILE, create=False)) as accounts:
-            made = sum(account.revoked is None for account in accounts.list())
-    if not config.needs_keys(made > 0):
+            made = accounts.list()
+    if not config.needs_keys(bool(made)):
         return "not required"
-    if not made:
+    valid = sum(account.revoked is None for account in made)
+    if not valid:
         return f"required, and there are none: bottega keys add NAME --data {data}"
-    return f"required; {made} in {data}"
+    return f"required; {valid} in {data}"
 
 
 def _changed(section: object, told: Collection[str] = ()) -> Rows:

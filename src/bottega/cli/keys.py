@@ -40,18 +40,18 @@ def add(
     ] = None,
     max_concurrent: Annotated[
         int | None,
-        typer.Option(help="Maximum concurrent requests (default: [keys] max_concurrent)."),
+        typer.Option(help="Maximum concurrent requests (default: keys.max_concurrent)."),
     ] = None,
     tiers: Annotated[
         str | None,
         typer.Option(
             help="Tiers that the key may request, comma-separated, or * for all"
-            " (default: [keys] tiers)."
+            " (default: keys.tiers)."
         ),
     ] = None,
     max_namespaces: Annotated[
         int | None,
-        typer.Option(help="Maximum namespaces below its own (default: [keys] max_namespaces)."),
+        typer.Option(help="Maximum namespaces below its own (default: keys.max_namespaces)."),
     ] = None,
     json: Json = False,
 ) -> None:

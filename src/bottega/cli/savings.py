@@ -41,6 +41,8 @@ def savings(
         return
     if found.requests:
         _print(found)
+    elif namespace is not None or since is not None:
+        say("no requests match --namespace and --since")
     else:
         say("no requests yet")
         note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
@@ -65,7 +67,9 @@ def _print_alone(found: Savings) -> None:
     alone = found.alone
     if alone is None:
         tiers = sorted({route.tier for route in found.routes if route.state == "answered"})
-        say(f"the master alone: unknown: no priced answer of {found.master!r}")
+        say(
+            f"the master alone: unknown: no priced answer of {found.master!r} (passed do not count)"
+        )
         note(f"tiers that answered: {', '.join(tiers) or 'none'}; --master NAME chooses another")
         return
     say(f"the master alone: {_money(alone.usd)}")

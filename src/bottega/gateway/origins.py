@@ -38,7 +38,8 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
             status=403,
             type="permission_error",
             code="host_forbidden",
-            hint="use localhost, add the name to gateway.allowed_hosts, or bottega keys add NAME",
+            hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
+            " NAME and restart the gateway",
         )
 
 
@@ -50,21 +51,25 @@ def is_loopback(name: str) -> bool:
         return name == "localhost"
 
 
-def check_origin(origin: str | None) -> None:
-    """Browsers send what a page asks of loopback, only the answer they withhold: it would cost
-    money, and teach the cache. What is no web page (an app, an extension) has other schemes.
-    Raises `Refusal`."""
+def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
+    """Raise `Refusal` for a web page whose host is neither loopback nor allowed.
+
+    Browsers send its requests to loopback and hide only the responses: they would cost money and
+    fill the cache. Apps and extensions have other schemes than http and https.
+    """
     if origin is None:
         return
     scheme, _, host = origin.lower().partition("://")
-    is_foreign = scheme in ("http", "https") and not is_loopback(host_name(host))
+    name = host_name(host)
+    is_known = is_loopback(name) or name in map(host_name, allowed)
+    is_foreign = scheme in ("http", "https") and not is_known
     if origin == "null" or is_foreign:
         raise Refusal(
             "web pages of other hosts may not ask here without a key",
             status=403,
             type="permission_error",
             code="origin_forbidden",
-            hint="bottega keys add NAME, and send the key",
+            hint="run bottega keys add NAME, restart the gateway, and send the key",
         )
 
 

@@ -141,7 +141,7 @@ class Gateway:
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Whose key the headers bear. Raises `Refusal`."""
         if self.authenticate is None:
-            check_origin(headers.get("origin"))
+            check_origin(headers.get("origin"), self.allowed_hosts)
             return NOBODY
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else ""

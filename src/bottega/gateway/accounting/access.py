@@ -41,7 +41,7 @@ class Access:
         most = account.max_concurrent or self.defaults.max_concurrent
         if self._under_way[account.id] >= most:
             raise Refusal(
-                f"this key already has {most} requests in progress, its limit",
+                f"this key has reached its limit of concurrent requests, {most}",
                 status=429,
                 type="rate_limit_error",
                 code="too_many_concurrent_requests",
@@ -93,7 +93,7 @@ class Access:
         most = self.defaults.max_namespaces if most is None else most
         if not await asyncio.to_thread(self.claim, account.id, namespace, most):
             raise Refusal(
-                f"this key has used {most} namespaces below its own, its limit",
+                f"this key has reached its limit of namespaces below its own, {most}",
                 status=403,
                 type="permission_error",
                 code="too_many_namespaces",

@@ -140,14 +140,17 @@ def _house(
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:
-    """Whether requests need a key. Raises `SettingError` if they do and there is none."""
-    alive = any(account.revoked is None for account in accounts.list())
-    required = config.needs_keys(alive)
-    if required and not alive:
+    """Return whether requests need a key. Raises `SettingError` if they do and there is none.
+
+    Revoked keys count as made: a gateway whose keys are all revoked must not serve everybody.
+    """
+    made = accounts.list()
+    required = config.needs_keys(bool(made))
+    if required and all(account.revoked is not None for account in made):
         where = config.gateway.data
         raise SettingError(
             f"requests to {config.gateway.host} need a key, and there are none in {where}",
-            hint=f'bottega keys add NAME --data {where}, or host = "127.0.0.1" without keys',
+            hint=f"bottega keys add NAME --data {where}, or on loopback [keys] required = false",
         )
     return required
 

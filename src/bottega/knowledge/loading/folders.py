@@ -64,7 +64,7 @@ def _root(folder: Path, split: str | None) -> Path:
     if split is None and has_splits(folder):
         raise LoadError(
             f"{path_text(folder)} holds the splits train and test",
-            hint=f"choose the split train or test, or name {path_text(folder / 'train')}",
+            hint=f"choose the split train or test (--split), or name {path_text(folder / 'train')}",
         )
     root = folder if split is None else folder / split
     if not root.is_dir():
