@@ -296,6 +296,7 @@ async def test_no_tier_fetches_what_a_client_names(open_to_all: Kitchen, kind: s
     sent["messages"][0]["content"].append(part)
     status, said, _ = await ask(open_to_all, sent)
     assert (status, json.loads(said)["error"]["code"]) == (400, "url_not_fetched")
+    assert json.loads(said)["error"]["param"].endswith(f".{kind}")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import ROOT, ListError, drawn_mutants, known_mutants
+from tests.mutation.__main__ import KNOWN, ROOT, ListError, drawn_mutants, known_mutants
 from tests.mutation.operators import edits
 from tests.mutation.sandbox import BaselineError, Sandbox, verdict
 from tests.mutation.targets import SOURCES, files_for, modules
@@ -106,6 +106,12 @@ def test_a_listed_text_that_is_gone_is_an_error(tmp_path: Path) -> None:
         file.write_text(json.dumps([entry | wrong]))
         with pytest.raises(ListError, match="update known"):
             known_mutants(tmp_path, file)
+
+
+def test_every_listed_mutant_fits_the_source() -> None:
+    mutants = known_mutants(ROOT, KNOWN)
+    assert all(files_for(ROOT, mutant.path) for mutant in mutants)
+    assert len(mutants) > 50
 
 
 def test_only_failed_tests_kill() -> None:
