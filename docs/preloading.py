@@ -75,7 +75,7 @@ def accepts(address: Path) -> bool:
 
 
 class Handler(socketserver.BaseRequestHandler):
-    """Handler that runs one command in a fork of the fork in which it runs itself."""
+    """Handler of one command: it runs in a fork of the server, and forks again for the command."""
 
     def handle(self) -> None:
         _, files, _, _ = socket.recv_fds(self.request, 1, 3)

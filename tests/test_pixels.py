@@ -44,7 +44,7 @@ print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 
 
 # Not from getrusage: its peak is inherited from the process that runs the tests.
-@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
+@pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
 @pytest.mark.parametrize(
     ("mode", "how", "side", "megabytes"),
     # The process alone holds 70; all pixels as float64 would be 160 more at 4450 on a side.
@@ -79,7 +79,7 @@ for path in sys.argv[1:]:
     image = Image.open(path)
     for at_least in (None, 64):
         cost = image.decode_cost(at_least)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is held now
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current memory
         before = peak()
         image.decode(at_least)
         print(path, at_least, cost.peak, peak() - before)
@@ -119,8 +119,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
-def test_the_cost_of_decoding_is_estimated_before_it_is_decoded(tmp_path: Path) -> None:
+@pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
+def test_the_estimated_cost_covers_the_measured_peak(tmp_path: Path) -> None:
     kinds = [kind for kind in KINDS if kind.split("/")[0] in Pillow.SAVE]
     paths = [tmp_path / kind.replace("/", "-") for kind in kinds]
     for kind, path in zip(kinds, paths, strict=True):
@@ -136,7 +136,7 @@ def test_the_cost_of_decoding_is_estimated_before_it_is_decoded(tmp_path: Path) 
 def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows that no strip and no reduction divides evenly."""
+    """Neither the strips nor the reduction divide the rows evenly."""
     monkeypatch.setattr(pixels, "LARGE_PIXELS", 250_000)
     monkeypatch.setattr(pixels, "STRIP_PIXELS", 10_000)
     picture = photo(607, 413).convert("P")
@@ -146,8 +146,8 @@ def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
 
 
 @pytest.mark.parametrize("mode", ["1", "P"])
-def test_ordinary_images_are_decoded_as_they_always_were(mode: str) -> None:
-    """Vectors made from these pixels are stored."""
+def test_ordinary_images_are_decoded_without_reduction(mode: str) -> None:
+    """Stored vectors depend on these pixels."""
     picture = photo(900, 600).convert(mode)
     image = Image.from_bytes(encoded(picture))
     expected = picture.convert("RGB").tobytes()
@@ -167,21 +167,21 @@ def test_strips_are_the_upright_pixels() -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "I;16"])
-def test_large_images_of_every_kind_may_come_back_reduced(mode: str) -> None:
+def test_large_images_of_every_mode_can_be_reduced(mode: str) -> None:
     image = Image.from_bytes(encoded(Pillow.new(mode, (900, 600))))
     assert image.decode(at_least=128).size == (225, 150)
     assert image.decode(at_least=128).mode == "RGB"
     assert image.decode().size == (900, 600)
 
 
-def test_pixels_are_kept_of_small_images_alone() -> None:
+def test_only_small_images_keep_their_pixels() -> None:
     small, large = (Image.from_bytes(encoded(photo(side, side))) for side in (64, 65))
     assert small.decode() is small.decode()
     assert large.decode() is not large.decode()
 
 
 def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
-    """Baseline JPEG of three components, up to the marker of each scan."""
+    """Return a baseline JPEG of three components with these scans, which hold no data."""
     shape = struct.pack(">BHHB", 8, side, side, 3)
     data = b"\xff\xd8" + segment(0xC0, shape + bytes([1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0]))
     for scan in scans:
@@ -191,7 +191,7 @@ def sequential_jpeg(side: int, scans: tuple[tuple[int, ...], ...]) -> bytes:
 
 
 def deep_tiff(side: int, photometric: int, extra: tuple[int, ...] = ()) -> bytes:
-    """TIFF of four channels with 16 bits, deflated as a single strip."""
+    """Return a TIFF of four 16-bit channels, deflated as a single strip."""
     strip = zlib.compress(bytes(8 * side * side), 1)
     tags = {256: side, 257: side, 259: 8, 262: photometric, 277: 4, 278: side, 279: len(strip)}
     entries = {tag: struct.pack("<HII", 4, 1, value) for tag, value in tags.items()}
@@ -205,7 +205,7 @@ def deep_tiff(side: int, photometric: int, extra: tuple[int, ...] = ()) -> bytes
     return b"II*\0" + struct.pack("<I", 8) + directory + struct.pack("<4H", *[16] * 4) + strip
 
 
-@pytest.mark.skipif(not PROCESS.exists(), reason="there is no /proc to read the peak from")
+@pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
 def test_the_cost_of_a_deep_tiff_in_one_strip_covers_its_peak(tmp_path: Path) -> None:
     files = {"cmyk": deep_tiff(2400, 5), "rgbx": deep_tiff(2400, 2, (0,))}
     for name, data in files.items():

@@ -32,8 +32,8 @@ WIRE_FORMATS = {"JPEG", "PNG", "WEBP"}
 WIRE_MODES = {"1", "L", "P", "RGB"}
 # Endpoints reduce to this or less, after everybody has waited for the upload.
 WIRE_SIDE = 2048
-# Bytes of decompressed text in a PNG file. Pillow reads it with the header, outside of any memory
-# budget, and allows 64 MB.
+# Maximum bytes of decompressed text in a PNG file. Pillow reads the text with the header, outside
+# any memory budget, and allows 64 MB.
 MAX_TEXT = 1 << 20
 # Enough to find damage anywhere in the body, and quick for large photographs.
 CHECKED_SIDE = 64
@@ -258,7 +258,7 @@ def _read(path: Path, name: str) -> bytes:
 @cache
 def _formats() -> tuple[str, ...]:
     Pillow.init()
-    # A setting of the whole process: Pillow has no other. A lower one of the host program stays.
+    # Pillow has only this process-wide setting. Keep a lower limit set by the host program.
     PngImagePlugin.MAX_TEXT_MEMORY = min(PngImagePlugin.MAX_TEXT_MEMORY, MAX_TEXT)
     return tuple(name for name in FORMATS if name in Pillow.OPEN)
 

@@ -1,4 +1,4 @@
-"""The header of a JPEG file, from the markers before its first scan."""
+"""Checks of a JPEG header: the markers up to the first scan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_STEPS = 1 << 14
 
 def has_several_scans(data: bytes) -> bool:
     """Return whether libjpeg holds the coefficients of the whole image: the frame is progressive,
-    or its first scan lacks a component. A file without a readable first scan counts as such."""
+    or its first scan lacks a component. True also if the first scan cannot be read."""
     components, sequential = 0, False
     for marker, at, _ in _markers(data):
         segment = data[at : at + 8]
@@ -31,8 +31,8 @@ def has_several_scans(data: bytes) -> bool:
 
 
 def is_header_slow(data: bytes) -> bool:
-    """Return whether the file has thousands of markers, or of bytes between its segments, before
-    its first scan."""
+    """Return whether markers, and bytes between segments, before the first scan are more than
+    `MOST_STEPS` together."""
     steps = 0
     for _, _, skipped in _markers(data):
         steps += 1 + skipped

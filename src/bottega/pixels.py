@@ -102,7 +102,7 @@ def _is_reducible(picture: Pillow.Image) -> bool:
 
 def _reduced_in_strips(picture: Pillow.Image, scale: int) -> Pillow.Image:
     """Convert to RGB and reduce strip by strip: a palette or 1-bit image would take four times its
-    memory as RGB."""
+    memory if converted to RGB as a whole."""
     width, height = (-(-side // scale) for side in picture.size)
     small = Pillow.new("RGB", (width, height))
     for top, strip in strips(picture, multiple=scale):

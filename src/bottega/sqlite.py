@@ -20,8 +20,8 @@ UNREADABLE = ("Could not decode to UTF-8", "malformed JSON")
 @dataclass(frozen=True)
 class FileKind:
     """`application_id` tells our file from any other SQLite file. `migrations` is append only:
-    entry n turns a file of version n into one of version n + 1. An entry is SQL
-    statements, or a function that runs in the open transaction of the connection."""
+    entry n turns a file of version n into one of version n + 1. An entry is SQL statements, or a
+    function that runs in the open transaction of the connection."""
 
     name: str
     application_id: int

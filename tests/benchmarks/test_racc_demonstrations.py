@@ -28,7 +28,7 @@ TASK = "attributes:kb=40,asked=6"
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the knowledge bases that the experiment keeps until its process ends."""
+    """Close the knowledge bases after the test; the experiment never closes them."""
     with ExitStack() as bases:
         monkeypatch.setattr(
             racc_demonstrations, "base_of", lambda data: bases.enter_context(base_of(data))

@@ -52,7 +52,7 @@ def test_the_folder_of_the_configured_gateway(run: Run) -> None:
     tiers = '[tiers.master]\nmodel = "bundled:master"\n'
     Path("bottega.toml").write_text(f'{tiers}[gateway]\ndata = "elsewhere"\n')
     made = run("keys", "add", "one", "--tiers", "mastre")
-    assert "no tier 'mastre'. did you mean master?" in made.err
+    assert "no tier 'mastre'; did you mean master?" in made.err
     assert "one" in run("keys", "ls", "--data", "elsewhere").out
     assert "one" in run("keys", "ls").out
     assert "has no tier" not in run("keys", "add", "two", "--tiers", "master").err

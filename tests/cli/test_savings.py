@@ -90,7 +90,7 @@ def test_no_requests_yet(run: Run) -> None:
     assert (empty.code, empty.out) == (0, "no requests yet\n")
     assert "bottega serve --data bottega-data" in empty.err
     none = run("savings", "--namespace", "nowhere")
-    assert none.out == "no requests match --namespace and --since\n"
+    assert none.out == "no requests match the filters\n"
 
 
 def test_shares_are_of_what_was_answered(run: Run, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_method_does_not_differ_from_itself(scores: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("both", "phi"),
-    # Of 10 items each method answers 5 rightly; a positive agreement is reduced by n / 2.
+    # Each method answers 5 of 10 items correctly; a positive agreement is reduced by n / 2.
     [(5, 20 / 25), (4, 10 / 25), (3, 0.0), (2, -5 / 25), (0, -25 / 25)],
 )
 def test_the_correlation_has_newcombes_correction(both: int, phi: float) -> None:

@@ -45,8 +45,8 @@ WORDS = ("light", "stone", "river", "north", "amber", "quiet", "table", "seven")
 class Meter:
     """Tokens as the upstream counts them: `hidden_tokens` of a template, one for every four
     ASCII characters of the prompt and one for each other character, and `reply_tokens` drawn for
-    each reply, `token_seconds` apart. A
-    client that disconnects ends the generation and pays for the prompt and what was generated."""
+    each reply, `token_seconds` apart. A client that disconnects ends the generation and pays for
+    the prompt and the tokens generated so far."""
 
     token_seconds: float = 0.002
     rng: random.Random = field(default_factory=lambda: random.Random(7))

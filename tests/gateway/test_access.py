@@ -128,7 +128,7 @@ PASSING: list[dict[str, Any]] = [
 ]
 
 
-def test_a_request_that_passes_forces_no_master_without_the_right(
+def test_a_request_that_passes_reaches_the_master_only_with_the_right(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain, cheap, none = keys("plain"), keys("cheap", tiers=["small"]), keys("none", tiers=[])
@@ -167,7 +167,7 @@ TOO_LONG = "This model's maximum context length is 8192 tokens (context_length_e
 @pytest.mark.parametrize(
     "answer", [refuse(400, TOO_LONG), refuse(500, retry_after="0")], ids=["too long", "down"]
 )
-def test_a_failure_forces_no_master_without_the_right(
+def test_a_failure_reaches_the_master_only_with_the_right(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str], answer: Answer, stream: bool
 ) -> None:
     """A client causes such a failure with a large `max_tokens`."""
@@ -230,7 +230,7 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
         assert (
             refused(lambda: ask(url, "What?", key=other, model="bottega:namespace=a/6"))[0] == 403
         )
-    # Refused names are in no metric and in no ledger entry: those would grow without a limit.
+    # Metrics and ledger leave out refused names: otherwise they would grow without limit.
     [ledger] = tmp_path.rglob("gateway.db")
     with closing(sqlite3.connect(ledger)) as connection:
         found = connection.execute("SELECT namespace FROM entries WHERE status = 403").fetchall()

@@ -76,7 +76,7 @@ async def test_the_ledger_counts_what_abandoned_requests_cost(
 ) -> None:
     meter = Meter(token_seconds=token_seconds, reply_tokens=(60, 120))
     with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
-        await found.ask(4, stream=stream, max_tokens=10)  # so that the estimates fit this upstream
+        await found.ask(4, stream=stream, max_tokens=10)  # fits the estimates to this upstream
         await found.leave(at_once, patience, stream=stream)
         await found.settled(4 + at_once)
         rows = found.entries()

@@ -230,7 +230,7 @@ def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> N
         asyncio.run(house.aclose())
     accounts.revoke(made.id)
     accounts.close()
-    with pytest.raises(SettingError, match="there are none"):  # not open to everybody
+    with pytest.raises(SettingError, match="there are none"):  # not open to clients without a key
         build(config, ENVIRONMENT)
     house = build(dataclasses.replace(config, keys=Keys(required=False)), ENVIRONMENT)
     assert house.gateway.authenticate is None

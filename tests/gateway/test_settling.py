@@ -214,7 +214,7 @@ def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
 
 
 class NotKept:
-    """A keeper without room, or one that fails."""
+    """Keeper that stores nothing, or fails with `error`."""
 
     def __init__(self, error: StoreError | None) -> None:
         self.error = error

@@ -50,7 +50,7 @@ SYMMETRIC = {
     "_equal",
 }
 SYMMETRIC_METHODS = {"maximum", "minimum"}  # of numpy and torch
-THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # they change no result
+THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # these change no result
 LOGGERS = {"log", "logger", "logging", "warnings"}
 IGNORED_ARGUMENTS = {
     "strict",
@@ -192,7 +192,7 @@ class _Collector:
 
     def _mutate(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            if _is_drawn(node.left):  # equal to the bound with a probability of 2 ** -53
+            if _is_drawn(node.left):  # equals the bound with probability 2 ** -53
                 return
             old, new = COMPARISONS[type(node.ops[0])]
             self._add_between("comparison", node.left, node.comparators[0], old, new)
@@ -291,7 +291,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _is_ignored(node: ast.stmt) -> bool:
-    """Whether the statement logs something or sets a number of threads."""
+    """Return whether the statement logs something or sets a number of threads."""
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
         return False
@@ -300,7 +300,7 @@ def _is_ignored(node: ast.stmt) -> bool:
 
 
 def _is_drawn(node: ast.expr) -> bool:
-    """Whether the expression is `rng.random()`, a number of [0, 1)."""
+    """Return whether the expression is `rng.random()`, a number in [0, 1)."""
     if not isinstance(node, ast.Call) or node.args or node.keywords:
         return False
     return isinstance(node.func, ast.Attribute) and node.func.attr == "random"

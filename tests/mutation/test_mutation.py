@@ -1,4 +1,4 @@
-"""Mutation script: its edits, skipped code, and the verdict on a mutant."""
+"""Mutation script: operators, skipped code, and the result of a mutant."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ async def test_what_cannot_be_is_refused() -> None:
         await search(Scripted([]), "nearest").search(QUERY, KNOWN, -1)
 
 
-async def test_an_answer_that_was_judged_goes_before_one_that_was_not() -> None:
+async def test_a_judged_answer_precedes_one_without_a_reward() -> None:
     """The budget pays for a second answer and not for its reward."""
     flat = search(Scripted(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
     found = await flat.search(QUERY, KNOWN, 2)
@@ -184,7 +184,7 @@ async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_an
         assert (last.visits, last.value) == (1, WORTH[last.answer.text])
 
 
-async def test_one_branch_is_enough_and_none_is_refused() -> None:
+async def test_at_least_one_branch_is_required() -> None:
     found = await search(Scripted(["cow", "yes"]), "nearest", branches=1).search(QUERY, KNOWN, 1)
     assert found.tree is not None and found.tree.ended == "rollouts"
     with pytest.raises(SettingError, match="branches"):
@@ -192,7 +192,7 @@ async def test_one_branch_is_enough_and_none_is_refused() -> None:
 
 
 async def test_a_wave_with_an_answer_that_cannot_be_judged_is_the_last() -> None:
-    """An answer and its reward cost three calls; the fifth call pays for an answer alone."""
+    """An answer and its reward cost three calls; the fifth call pays only for an answer."""
     said = iter(range(1000))
     model = Scripted(lambda prompt: f"x{next(said)}")
     flat = search(model, "random", branches=4, most_calls=5, reward=TwoEach())

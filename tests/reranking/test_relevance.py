@@ -41,7 +41,7 @@ async def test_a_near_copy_gives_way_to_something_else() -> None:
     assert await shown(angles, 1.0, 2) == "ab"
 
 
-async def test_the_length_of_a_vector_does_not_change_its_likeness() -> None:
+async def test_similarity_does_not_depend_on_the_norms_of_vectors() -> None:
     lengths = {"a": 1.0, "b": 0.1, "c": 10.0}
     of_length_one = at({"a": 0.0, "b": 1.0, "c": 60.0})
 
@@ -117,7 +117,7 @@ async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
 
 
 @pytest.mark.parametrize("trade_off", [0.0, 1.0])
-async def test_trade_offs_reach_from_diversity_alone_to_relevance_alone(trade_off: float) -> None:
+async def test_trade_offs_from_pure_diversity_to_pure_relevance(trade_off: float) -> None:
     rerank = MaximalMarginalRelevance(at({"a": 0, "b": 1, "c": 90}), trade_off=trade_off)
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
     assert {c.example.answer for c in chosen} == ({"a", "b"} if trade_off else {"a", "c"})

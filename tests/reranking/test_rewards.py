@@ -284,7 +284,7 @@ def test_an_unknown_variant_is_refused(kind: Callable[..., Reward]) -> None:
 
 
 @pytest.mark.parametrize(("alpha", "value"), [(0, 0.5), (1, 1.0)])
-async def test_either_reward_may_have_the_whole_weight(alpha: float, value: float) -> None:
+async def test_one_reward_can_have_all_the_weight(alpha: float, value: float) -> None:
     weighted = Weighted(bare, fixed_mutual, alpha=alpha)
     assert (await weighted(QUERY, SAID, KNOWN, Asker(Scripted([])))).value == pytest.approx(value)
     with pytest.raises(SettingError, match="alpha"):
@@ -300,7 +300,7 @@ async def test_a_reward_is_from_0_to_1(value: float) -> None:
     assert worth.value == value
 
 
-def test_one_sample_is_the_least() -> None:
+def test_at_least_one_sample_is_required() -> None:
     assert own(n=1) and mutual(n=1, samples=1)
     with pytest.raises(SettingError, match="samples is 0"):
         mutual(samples=0)

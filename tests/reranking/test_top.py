@@ -48,7 +48,7 @@ async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> N
     assert await rerank(QUERY, FOUND, 0) == []
 
 
-def test_a_search_shows_at_most_as_many_as_json_can_nest() -> None:
+def test_the_depth_of_a_search_is_limited_by_json_nesting() -> None:
     check_depth(0)
     check_depth(MOST_SHOWN)
     with pytest.raises(SettingError, match=f"cannot choose {MOST_SHOWN + 1} demonstrations"):

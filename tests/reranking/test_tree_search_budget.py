@@ -102,7 +102,7 @@ async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
 
 
-async def test_as_many_branches_as_the_budget_pays_for_are_judged_at_once() -> None:
+async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
     under_way, most = 0, 0
 
     async def reward(
@@ -116,7 +116,7 @@ async def test_as_many_branches_as_the_budget_pays_for_are_judged_at_once() -> N
         under_way -= 1
         return Worth(0.5, {"paid": 0.5})
 
-    # Three answers, two rewards of 4, and two branches of 5 calls at once.
+    # Three answers, two rewards of 4 calls, and two concurrent branches of 5.
     model = Scripted(repeated, latency=0.001)
     search = rcts(model, reward=reward, parallel=2, most_calls=3 + 2 * 4 + 2 * 5)
     found = await search.search(QUERY, known(20), 2)

@@ -149,7 +149,7 @@ async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize(("k1", "b"), [(1.5, 1.5), (1.5, -0.1), (-0.1, 0.75)])
-def test_settings_that_are_no_bm25_are_refused(k1: float, b: float) -> None:
+def test_settings_out_of_range_are_rejected(k1: float, b: float) -> None:
     with pytest.raises(SettingError):
         BM25(Memory(), k1=k1, b=b)
 

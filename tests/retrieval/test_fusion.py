@@ -181,7 +181,7 @@ async def test_a_list_that_is_all_one_tie_changes_nothing(
         {"weights": [1.0, math.inf]},
     ],
 )
-def test_constants_and_weights_that_cannot_rank_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_constants_and_weights_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
         ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], **settings)
 

@@ -178,7 +178,7 @@ def test_leave_one_out_of_very_few_entries_is_one_group() -> None:
     assert LeaveOneOut(lambda ids: one, lambda ids: one)(["a"], one) == 1
 
 
-def test_leave_one_out_of_few_entries_keeps_no_groups_that_differ_by_chance() -> None:
+def test_leave_one_out_of_few_random_entries_keeps_one_group() -> None:
     rng = np.random.default_rng(0)
     tags, look, say = _noise(rng, 4)[:100], _noise(rng, 5), _noise(rng, 8)
     ids = [str(i) for i in range(100)]

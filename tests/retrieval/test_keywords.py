@@ -81,7 +81,7 @@ async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
             DistinctiveTerms(count=count, longest=longest)
 
 
-async def test_one_keyword_is_the_least_that_a_model_can_be_asked_for() -> None:
+async def test_a_model_generates_at_least_one_keyword() -> None:
     assert await GeneratedKeywords(Scripted(["red, disc"]), count=1)("a red disc") == ("red",)
     with pytest.raises(SettingError, match="0 keywords"):
         GeneratedKeywords(Scripted([]), count=0)
@@ -93,7 +93,7 @@ def test_a_keyword_has_at_most_six_words() -> None:
     )
 
 
-def test_terms_have_no_stop_word_and_up_to_the_longest_number_of_words() -> None:
+def test_terms_have_no_stop_words_and_at_most_longest_words() -> None:
     assert DistinctiveTerms(longest=3).of("big red disc") == (
         *("big", "red", "disc", "big red", "red disc", "big red disc"),
     )

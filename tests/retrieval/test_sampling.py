@@ -104,7 +104,7 @@ async def test_what_was_deleted_since_is_left_out(
 
 
 class CountingPool(ListPool):
-    """A pool that counts the examples which it fetches."""
+    """Pool that counts the fetched examples."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
         super().__init__(examples)
@@ -117,7 +117,7 @@ class CountingPool(ListPool):
 
 @pytest.mark.parametrize("retriever", [Uniform, Balanced])
 @pytest.mark.parametrize("k", [0, 1, 3])
-async def test_no_more_examples_are_fetched_than_are_shown(
+async def test_only_the_shown_examples_are_fetched(
     retriever: type[Uniform | Balanced], k: int
 ) -> None:
     pool = CountingPool(list(pool_of({"a": 10, "b": 10}).examples.values()))

@@ -179,7 +179,7 @@ async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> Non
     assert shared.best(query) is None
 
 
-def test_a_search_is_for_one_candidate_at_least() -> None:
+def test_least_is_at_least_1() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return []
 

@@ -187,7 +187,7 @@ def test_a_new_topic_founds_a_group_where_the_number_is_counted() -> None:
     assert counted.groups[2] == [f"n{i}" for i in range(10)]
 
 
-def test_no_group_is_founded_where_one_was_found_best() -> None:
+def test_a_far_entry_founds_no_group_if_one_group_is_best() -> None:
     tree = HashtagTree(lambda ids, vectors: 1, cold_start=1, novel=2.0)
     tree.add([f"e{i}" for i in range(30)], rows(range(30)))
     tree.refit()
@@ -276,7 +276,7 @@ def test_a_tree_that_cannot_be_is_refused(groups: int, cold_start: int) -> None:
         HashtagTree(groups, cold_start=cold_start)
 
 
-def test_a_refit_is_due_at_half_and_at_twice_the_entries_and_not_below_a_cold_start() -> None:
+def test_a_refit_is_due_at_half_or_twice_the_entries_but_not_during_a_cold_start() -> None:
     tree = HashtagTree(2, cold_start=10)
     tree.add([f"e{i}" for i in range(20)], np.repeat(rows([1, 2]), 10, axis=0))
     tree.refit()

@@ -85,7 +85,7 @@ async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, 
 
 @pytest.mark.parametrize("rate", [0.25, 0.75])
 @pytest.mark.parametrize("before", [0, 1, 3])
-async def test_equal_scores_go_to_the_master_with_the_probability_of_the_rate(
+async def test_equal_scores_go_to_the_master_with_probability_master_rate(
     rate: float, before: int
 ) -> None:
     went = 0

@@ -121,6 +121,6 @@ def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("rate", "begins"), [(0, False), (1, True)])
-def test_none_or_all_of_the_queries_may_be_measured(rate: float, begins: bool) -> None:
+def test_a_rate_of_0_or_1_measures_no_or_every_query(rate: float, begins: bool) -> None:
     one = shadow(rate=rate, at_once=1000)
     assert [one.begins() for _ in range(100)] == [begins] * 100

@@ -117,9 +117,9 @@ def evaluate(
     there is, oracle the right passage among others. rcts searches for the examples that help;
     rcts-random and rcts-best-of-n have its reward and its budget without a tree. concat shows
     passages, racc has them compressed; racc-oracle and racc-flat have other retrieval scores,
-    racc-swapped reads another item's passages; candidates answers from each passage alone and
-    chooses the answer that is likeliest together with its passage, kv-reuse puts keys and values of
-    each before the question.
+    racc-swapped reads another item's passages. candidates answers from each passage alone and
+    chooses the answer that is likeliest together with its passage; kv-reuse puts the keys and
+    values of each passage before the question.
     swap-image and swap-question are visual-rag asked with another item's picture or question.
     """
     names = None if methods is None else [name.strip() for name in methods.split(",")]
@@ -180,24 +180,24 @@ def _compare(
 
 
 def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
-    """Return the benchmark with the options that are part of it."""
+    """Return the benchmark specification with these options appended."""
     kind = benchmark.partition(":")[0]
     if unparsable != UNREAD:
         if kind != "mmmu":
             raise SettingError(
-                f"--unparsable is an option of mmmu alone, got {benchmark}",
+                f"--unparsable applies only to mmmu, got {benchmark}",
                 hint="remove --unparsable",
             )
         benchmark = f"{benchmark},unparsable={unparsable}"
     if question is not None:
         if kind not in LABELLED_IMAGES:
             raise SettingError(
-                f"{benchmark} has questions of its own, got --question {question!r}",
+                f"{benchmark} has its own questions, got --question {question!r}",
                 hint=f"remove --question, or use {' or '.join(LABELLED_IMAGES)}",
             )
         if ",question=" in benchmark:
             raise SettingError(
-                f"{benchmark} states a question, got --question {question!r}",
+                f"{benchmark} already sets a question, got --question {question!r}",
                 hint="remove one of the two questions",
             )
         benchmark = f"{benchmark},question={question}"

@@ -27,7 +27,8 @@ BenchmarkSpec = Annotated[
 ImageQuestion = Annotated[
     str | None,
     typer.Option(
-        help="Question about each image of image-folder:DIR or manyicl:DIR.", show_default=QUESTION
+        help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
+        show_default=QUESTION,
     ),
 ]
 MethodNames = Annotated[
@@ -73,8 +74,8 @@ Passages = Annotated[
 Unparsable = Annotated[
     str,
     typer.Option(
-        help="How to score an unparsable multiple-choice reply of mmmu: none (wrong), or random (a "
-        "choice drawn by the seed, as MMMU's own code does)."
+        help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
+        "choice drawn by the seed, as in MMMU's own code)."
     ),
 ]
 Explained = Annotated[

@@ -120,10 +120,11 @@ def revoke(
 
 
 def _warn_of_unknown_tiers(account: Account) -> None:
-    known = [tier.name for tier in load_config(CONFIG).tiers]
+    tiers = [tier.name for tier in load_config(CONFIG).tiers]
     for name in account.tiers or ():
-        if name not in (*known, ALL):
-            note(f"{CONFIG} has no tier {name!r}. {suggestion(name, known)}".rstrip())
+        if name not in (*tiers, ALL):
+            similar = suggestion(name, tiers).rstrip()
+            note(f"{CONFIG} has no tier {name!r}" + (f"; {similar}" if similar else ""))
 
 
 def _row(account: Account) -> tuple[object, ...]:

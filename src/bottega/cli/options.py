@@ -25,7 +25,7 @@ By = Annotated[
 
 
 def data_folder() -> Path:
-    """Return the data folder of the gateway that ./bottega.toml configures, else the default.
+    """Return the data folder that ./bottega.toml configures, or the default if there is no file.
     Raises `SettingError` for an invalid file."""
     from bottega.gateway.config.loading import load_config
 

@@ -42,7 +42,7 @@ def savings(
     if found.requests:
         _print(found)
     elif namespace is not None or since is not None:
-        say("no requests match --namespace and --since")
+        say("no requests match the filters")
     else:
         say("no requests yet")
         note(f"bottega serve --data {data} answers requests; bottega keys add NAME makes a key")
@@ -68,7 +68,8 @@ def _print_alone(found: Savings) -> None:
     if alone is None:
         tiers = sorted({route.tier for route in found.routes if route.state == "answered"})
         say(
-            f"the master alone: unknown: no priced answer of {found.master!r} (passed do not count)"
+            f"the master alone: unknown: no priced answer of {found.master!r} (requests passed"
+            " straight through do not count)"
         )
         note(f"tiers that answered: {', '.join(tiers) or 'none'}; --master NAME chooses another")
         return

@@ -111,8 +111,8 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         return parse_config(DEMO, "--demo"), None
     if file is None and not CONFIG.exists():
         raise SettingError(
-            f"there is nothing to serve: no {CONFIG} is here",
-            hint="bottega serve --demo tries it out; examples/bottega.toml is one to begin with",
+            f"nothing to serve: this folder has no {CONFIG}",
+            hint="run bottega serve --demo to try it, or copy examples/bottega.toml",
         )
     return load_config(file or CONFIG), None
 

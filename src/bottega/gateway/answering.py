@@ -92,8 +92,8 @@ class Answered:
 
 @dataclass(slots=True)
 class Streaming:
-    """An answer that has begun: `events` gives the first one, too. The upstream call started at
-    `started` of `perf_counter`."""
+    """Stream of a reply that has begun; `events` includes the first event. `started` is the
+    `perf_counter` time at which the upstream call started."""
 
     call: Call
     events: AsyncGenerator[bytes]
@@ -239,7 +239,7 @@ class Answering:
         raise unfit(asked.chat.needs, [one.takes for one in order], chosen if named else "")
 
     def _may_follow(self, asked: Asked, failed: Served, other: Served) -> bool:
-        # A client can make a tier fail, so a fallback gives no access to the master either.
+        # A client can make a tier fail, so a fallback must not reach the master either.
         if asked.question is None and not asked.may_use_master and other is self.served[-1]:
             return False
         place = self.served.index
@@ -253,7 +253,7 @@ class Answering:
             lucky = self.random.random() < overrides.master_rate
             return self.served[-1 if lucky else 0].name, False
         if question is None:
-            # Clients control what passes: a key's own tiers bind here, too.
+            # Clients control which requests pass, so the tiers of the key apply here, too.
             cheap = asked.chat.passes in CHEAP or not asked.may_use_master
             return self.served[0 if cheap else -1].name, False
         try:

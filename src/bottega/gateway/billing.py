@@ -65,8 +65,8 @@ class Bill:
 
     def cut_off(self, call: Call, seconds: float, steps: Sequence[bytes] = ()) -> None:
         """Book a call that ended early: by the last usage of its stream, else by its prompt and
-        text so far. `seconds` is the time until the first text, or until the end without one; it
-        may have produced hidden reasoning, so output is estimated from it."""
+        text so far. `seconds` is the time until the first text, or until the end without one: the
+        model may have generated hidden reasoning, which is estimated from it."""
         usage = reported_usage(steps)
         if usage is None:
             output = tokens_said(steps) + self.estimates.generated(call.model, seconds)

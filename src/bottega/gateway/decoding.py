@@ -90,7 +90,7 @@ class DecodeBudget:
 def _ended(task: asyncio.Future[T], lane: FairSemaphore, need: int) -> None:
     lane.release(need)
     if not task.cancelled():
-        task.exception()  # marks it as retrieved: after the client has left no caller does
+        task.exception()  # retrieve it: no caller does after the client has left
 
 
 def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:

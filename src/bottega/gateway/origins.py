@@ -1,4 +1,4 @@
-"""Origin and host name checks of a gateway without keys."""
+"""Checks of `Origin` and `Host` by a gateway without keys."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def is_loopback(name: str) -> bool:
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
     """Raise `Refusal` for a web page whose host is neither loopback nor allowed.
 
-    Browsers send its requests to loopback and hide only the responses: they would cost money and
-    fill the cache. Apps and extensions have other schemes than http and https.
+    Browsers send such requests and hide only the responses, so the requests would still cost money
+    and fill the cache. Apps and extensions have other schemes than http and https.
     """
     if origin is None:
         return

@@ -111,7 +111,7 @@ class Gateway:
         overrides = self._overrides(chat.model, tuple(given.items()))
         namespace = _namespace(progress.account, overrides)
         await self._check_access(progress.account, overrides, namespace)
-        # Not before: metrics and ledger would count names that were refused.
+        # Set after the checks: metrics and ledger must not count refused names.
         progress.namespace = namespace
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
@@ -130,7 +130,7 @@ class Gateway:
         reply = self.replaying.repeats.get(key)
         if reply is None and question is not None:
             reply = await self._stored(key, question)
-        # No other await before `lead`, or two identical requests would both lead.
+        # No other await before `lead`: otherwise two identical requests would both lead.
         reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
             return replayed(progress, before, reply)

@@ -1,4 +1,4 @@
-"""Whether the text after a label may retract it."""
+"""Detection of text that may retract a label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bottega.parsing.replies import ChoiceIndex, plain
 WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
 TOKEN = re.compile(rf"{WORD.pattern}|[^\s\w]")
 ARTICLE = re.compile(r"\ba(?=[ \t]+[a-z])")
-# With an "s", shorter words and letters are other words: "as", "is", "its".
+# Shorter words and letters become other words with an "s": "as", "is", "its".
 LAST_WORD = re.compile(r" [a-z]{3,} \Z")
 # After a label, these words may retract it. The "t" is that of "isn't".
 DOUBTS = re.compile(
@@ -22,8 +22,8 @@ DOUBTS = re.compile(
 
 def contradicts(text: str, labels: Sequence[str], index: ChoiceIndex) -> bool:
     """Return whether the text contains a word of doubt, or a choice that is not one of the labels,
-    in the singular or in the plural. Compare with and without punctuation: the first distinguishes
-    "C" from "C++", the second finds "salt-and-pepper"."""
+    in the singular or plural. The comparison runs with and without punctuation: the first
+    distinguishes "C" from "C++", the second finds "salt-and-pepper"."""
     folded = plain(text)
     if not folded:
         return False

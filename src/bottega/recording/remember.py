@@ -32,8 +32,8 @@ class Remember:
 
     An answer that is invalid or was cut short is not kept, nor is an example whose texts have more
     than `longest` characters. The same question (images, text, choices and the tag
-    `context`) is kept once: a newer answer replaces the older one, unless that is pinned.
-    `source` says which tier and model answered. Answers that arrive together share one commit.
+    `context`) is kept once: a newer answer replaces the older one, unless that is pinned. `source`
+    says which tier and model answered. Answers that arrive together share one commit.
     Raises `StoreError`.
     """
 

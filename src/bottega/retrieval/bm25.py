@@ -29,8 +29,8 @@ class BM25:
     answer. Examples that share no word have score 0 and come last, oldest first. A search sees
     what the feed has seen: the first one after a change rebuilds the index, at about 50
     microseconds an example. The default `words` keeps digits and single letters, which bm25s's own
-    tokenizer drops: "3 + 5" is all that some questions say. `exclude` is the rule for
-    excluded examples: all that share an image with the query, or only the same question.
+    tokenizer drops: "3 + 5" is all that some questions say. `exclude` is the rule for excluded
+    examples: all that share an image with the query, or only the same question.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ class Teaching:
         return [replies[place] for place in range(len(lessons))]
 
     def _reply(self, lessons: Sequence[Lesson], first: Sequence[list[int]]) -> list[list[int]]:
-        """As `_replies`, for lessons that all have images, or all have none."""
+        """As `_replies`, for lessons that either all have images or all have none."""
         read = self.base_texts.reading(
             [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
         )

@@ -39,7 +39,7 @@ def manyicl(source: Source) -> Benchmark:
 
 
 def _folder_and_question(place: str) -> tuple[str, str]:
-    """Split `DIR,question=TEXT`. The question comes last, so it may hold commas, or be empty."""
+    """Split `DIR,question=TEXT`. The question comes last, so it may contain commas or be empty."""
     folder, given, question = place.partition(",question=")
     return folder, question if given else QUESTION
 

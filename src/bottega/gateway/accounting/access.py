@@ -65,9 +65,9 @@ class Access:
         return tier in chosen or ALL in chosen
 
     def may_reach(self, account: Account, tier: str) -> bool:
-        """Return whether a request with tools, audio or no question may go to the tier without
-        being routed. Only tiers that the operator has named limit this: the default, none, forbids
-        a client's choice and leaves the gateway's own."""
+        """Return whether the gateway may send a request with tools, audio or no question to the
+        tier. All tiers are allowed unless the operator has set tiers for the key or as a default:
+        the built-in default, none, limits only the choices of clients."""
         return (not self.tiers_of(account) and account.tiers is None) or self.may_choose(
             account, tier
         )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from bottega.types import Usage
 
 # Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
-# unknown: a short prompt may count a thousand tokens. Later, this bounds what one prompt adds to
-# the reservations of all others.
+# unknown: a short prompt may count a thousand tokens. Later, this limits how much one prompt
+# adds to the reservations of all others.
 UNSEEN_PROMPT = 8192
 UNSEEN_FACTOR = 4
 TOKENS_PER_SECOND = 50.0
@@ -33,8 +33,8 @@ class _Observed:
 class TokenEstimates:
     """Estimates per model, corrected by the usage that its upstream has reported. `expected` is the
     estimate of the prompt's tokens from its characters and images, which fits English.
-    `non_ascii_bytes` are the bytes of its other text. Byte-level tokenizers need at most one token
-    per byte."""
+    `non_ascii_bytes` are the UTF-8 bytes of its text outside ASCII. Byte-level tokenizers need at
+    most one token per byte."""
 
     def __init__(self) -> None:
         self._models: defaultdict[str, _Observed] = defaultdict(_Observed)
@@ -81,7 +81,7 @@ class TokenEstimates:
         return math.ceil(self._models[model].longest)
 
     def generated(self, model: str, seconds: float) -> int:
-        """Estimate the completion tokens of an unseen reply after this many seconds."""
+        """Estimate the completion tokens of an unseen reply from its seconds of generation."""
         one = self._models[model]
         rate = one.completion / one.seconds if one.seconds else TOKENS_PER_SECOND
         return math.ceil(rate * seconds)

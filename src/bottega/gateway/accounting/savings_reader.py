@@ -34,7 +34,7 @@ FROM {source} {where} GROUP BY how, tier, shown
 ORDER BY how = 'shadow', how = 'refused', how = 'failed', how = 'passed', how = 'answered',
     tier = ?, tier, shown
 """
-# A replayed answer was paid for before, whichever tier gave it.
+# Requests answered without a master call. Replays count: their answer was paid for before.
 OTHERS = """
 SELECT namespace, sum(requests) FROM {source}
 WHERE how NOT IN ('failed', 'refused', 'shadow') AND (route != ? OR how = 'replayed') {and_where}

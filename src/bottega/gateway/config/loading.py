@@ -176,12 +176,14 @@ def _check_pairs(config: Config, at: Place) -> None:
             )
     if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
         raise (at / "gateway" / "metrics_port").error(
-            "is the same as gateway.port", hint="use another port, such as 9100"
+            f"must differ from gateway.port, got {config.gateway.metrics_port}",
+            hint="use another port, such as 9100",
         )
     names = {"*", *(tier.name for tier in config.tiers)}
     if not names.issuperset(config.keys.tiers):
         raise (at / "keys" / "tiers").error(
-            "names an unknown tier", hint=f"use {', '.join(sorted(names))}"
+            f"must be tiers of this file, got {', '.join(config.keys.tiers)}",
+            hint=f"use {', '.join(sorted(names))}",
         )
     if SERVICE_TIER in config.limits.fields:
         raise (at / "limits" / "fields").error(

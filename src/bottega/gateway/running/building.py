@@ -142,7 +142,7 @@ def _house(
 def check_keys(config: Config, accounts: Accounts) -> bool:
     """Return whether requests need a key. Raises `SettingError` if they do and there is none.
 
-    Revoked keys count as made: a gateway whose keys are all revoked must not serve everybody.
+    Revoked keys count: revoking all keys must not open the gateway to clients without one.
     """
     made = accounts.list()
     required = config.needs_keys(bool(made))
@@ -150,7 +150,8 @@ def check_keys(config: Config, accounts: Accounts) -> bool:
         where = config.gateway.data
         raise SettingError(
             f"requests to {config.gateway.host} need a key, and there are none in {where}",
-            hint=f"bottega keys add NAME --data {where}, or on loopback [keys] required = false",
+            hint=f"run bottega keys add NAME --data {where}, or on loopback set [keys] required ="
+            " false",
         )
     return required
 

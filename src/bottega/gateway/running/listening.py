@@ -95,8 +95,8 @@ def run(
     read: Callable[[], Config] | None = None,
 ) -> None:
     """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
-    `drain_seconds`; a second signal does not wait. SIGHUP applies the
-    settings that `read` returns; without `read` it ends the process like SIGTERM."""
+    `drain_seconds`; a second signal does not wait. SIGHUP applies the settings that `read` returns;
+    without `read` it ends the process like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     return_large_blocks()
     house.when_ready = _leave_alone_what_was_loaded

@@ -82,7 +82,7 @@ class LocalUpstream:
 
     async def _reduced(self, prompt: Prompt) -> Prompt:
         """Return the prompt with large images reduced as for an endpoint. They are decoded here,
-        within the budget, because the model has one thread, on which all requests wait."""
+        within the budget, because the model's only thread would delay all other requests."""
         parts = (part for message in prompt.messages for part in message.parts)
         large = {part for part in parts if isinstance(part, Image) and part.is_large}
         if not large:

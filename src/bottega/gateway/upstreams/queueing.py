@@ -48,7 +48,7 @@ async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
         try:
             yield
         except Exception:
-            # The attempt failed, and the next one starts after a pause. A cancellation is no
-            # `Exception`: it ends a call that runs.
+            # The attempt failed, and the next one starts after a pause. A cancellation is not an
+            # `Exception`: it ends a running call.
             queue.idle.set()
             raise
