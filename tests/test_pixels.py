@@ -133,7 +133,7 @@ def test_the_estimated_cost_covers_the_measured_peak(tmp_path: Path) -> None:
         assert measured < estimated * 1.1 + 4_000_000, (name, at_least)
 
 
-def test_a_large_image_with_a_palette_is_reduced_as_its_pixels_would_be(
+def test_a_large_palette_image_is_reduced_as_rgb(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither the strips nor the reduction divide the rows evenly."""

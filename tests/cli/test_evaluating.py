@@ -42,13 +42,13 @@ def test_eval_asks_the_given_question(run: Run, pets: Path, served: Server) -> N
     assert all("Which class, please?" in str(body) for body in served.bodies)
 
 
-def test_a_question_for_a_benchmark_with_its_own_is_refused(run: Run) -> None:
+def test_a_question_for_a_benchmark_with_its_own_is_rejected(run: Run) -> None:
     done = run("eval", "digits", "--question", "Which class?")
     assert done.code == 2
     assert "--question" in done.err and "image-folder" in done.err
 
 
-def test_options_that_would_change_the_question_are_refused(run: Run, pets: Path) -> None:
+def test_options_that_would_change_the_question_are_rejected(run: Run, pets: Path) -> None:
     benchmark = f"image-folder:{pets}"
     done = run("eval", benchmark, "--question", "Cat?", "--unparsable", "random")
     assert done.code == 2

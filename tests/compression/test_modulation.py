@@ -43,7 +43,7 @@ def test_what_never_varies_stays_as_it_is_whatever_was_learned() -> None:
     assert keys[..., 1].std() > 100
 
 
-def test_numbers_that_vary_by_less_than_least_stay_at_their_mean() -> None:
+def test_numbers_with_little_variance_stay_at_their_mean() -> None:
     modulation = Modulation(8, GEOMETRY, 5)
     joined = modulation.join(real())
     joined[..., 1] = 3.0 + 1e-4 * torch.sign(torch.arange(40) - 19.5)[:, None]

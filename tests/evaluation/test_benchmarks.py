@@ -73,7 +73,7 @@ def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
     assert (len(data.knowledge), len(data.items)) == (6, 1)
 
 
-def test_a_question_given_with_the_folder_is_asked_of_every_image(tmp_path: Path) -> None:
+def test_a_question_set_with_the_folder_applies_to_every_image(tmp_path: Path) -> None:
     spec = f"image-folder:{folder(tmp_path, {'cat': 4, 'dog': 4})}"
     for question in ("", "Cat, or dog?"):
         data = load_benchmark(f"{spec},question={question}", seed=0)

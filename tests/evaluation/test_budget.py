@@ -71,7 +71,7 @@ def test_a_budget_is_positive(usd: float) -> None:
         Budget(usd)
 
 
-async def test_within_a_budget_only_the_first_item_is_answered_alone() -> None:
+async def test_within_a_budget_only_the_first_item_runs_without_concurrency() -> None:
     running, most = 0, list[int]()
     cheap = priced(0.001)
 

@@ -119,7 +119,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def leave(found: Kitchen, asks: Late, model: str = "bottega", **more: Any) -> Progress:
-    """Send a request, leave once a tier is asked, and return how the request ended."""
+    """Send a request, leave once a tier is called, and return how the request ended."""
     body = {"model": model, "messages": asked(1), **more}
     async with aiohttp.ClientSession() as session:
         request = asyncio.create_task(_post(session, f"{found.url}/chat/completions", body))
@@ -186,7 +186,7 @@ async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
 async def test_a_stream_that_ends_before_its_text_costs_its_time(
     endpoint: Server, tmp_path: Path, sent: bytes
 ) -> None:
-    """An upstream charges for hidden reasoning, which it generates and never sends."""
+    """An upstream charges for hidden reasoning, which it never sends."""
     meter = Silent(sent)
     with metered(tmp_path, endpoint, 100.0, meter=meter) as found:
         await found.leave(1, 0.15, stream=True)
@@ -251,7 +251,7 @@ async def test_leaving_between_two_attempts_is_free(
     assert (status, cost, meter.calls) == (499, 0.0, 1)
 
 
-async def test_a_call_is_not_retried_for_a_client_that_left(
+async def test_a_call_is_not_retried_after_the_client_has_left(
     endpoint: Server, tmp_path: Path
 ) -> None:
     meter = Failing(seconds=0.2, retry_after="0.02")

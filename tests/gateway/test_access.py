@@ -148,7 +148,7 @@ def test_a_request_that_passes_reaches_the_master_only_with_the_right(
             }
 
 
-def test_tools_reach_the_cheapest_tier_that_takes_them(
+def test_tools_reach_the_cheapest_tier_that_supports_them(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain = keys("plain", tiers=["small"])

@@ -209,7 +209,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["secret", "id", "name", "namespace"])
-def test_a_damaged_account_is_an_error_of_the_store(tmp_path: Path, column: str) -> None:
+def test_a_damaged_account_raises_a_store_error(tmp_path: Path, column: str) -> None:
     path = tmp_path / "gateway.db"
     with closing(Accounts.open(path)) as accounts:
         accounts.add("team")

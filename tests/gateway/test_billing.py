@@ -149,7 +149,7 @@ def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> 
     assert bill.progress.cost_usd is None  # one unknown part makes the sum unknown
 
 
-def test_a_call_without_a_number_of_choices_has_one(bill: Bill) -> None:
+def test_a_call_has_one_choice_by_default(bill: Bill) -> None:
     for fields in ({}, {"n": None}, {"n": 1}):
         assert reserved(bill, max_tokens=10, **fields) == 10
 

@@ -229,7 +229,7 @@ def test_settings_do_not_change() -> None:
         config.gateway.port = 1  # type: ignore[misc]
 
 
-def test_an_address_is_an_allowed_host() -> None:
+def test_an_ip_address_is_a_valid_allowed_host() -> None:
     hosts = ("fe80::1", "[fe80::2]", "192.168.0.7", "mybox.lan.")
     config = parse_config(TWO + f"[gateway]\nallowed_hosts = {list(hosts)}")
     assert config.gateway.allowed_hosts == hosts

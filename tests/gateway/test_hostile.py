@@ -259,7 +259,7 @@ async def test_a_steered_answer_is_no_example_for_others(
     plain = await ask(shared, body("bottega/apprentice", shade=8), "sk-a")
     assert plain[2]["x-bottega-demonstrations"] == "0"
     same = await ask(shared, body("bottega/apprentice", shade=8, **steer), "sk-a")
-    if steer.keys() & CONSTRAINTS:  # the apprentice runs in this process and refuses them
+    if steer.keys() & CONSTRAINTS:  # the apprentice runs in this process and rejects them
         assert same[0] == 400
     else:
         assert same[2]["x-bottega-demonstrations"] == "1"

@@ -276,7 +276,7 @@ def test_commits_do_not_wait_for_the_disk(file: Path) -> None:
     writer.close()
 
 
-# SQLite ends the transaction itself after some errors (a full disk), and not after others.
+# After some errors (a full disk) SQLite itself ends the transaction, after others it does not.
 @pytest.mark.parametrize("failure", ["ABORT", "ROLLBACK"])
 def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str) -> None:
     batch = Batch([entry()], [Shadow(0.0, "r", "ns", 0.5, 1.0, 0.0)])
@@ -397,7 +397,7 @@ def test_looking_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
 
 
 def attempts_of(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times at which the ledger looks for what it has to write."""
+    """Record the times at which the ledger flushes."""
     times: list[float] = []
     flush = ledger.flush
 
@@ -409,13 +409,15 @@ def attempts_of(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def test_an_idle_ledger_rests(ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_ledger_does_not_poll(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
     attempts = attempts_of(ledger, monkeypatch)
     ledger.note(entry())
     assert until(2.0, file, 1)
     time.sleep(0.05)
-    assert len(attempts) <= 2  # the second one if the entry came while the first was starting
+    assert len(attempts) <= 2  # a second one if the entry came during the first
 
 
 def test_a_failing_ledger_waits_before_it_tries_again(
@@ -498,7 +500,7 @@ def test_repeats_are_forgotten_by_number(file: Path) -> None:
     ledger.close()
 
 
-def test_shadows_that_cannot_be_written_are_lost_too(ledger: Ledger, file: Path) -> None:
+def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path) -> None:
     ledger._file._connection.execute("PRAGMA max_page_count = 1")
     for number in range(500):
         ledger.note(entry(number))
@@ -508,7 +510,7 @@ def test_shadows_that_cannot_be_written_are_lost_too(ledger: Ledger, file: Path)
     ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
 
 
-def test_only_the_oldest_rows_of_each_kind_are_lost(
+def test_overflow_drops_the_oldest_rows_of_each_kind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 3)

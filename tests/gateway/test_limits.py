@@ -187,7 +187,7 @@ def test_no_corner_of_a_part_hides_deep_nesting(kind: str, name: str) -> None:
     assert refused(asked(part)).status == 400
 
 
-def test_an_image_reference_hides_no_deep_nesting() -> None:
+def test_deep_nesting_in_an_image_reference_is_rejected() -> None:
     deep: Any = 1
     for _ in range(200):
         deep = [deep]

@@ -208,14 +208,14 @@ async def test_a_second_leader_lands_beside_the_first() -> None:
     assert await waiting is REPLY
 
 
-def test_a_body_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
+def test_a_body_larger_than_the_whole_cache_is_not_kept() -> None:
     for more, kept in ((0, 1), (1, 0)):
         bodies = Bodies(1000 + OVERHEAD)
         bodies.put(b"x" * (1000 + more), SCOPE, Asked("k"), [])
         assert (len(bodies), bodies.held_bytes) == (kept, kept * (1000 + OVERHEAD))
 
 
-def test_a_body_that_comes_again_is_held_once() -> None:
+def test_a_repeated_body_is_held_once() -> None:
     bodies = Bodies(1 << 20)
     for key in ("old", "new"):
         bodies.put(b"{}", SCOPE, Asked(key), [])
@@ -232,7 +232,7 @@ def test_the_least_recently_used_body_is_dropped() -> None:
     assert [raw for raw in (b"a", b"b", b"c", b"d") if bodies.get(raw, SCOPE)] == [b"a", b"c", b"d"]
 
 
-def test_a_reply_is_replaced_only_where_there_is_one() -> None:
+def test_only_an_existing_reply_is_replaced() -> None:
     repeats = Repeats(10_000, None)
     repeats.replace("a", Remembered(b"{}"))
     assert len(repeats) == 0

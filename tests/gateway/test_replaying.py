@@ -236,7 +236,7 @@ def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -
     assert count({"content": "ab"}) == 1
 
 
-def test_each_choice_of_a_stream_has_to_end() -> None:
+def test_a_stream_with_an_unfinished_choice_is_cut_off() -> None:
     ended = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     cut = {"index": 1, "delta": {"content": "b"}, "finish_reason": None}
     steps = [orjson.dumps({"model": "m", "choices": [choice]}) for choice in (ended, cut)]

@@ -150,12 +150,12 @@ def test_tokens_besides_the_texts_count(
     assert 1000 <= chat(*messages, **more).needs.tokens < 1200
 
 
-def test_a_part_that_holds_text_counts_it() -> None:
+def test_text_in_other_parts_counts() -> None:
     part = {"type": "refusal", "refusal": "x" * 350_000}
     assert chat({"role": "assistant", "content": [part]}).needs.tokens >= 100_000
 
 
-def test_a_prediction_is_no_part_of_the_prompt() -> None:
+def test_a_prediction_is_not_part_of_the_prompt() -> None:
     predicted = {"type": "content", "content": "x" * 3500}
     assert chat(ASK, prediction=predicted).needs.tokens < 100
 

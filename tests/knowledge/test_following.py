@@ -172,7 +172,7 @@ def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
     shelf.rows.close()
 
 
-def test_a_follower_of_a_view_that_was_replaced_is_out_of_date(shelf: Shelf) -> None:
+def test_a_follower_of_a_replaced_view_is_out_of_date(shelf: Shelf) -> None:
     shelf.add(10)
     view = shelf.rows.views()["default"]
     other = Follower(shelf.rows, replace(view, fingerprint="other"), "cosine", 100)

@@ -60,9 +60,7 @@ def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
         assert kb.verify().problems == ()
 
 
-def test_the_log_is_pruned_once_in_so_many_changes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pruning, "LOOKED_EVERY", 10)
     with opened(path) as kb:
         churn(kb, 0, 20)

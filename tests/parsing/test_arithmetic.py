@@ -95,7 +95,7 @@ def test_length_and_depth_have_exact_limits() -> None:
     assert value("(" * DEEPEST + "7" + ")" * DEEPEST) is None
 
 
-def test_brackets_side_by_side_are_not_deep() -> None:
+def test_adjacent_brackets_add_no_depth() -> None:
     assert value("(1)" * (DEEPEST + 1)) == 1
 
 

@@ -29,7 +29,7 @@ ONE, MANY = LabelParser(), LabelParser(multi_label=True)
         ("猫\n不对。", ("猫", "狗")),
     ],
 )
-def test_a_first_line_that_later_text_may_contradict_is_refused(
+def test_a_first_line_that_later_text_may_contradict_is_invalid(
     reply: str, choices: tuple[str, ...]
 ) -> None:
     assert not ONE(Query("?", choices=choices), Completion(reply)).valid
@@ -61,7 +61,7 @@ def test_a_first_line_that_later_text_supports_is_read(
         "Answer: dog\nOn reflection, that is wrong.",
     ],
 )
-def test_a_stated_answer_that_later_text_may_contradict_is_refused(reply: str) -> None:
+def test_a_stated_answer_that_later_text_may_contradict_is_invalid(reply: str) -> None:
     query = Query("?", choices=("dog", "cat"))
     assert not ONE(query, Completion(reply)).valid
     assert not MANY(query, Completion(reply)).valid

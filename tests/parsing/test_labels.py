@@ -183,7 +183,7 @@ def test_a_label_with_its_letter_or_an_introduction_is_read(
         ("dog</s>cat", ("cat", "dog")),
     ],
 )
-def test_a_letter_that_may_mean_another_label_is_refused(
+def test_a_letter_that_may_mean_another_label_is_invalid(
     reply: str, choices: tuple[str, ...]
 ) -> None:
     assert not ONE(Query("?", choices=choices), Completion(reply)).valid

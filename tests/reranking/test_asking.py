@@ -208,7 +208,7 @@ async def test_no_budget_is_ever_exceeded(
 
 
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
-def test_a_budget_is_a_whole_number_of_one_or_more(setting: str) -> None:
+def test_a_budget_is_a_positive_integer(setting: str) -> None:
     assert Asker(Scripted([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
     assert not Asker(Scripted([]), **{setting: None}).is_limited  # type: ignore[arg-type]
     for wrong in (-1, 1.5):

@@ -191,7 +191,7 @@ async def test_at_least_one_branch_is_required() -> None:
         search(Scripted([]), "nearest", branches=0)
 
 
-async def test_a_wave_with_an_answer_that_cannot_be_judged_is_the_last() -> None:
+async def test_an_answer_that_cannot_be_judged_ends_the_search() -> None:
     """An answer and its reward cost three calls; the fifth call pays only for an answer."""
     said = iter(range(1000))
     model = Scripted(lambda prompt: f"x{next(said)}")
@@ -201,7 +201,7 @@ async def test_a_wave_with_an_answer_that_cannot_be_judged_is_the_last() -> None
     assert (len(found.tree.root.children), found.tree.calls) == (2, 4)
 
 
-async def test_tokens_that_replies_leave_pay_for_more_answers() -> None:
+async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
     """The image reserves 4,096 tokens for each answer, and the replies use a few."""
     flat = search(Scripted(last_shown), "random", branches=6, most_tokens=6000)
     found = await flat.search(QUERY, KNOWN, 1)

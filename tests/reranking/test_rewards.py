@@ -292,7 +292,7 @@ async def test_one_reward_can_have_all_the_weight(alpha: float, value: float) ->
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
-async def test_a_reward_is_from_0_to_1(value: float) -> None:
+async def test_rewards_of_0_and_1_are_valid(value: float) -> None:
     async def reward(*asked: object) -> Worth:
         return Worth(value)
 

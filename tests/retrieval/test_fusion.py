@@ -44,7 +44,7 @@ async def test_scores_are_the_sums_of_reciprocal_ranks() -> None:
 
 
 @pytest.mark.parametrize(("constant", "weight"), [(0.5, 1.0), (1.0, 1.0), (1000.0, 0.5)])
-async def test_any_positive_constant_and_weight_is_valid(constant: float, weight: float) -> None:
+async def test_positive_constants_and_weights_are_valid(constant: float, weight: float) -> None:
     found = await fused("ab", constant=constant, weights=[weight])
     assert [c.score for c in found] == [weight / (constant + 1), weight / (constant + 2)]
     nothing = await fused("ab", weights=[0.0])
@@ -186,7 +186,7 @@ def test_invalid_constants_and_weights_are_rejected(settings: dict[str, Any]) ->
         ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], **settings)
 
 
-async def test_a_retriever_of_weight_zero_changes_no_order() -> None:
+async def test_a_retriever_of_weight_zero_does_not_change_the_order() -> None:
     fusion = ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], weights=[1.0, 0.0], constant=0.1)
     assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["a", "b"]
     assert await fusion(Query("q"), 0) == []

@@ -179,7 +179,7 @@ async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> Non
     assert shared.best(query) is None
 
 
-def test_least_is_at_least_1() -> None:
+def test_least_below_1_is_rejected() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return []
 
