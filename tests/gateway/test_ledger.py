@@ -440,8 +440,14 @@ def test_a_file_that_cannot_be_read_fails_opening(
         raise StoreError("gateway.db is damaged", hint="restore it")
 
     closed: list[EntryFile] = []
+    close = EntryFile.close
+
+    def recorded(self: EntryFile) -> None:
+        closed.append(self)
+        close(self)
+
     monkeypatch.setattr(EntryFile, "spent_since", damaged)
-    monkeypatch.setattr(EntryFile, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(EntryFile, "close", recorded)
     with pytest.raises(StoreError, match="damaged"):
         Ledger.open(file)
     assert len(closed) == 1
