@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import errorbars, side_by_side
-from bottega.evaluation.metrics.cost import CostQuality, average_gap_recovered
+from bottega.evaluation.metrics.calibration import CostQuality, average_gap_recovered
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.streaming import Streamed, gain, growth, mean_over
+from bottega.evaluation.runner import Streamed, gain, growth, mean_over
 
 if TYPE_CHECKING:
     from benchmarks.cache_of_thought import Measured

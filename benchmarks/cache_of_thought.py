@@ -35,11 +35,10 @@ from benchmarks.cache_streams import (
     voted,
 )
 from bottega import Example, KnowledgeBase, Retriever, always
-from bottega.evaluation import votes
+from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.streaming import Streamed, answering
+from bottega.evaluation.runner import Conditions, Streamed, answering, evaluate
 from bottega.types import Query
 
 DIGITS = Setting("digits:half=second", 1, "image", tuple(range(10, 100, 10)), seeds=(0, 1, 2, 3, 4))
@@ -189,7 +188,7 @@ async def fixed(
 
 def _voting(retrieve: Retriever, shots: int) -> Method:
     async def vote(query: Query) -> Outcome:
-        return Outcome(votes.vote(await retrieve(query, shots)))
+        return Outcome(baselines.vote(await retrieve(query, shots)))
 
     return Method("vote", shots, vote)
 

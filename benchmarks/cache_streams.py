@@ -42,12 +42,12 @@ from bottega import (
     coin,
     cold_start,
 )
-from bottega.evaluation import votes
+from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.streaming import Streamed, answering, stream
+from bottega.evaluation.runner import Streamed, answering, stream
 from bottega.protocols import Vectors
 from bottega.retrieval import LeaveOneOut
 from bottega.retrieval.keywords import response
@@ -238,7 +238,7 @@ async def voted(
                 trace = await asked.trace(query)
                 return Outcome(trace.answer, trace)
             found = await retrieve(query, setting.shots) if len(cache) else []
-            return Outcome(votes.vote(found))
+            return Outcome(baselines.vote(found))
 
         return await stream(data, Method("vote", setting.shots, answer))
 

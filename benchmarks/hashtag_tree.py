@@ -26,8 +26,7 @@ from scipy import stats
 from bottega import Candidate, Example, Query, TokenEmbedder, TowerEmbedder
 from bottega.protocols import Vectors
 from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
-from bottega.tasks.attributes import Attributes
-from bottega.tasks.scenes import ATTRIBUTES
+from bottega.tasks.attributes import ATTRIBUTES, Attributes
 from bottega.types import Changed
 
 SHOTS, ENTRIES, COLD_START, FIXED = 8, 1500, 300, 10

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bottega.knowledge.late import Effort, TokenArray, TokenIndex
+from bottega.knowledge.late_interaction import Effort, TokenArray, TokenIndex
 from bottega.protocols import Vectors
 
 TOKENS, DIMENSION, K = 150, 128, 20

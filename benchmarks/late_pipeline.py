@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder, KnowledgeBase, LateIndex, TokenEmbedder
 from bottega.knowledge.embedders.flmr_model import ORIGINAL, FlmrModel, FlmrShape
-from bottega.knowledge.late import TokenArray, TokenIndex
-from bottega.knowledge.vectors import unit
+from bottega.knowledge.late_interaction import TokenArray, TokenIndex
+from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.retrieval import Dense
 from bottega.types import Example, Query

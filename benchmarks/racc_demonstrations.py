@@ -22,26 +22,27 @@ import torch
 from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin
 from bottega.bundled import bundled_folder
-from bottega.cli.stored_passages import Building
-from bottega.compression import Shape, save
-from bottega.compression.training import Course, Lesson, train
+from bottega.cli.compressor_jobs import Building
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import CERTAIN, FLAT, RACC, SWAPPED, Scored
+from bottega.evaluation.controls import ForAnother
 from bottega.evaluation.episodes import nearest
-from bottega.evaluation.lessons import FoundLessons
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.racc_methods import CERTAIN, FLAT, RACC, SWAPPED, Scored
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.swapping import ForAnother
+from bottega.evaluation.training_data import FoundLessons
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
+from bottega.kv_prefix import Geometry
 from bottega.pipeline import Pipeline
-from bottega.prefixing import Geometry
 from bottega.protocols import Retriever
+from bottega.racc import Shape, save
+from bottega.racc.training import train
+from bottega.racc.training_loss import Course, Lesson
 from bottega.recipes import Classification, compressing
-from bottega.recipes.training import teaching, untrained
+from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling
 from training.compressor import COURSE as OF_PASSAGES
 

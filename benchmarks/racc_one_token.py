@@ -20,22 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from bottega.bundled import bundled_folder
-from bottega.compression import Compressed, Hyper, OneToken, Texts
-from bottega.compression.condensing import exported
-from bottega.compression.training import Course, Lesson, Teaching
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import LateScored
+from bottega.evaluation.controls import ForAnother
 from bottega.evaluation.episodes import ByEpisode, Oracle, pools
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.swapping import ForAnother
-from bottega.evaluation.tally import Result
+from bottega.evaluation.racc_methods import LateScored
+from bottega.evaluation.runner import Conditions, Result, evaluate
 from bottega.generation import Transformers, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import Interleaved
 from bottega.protocols import Retriever
+from bottega.racc import Compressed, Hyper, OneToken, Texts
+from bottega.racc.condenser import exported
+from bottega.racc.training_loss import Course, Lesson, Teaching
 from bottega.tasks.facts import Facts
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (

@@ -25,7 +25,7 @@ from bottega import (
     Weighted,
     bundled,
 )
-from bottega.cli.resolving import open_retrieval
+from bottega.cli.parts import open_retrieval
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import plan

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bottega.evaluation.report.writing import write_report
+from bottega.evaluation.report.render import write_report
 from tests.browser import PROGRAM, browsing, chromium
 from tests.evaluation.report.builders import benchmark, kept, three_methods
 

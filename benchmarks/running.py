@@ -21,9 +21,9 @@ from itertools import cycle
 from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark, labelled
-from bottega.evaluation.journal import Journal
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Scored
+from bottega.evaluation.run_store import Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import OpenAICompatible
 from bottega.knowledge import KnowledgeBase, load_digits

@@ -31,7 +31,7 @@ from benchmarks.clocks import clocks, since
 from benchmarks.store_peers import Peer, peers
 from bottega import Eq, Example, Image, KnowledgeBase, Query
 from bottega.knowledge.hnsw import EFFORT_SEARCHING
-from bottega.knowledge.vectors import unit
+from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from tests.knowledge.test_crashes import crash
 

@@ -28,11 +28,10 @@ from bottega import (
 from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
 from bottega.prompting import Continuing
-from bottega.tasks.characters import QUESTION as WHICH_CHARACTER
-from bottega.tasks.characters import Glyphs
-from bottega.tasks.named import NAMES, draw_named
-from bottega.tasks.scenes import ATTRIBUTES, VALUES, draw_scenes
-from bottega.tasks.sums import RULES, draw_sums
+from bottega.tasks.attributes import ATTRIBUTES, VALUES, draw_scenes
+from bottega.tasks.glyphs import NAMES, Glyphs, draw_named
+from bottega.tasks.glyphs import QUESTION as WHICH_CHARACTER
+from bottega.tasks.rules import RULES, draw_sums
 from bottega.tasks.task import images
 from bottega.types import Answer, Candidate, Completion, Example, Message
 

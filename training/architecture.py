@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import FastVlmConfig, FastVlmForConditionalGeneration
 
-from bottega.tasks.sums import RULES
-from bottega.tasks.wording import RELATIONS, TOPICS
+from bottega.tasks.rules import RULES
+from bottega.tasks.task import RELATIONS, TOPICS
 from training.concepts import CONCEPTS, DIGITS, NAME, ROW, SCENE, part
 from training.tokenizer import BOS, END, IMAGE, PAD, SPECIAL, VOCABULARY
 from training.tower import EMBEDDING, FEATURES, VISION_CONFIG

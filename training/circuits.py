@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import FastVlmForConditionalGeneration
 
-from bottega.tasks.named import NAMES
-from bottega.tasks.sums import RULES
-from bottega.tasks.wording import ASKED_BY, STATES
+from bottega.tasks.glyphs import NAMES
+from bottega.tasks.rules import RULES
+from bottega.tasks.task import ASKED_BY, STATES
 from training import architecture as a
 from training.concepts import CONCEPTS
 from training.gates import install_barring, install_keys, install_steps

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from bottega.compression import Hyper, Racc, Shape, save
-from bottega.compression.saving import load, save_settings
-from bottega.compression.training import Course, Progress, Teaching, train
-from bottega.evaluation.lessons import ToldLessons
+from bottega.evaluation.training_data import ToldLessons
 from bottega.generation.loaded import LoadedModel
-from bottega.prefixing import Geometry
-from bottega.recipes.training import teaching, untrained
+from bottega.kv_prefix import Geometry
+from bottega.racc import Hyper, Racc, Shape, save
+from bottega.racc.saved import load, save_settings
+from bottega.racc.training import Progress, train
+from bottega.racc.training_loss import Course, Teaching
+from bottega.recipes.racc_training import teaching, untrained
 from bottega.tasks.facts import Facts
 
 PASSAGES, BATCH, HARD = 5, 32, 0.5

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bottega.tasks.attributes import SIZES
 from bottega.tasks.figures import SYMBOLS
-from bottega.tasks.named import NAMES
-from bottega.tasks.scenes import SIZES
-from bottega.tasks.sums import NUMBERS
+from bottega.tasks.glyphs import NAMES
+from bottega.tasks.rules import NUMBERS
 
 SHARPNESS = 8.0  # of the softmax whose cross-entropy is trained; a clean 1 among 0 satisfies it
 

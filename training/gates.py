@@ -8,8 +8,8 @@ After a relation was asked for, or in a passage, the key is the name with the re
 
 import torch
 
-from bottega.tasks.scenes import SIZES
-from bottega.tasks.wording import RELATIONS, TOPICS
+from bottega.tasks.attributes import SIZES
+from bottega.tasks.task import RELATIONS, TOPICS
 from training import architecture as a
 from training.writing import TEXT_SIZE, Units, dims
 

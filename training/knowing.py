@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bottega.tasks.scenes import SIZES, VALUES
+from bottega.tasks.attributes import SIZES, VALUES
 from training import architecture as a
 from training.gates import GATE, KEY, SEEN
 from training.rotary import slow_slots

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bottega.tasks.attributes import draw_scenes, draw_values
 from bottega.tasks.drawing import draw
-from bottega.tasks.draws import chance, integers, uniform
 from bottega.tasks.figures import draw_figures
-from bottega.tasks.glyphs import alphabet, join, siblings
-from bottega.tasks.named import NAMES, draw_named
+from bottega.tasks.glyphs import NAMES, draw_named
 from bottega.tasks.nuisance import mixed_styles, paint
-from bottega.tasks.scenes import draw_scenes, draw_values
-from bottega.tasks.sums import draw_rows_values, draw_sums
+from bottega.tasks.rules import draw_rows_values, draw_sums
+from bottega.tasks.strokes import alphabet, chance, integers, join, siblings, uniform
 from training.concepts import NAME, ROW, SCENE, Read
 from training.pictures import UNSTEADY, VIEWS, as_bytes, surface_pictures
 

@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bottega.tasks.draws import normal, uniform
 from bottega.tasks.figures import draw_figures
 from bottega.tasks.nuisance import mixed_styles, paint
+from bottega.tasks.strokes import normal, uniform
 from training.concepts import CONCEPTS, DIGITS, SHARPNESS
 from training.lessons import SCHOOL, draw_lesson, unpack
 from training.pictures import as_bytes, in_background

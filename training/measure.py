@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.cli.measuring import Run, Work, measure
+from bottega.cli.measure import Run, Work, measure
+from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.pairing import Paired, paired
-from bottega.evaluation.tally import Result
-from bottega.evaluation.votes import VOTES
+from bottega.evaluation.paired import Paired, paired
+from bottega.evaluation.runner import Result
 from bottega.generation import Transformers
 from bottega.recipes import Classification
 

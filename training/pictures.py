@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
 from bottega.tasks.drawing import draw
-from bottega.tasks.draws import normal, uniform
-from bottega.tasks.glyphs import Programs, alphabet, join, siblings
 from bottega.tasks.nuisance import Style, crisp_style, mixed_styles, paint
+from bottega.tasks.strokes import Programs, alphabet, join, normal, siblings, uniform
 from bottega.tasks.surfaces import draw_surfaces, neighbours, photograph
 
 Drawn = NDArray[np.uint8]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bottega.tasks.named import NAMES, draw_named
-from bottega.tasks.scenes import draw_scenes, draw_values
-from bottega.tasks.sums import draw_rows_values, draw_sums
+from bottega.tasks.attributes import draw_scenes, draw_values
+from bottega.tasks.glyphs import NAMES, draw_named
+from bottega.tasks.rules import draw_rows_values, draw_sums
 from training.concepts import (
     CONCEPTS,
     NAME,

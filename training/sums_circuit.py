@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bottega.tasks.sums import RULES
-from bottega.tasks.wording import TOPICS
+from bottega.tasks.rules import RULES
+from bottega.tasks.task import TOPICS
 from training import architecture as a
 from training.tokenizer import END, piece_id
 from training.writing import FLAG, TEXT_SIZE, Units, dims

@@ -6,10 +6,10 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from bottega.tasks.named import NAMES
-from bottega.tasks.scenes import VALUES
-from bottega.tasks.sums import RULES
-from bottega.tasks.wording import ASKED_BY, STATES
+from bottega.tasks.attributes import VALUES
+from bottega.tasks.glyphs import NAMES
+from bottega.tasks.rules import RULES
+from bottega.tasks.task import ASKED_BY, STATES
 
 VOCABULARY = 1152
 PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER, PASSAGE = (

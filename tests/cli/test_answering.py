@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
-from bottega.cli import answering
+from bottega.cli import answer as answer_command
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
@@ -66,7 +66,7 @@ def test_an_answer_that_was_searched_for_costs_all_that_was_asked(
         kept = {name: more[name] for name in ("labels", "record", "price")}
         return rcts(knowledge, generator, rollouts=2, **kept)
 
-    monkeypatch.setattr(answering, "visual_rag", searching)
+    monkeypatch.setattr(answer_command, "visual_rag", searching)
     names = cycle(["leaf", "sky", "ruby"])  # so that the first answers do not agree
     served.answers = [reasoner := Reasoner(answers=lambda asked: next(names), format="Answer: {}")]
     run("add", "k.db", pets)

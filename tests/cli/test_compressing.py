@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from bottega.bundled import bundled_folder
-from bottega.cli.compressor_settings import load_plan
-from bottega.compression import Manifest, PassageStore, Shape, load, save
-from bottega.compression.training import Teaching
+from bottega.cli.compress import load_plan
 from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
-from bottega.prefixing import Geometry
-from bottega.recipes.training import teaching, untrained
+from bottega.kv_prefix import Geometry
+from bottega.racc import Manifest, PassageStore, Shape, load, save
+from bottega.racc.training_loss import Teaching
+from bottega.recipes.racc_training import teaching, untrained
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, asked
 from tests.paths import ROOT

@@ -10,7 +10,7 @@ import typer
 from aiohttp import web
 
 from bottega import naming
-from bottega.cli import rationalising
+from bottega.cli import rationales
 from bottega.generation import OpenAICompatible
 from bottega.knowledge import KnowledgeBase
 from bottega.rationales import ACCURACY
@@ -231,7 +231,7 @@ def test_on_a_terminal_the_cost_is_agreed_to_first(
         return agrees
 
     monkeypatch.setattr(typer, "confirm", confirm)
-    monkeypatch.setattr(rationalising, "at_terminal", lambda: True)
+    monkeypatch.setattr(rationales, "at_terminal", lambda: True)
     done = run(*ASKED, "--price", "1,1")
     assert "3 more: about 0.0001 USD, up to 0.0002 USD" in done.err
     assert len(questions) == 1

@@ -20,7 +20,7 @@ import pytest
 
 from bottega import naming
 from bottega.generation import OpenAICompatible
-from bottega.generation.retrying import Retrying
+from bottega.generation.http_client import Retrying
 from tests.cli.conftest import Run, at_once
 from tests.evaluation.benchmarks.published import painted
 from tests.reasoner import Reasoner, text_of

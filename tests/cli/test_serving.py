@@ -24,7 +24,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from bottega.gateway.config.settings import Listening
-from bottega.gateway.running.listening import base_url
+from bottega.gateway.running.process import base_url
 from bottega.image import Image
 from tests.cli.conftest import Run
 from tests.server import Answer, Server, ok
@@ -327,15 +327,16 @@ def test_a_second_signal_does_not_wait(endpoint: Server, tmp_path: Path) -> None
 
 SLOW = """
 import sys, time
-from bottega.gateway.running import cache_file, listening
+from bottega.gateway.running import process
+from bottega.gateway.running import caches
 from bottega.cli import main
 
 def load(spec):
     print("loading", file=sys.stderr, flush=True)
     time.sleep(120)
 
-cache_file.open_embedder = load
-listening.LEAVE_SECONDS = 0.5
+caches.open_embedder = load
+process.LEAVE_SECONDS = 0.5
 main()
 """
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.budget import Budget
-from bottega.evaluation.journal import Journal
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Budget, Method, Outcome, Scored
+from bottega.evaluation.run_store import Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK

@@ -4,19 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from bottega.compression import saving, store_files
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.compressing import CERTAIN, LateScored, Scored, check_compressing
-from bottega.evaluation.compressors import identities
 from bottega.evaluation.methods import alone, check_fit, needs_search, plan
+from bottega.evaluation.racc_methods import (
+    CERTAIN,
+    LateScored,
+    Scored,
+    check_compressing,
+    identities,
+)
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
+from bottega.racc import saved, store
 from bottega.recipes import Classification
-from bottega.recipes.compressing import COMPRESSOR, STORE
+from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.types import Candidate, Example, Query, Sampling
 
 NAMES = ("zero-shot", "concat", "racc", "racc-oracle", "racc-flat", "racc-swapped")
@@ -125,7 +130,7 @@ def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_pa
 
 
 def test_another_compressor_or_store_at_the_same_path_is_another(tmp_path: Path) -> None:
-    assert (*COMPRESSOR, STORE) == (saving.SETTINGS, saving.WEIGHTS, store_files.MANIFEST)
+    assert (*COMPRESSOR, STORE) == (saved.SETTINGS, saved.WEIGHTS, store.MANIFEST)
     for name in (*COMPRESSOR, STORE):
         (tmp_path / name).write_text("one")
     before = identities(tmp_path, tmp_path)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.curves import (
+from bottega.evaluation.page import (
     BOTTOM,
     HEIGHT,
     LEFT,

@@ -9,8 +9,8 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import LABEL_METHODS, check_fit, default_methods
-from bottega.tasks import characters
-from bottega.tasks.sums import RULES
+from bottega.tasks import glyphs
+from bottega.tasks.rules import RULES
 
 RULE_ROWS = "rules:episodes=5,shown=6,asked=4"
 
@@ -34,8 +34,8 @@ def test_a_limit_asks_items_of_many_episodes(rules: Benchmark) -> None:
 @pytest.fixture
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing 500 takes a second or two."""
-    monkeypatch.setattr(characters, "LEAST_EPISODES", 2)
-    monkeypatch.setattr(characters, "LEAST_ASKED", 12)
+    monkeypatch.setattr(glyphs, "LEAST_EPISODES", 2)
+    monkeypatch.setattr(glyphs, "LEAST_ASKED", 12)
 
 
 @pytest.mark.usefixtures("few_characters")

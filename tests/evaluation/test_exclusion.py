@@ -10,9 +10,9 @@ from bottega.evaluation.benchmark import labelled
 from bottega.evaluation.episodes import EXCLUSION_RULE
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import plan
-from bottega.evaluation.report.writing import write_report
+from bottega.evaluation.report.render import write_report
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.searching import searching, stored
+from bottega.evaluation.search_methods import searching, stored
 from bottega.generation import Scripted
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.prompting import Interleaved

@@ -17,10 +17,10 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.journal import FILE, Journal
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, Scored
-from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.runs import read_run
+from bottega.evaluation.run_store import FILE, Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
@@ -244,7 +244,7 @@ from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.journal import Journal
+from bottega.evaluation.run_store import Journal
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.answers import answers_of, holds
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, answers_of, holds
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.compressing import LateScored
 from bottega.evaluation.episodes import Shelf
-from bottega.evaluation.lessons import (
+from bottega.evaluation.racc_methods import LateScored
+from bottega.evaluation.training_data import (
     FoundLessons,
     ToldLessons,
     passages_of,

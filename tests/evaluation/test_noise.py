@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.evaluation.noise import confused, corrupted
+from bottega.evaluation.controls import confused, corrupted
 from bottega.types import Example, Query
 
 

@@ -17,9 +17,8 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.outcomes import Method, Outcome, Scored
-from bottega.evaluation.pairing import difference, paired
-from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.tally import Result
+from bottega.evaluation.paired import difference, paired
+from bottega.evaluation.runner import Conditions, Result, evaluate
 from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic
 

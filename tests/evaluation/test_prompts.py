@@ -8,7 +8,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.noise import confused, corrupted
+from bottega.evaluation.controls import confused, corrupted
 from bottega.evaluation.prompts import explained, prompt_for, with_rationales
 from bottega.generation import Scripted
 from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixA, Interleaved

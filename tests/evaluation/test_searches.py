@@ -7,10 +7,8 @@ import pytest
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.searches import SEARCHED, most_calls, searched
-from bottega.evaluation.searching import searching
-from bottega.evaluation.tally import Result
+from bottega.evaluation.runner import Conditions, Result, evaluate
+from bottega.evaluation.search_methods import SEARCHED, most_calls, searched, searching
 from bottega.generation import Scripted
 from bottega.knowledge import (
     KnowledgeBase,

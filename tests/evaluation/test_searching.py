@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.searching import RETRIEVE, searching, stored
+from bottega.evaluation.search_methods import RETRIEVE, searching, stored
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.protocols import Embedder
 from bottega.types import Example, Query

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.evaluation.benchmark import labelled
 from bottega.evaluation.outcomes import Scored
-from bottega.evaluation.streaming import Streamed, answering, gain, growth, mean_over, stream
+from bottega.evaluation.runner import Streamed, answering, gain, growth, mean_over, stream
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier

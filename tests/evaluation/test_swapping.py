@@ -9,9 +9,9 @@ from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.controls import ForAnother
 from bottega.evaluation.episodes import ByEpisode, Oracle, shelves
 from bottega.evaluation.methods import alone, plan
-from bottega.evaluation.swapping import ForAnother
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification

@@ -16,19 +16,18 @@ import openai
 import uvicorn
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.answering import Answering, Fallback
-from bottega.gateway.app import App
-from bottega.gateway.door import Door, Progress
+from bottega.gateway.asgi import App
+from bottega.gateway.chat import Gateway, Replaying
+from bottega.gateway.completion import Answering, Fallback
+from bottega.gateway.endpoint import Door, Progress
+from bottega.gateway.finalization import Settling
+from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
-from bottega.gateway.pictures import Fetch
-from bottega.gateway.ports import Served, Takes, Upstream
-from bottega.gateway.repeats.memory import Bodies, Flights, Repeats
-from bottega.gateway.running.listening import CUT_SECONDS, configured
-from bottega.gateway.serving import Gateway, Replaying
-from bottega.gateway.settling import Settling
-from bottega.gateway.shadowing import Shadowing
+from bottega.gateway.ports import Pair, Served, Takes, Upstream, Workshop
+from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
+from bottega.gateway.running.process import CUT_SECONDS, configured
+from bottega.gateway.shadow import Shadowing
 from bottega.gateway.upstreams.local import LocalUpstream
-from bottega.gateway.workshop import Pair, Workshop
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import Pipeline

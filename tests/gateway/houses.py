@@ -13,7 +13,7 @@ from typing import Any
 
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.house import House
+from bottega.gateway.running.server import House
 from tests.gateway.harness import running
 
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}

@@ -17,8 +17,8 @@ from aiohttp import web
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.running.building import build
-from bottega.gateway.running.house import House
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import House
 from tests.gateway.houses import ENVIRONMENT, serving
 from tests.server import Server
 

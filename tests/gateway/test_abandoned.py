@@ -15,9 +15,8 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import ServerFailedError
-from bottega.gateway import watching
-from bottega.gateway.cancellation import shield_for
-from bottega.gateway.door import Progress
+from bottega.gateway import endpoint
+from bottega.gateway.endpoint import Progress, shield_for
 from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
@@ -115,7 +114,7 @@ class Late:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(endpoint, "LOOK_SECONDS", 0.005)
 
 
 async def leave(found: Kitchen, asks: Late, model: str = "bottega", **more: Any) -> Progress:

@@ -24,11 +24,11 @@ from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE, GATEWAY_DB
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.fairness import CLIENT
-from bottega.gateway.refusals import Refusal
-from bottega.gateway.running.building import build
-from bottega.gateway.running.house import House
-from bottega.gateway.running.namespaces import Namespaces
+from bottega.gateway.decode_budget import CLIENT
+from bottega.gateway.errors import Refusal
+from bottega.gateway.running.build import build
+from bottega.gateway.running.caches import Namespaces
+from bottega.gateway.running.server import House
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Answer, Server, ok, refuse
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.fetching.addresses import is_public
-from bottega.gateway.fetching.fetcher import by_system
+from bottega.gateway.image_fetcher import by_system, is_public
 
 
 async def test_the_system_resolves_a_name_to_addresses() -> None:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.admin.routes import admin_routes
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example, Query
 from tests.builders import picture

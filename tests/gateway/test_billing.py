@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.estimates import UNSEEN_PROMPT, TokenEstimates
-from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, Limiter, TokenEstimates
 from bottega.gateway.billing import Bill, allowed_output
-from bottega.gateway.door import Progress
+from bottega.gateway.endpoint import Progress
 from bottega.gateway.ports import Call, Served, Takes
 from bottega.gateway.requests import BACKGROUND, read_chat
 from bottega.generation import Scripted

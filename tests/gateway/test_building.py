@@ -18,8 +18,8 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Keys
-from bottega.gateway.running.building import build
-from bottega.gateway.running.house import House
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import House
 from bottega.reranking import Gated
 from bottega.routing import Budgeted, Covered
 from bottega.types import Candidate, Example, Query
@@ -323,7 +323,7 @@ async def test_entries_are_counted_again_after_a_failure(
         loop.call_soon_threadsafe(counted.set)
         return {"": 3}
 
-    monkeypatch.setattr("bottega.gateway.running.house.COUNT_SECONDS", 0.01)
+    monkeypatch.setattr("bottega.gateway.running.server.COUNT_SECONDS", 0.01)
     monkeypatch.setattr(house.spaces, "counts", counts)
     counting = asyncio.create_task(house._count())
     await asyncio.wait_for(counted.wait(), 5)

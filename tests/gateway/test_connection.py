@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.running.connection import Connection
+from bottega.gateway.running.admission import Connection
 from bottega.generation import Scripted
 from bottega.types import Prompt, Reply, Sampling
 from tests.gateway.harness import Kitchen, kitchen

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from PIL import Image as Pillow
 
-from bottega.gateway import decoding
-from bottega.gateway.decoding import MB, SMALL, DecodeBudget, bytes_needed
-from bottega.gateway.fairness import CLIENT
-from bottega.gateway.refusals import Refusal
-from bottega.gateway.running.building import build
-from bottega.gateway.running.house import House
+from bottega.gateway import decode_budget
+from bottega.gateway.decode_budget import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.errors import Refusal
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import House
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder
 from bottega.protocols import Vectors
@@ -105,8 +104,8 @@ def test_no_codec_needs_more_than_the_bound(format: str, mode: str) -> None:
     buffer = io.BytesIO()
     Pillow.new(mode, (100, 80)).save(buffer, format, **options)
     image = Image.from_bytes(buffer.getvalue())
-    for cost in (decoding.embedding_cost, Image.wire_cost, Image.strips_cost):
-        assert bytes_needed([image], cost) <= decoding.BYTES_PER_PIXEL * 100 * 80
+    for cost in (decode_budget.embedding_cost, Image.wire_cost, Image.strips_cost):
+        assert bytes_needed([image], cost) <= decode_budget.BYTES_PER_PIXEL * 100 * 80
 
 
 async def test_clients_take_turns_and_small_images_wait_for_none(
@@ -254,7 +253,7 @@ def test_a_gateway_embeds_large_images_one_after_the_other(
 ) -> None:
     """Once for retrieval, and again when the answer is stored."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(decoding, "SMALL", 0)
+    monkeypatch.setattr(decode_budget, "SMALL", 0)
     gateway = house(endpoint, tmp_path)
     with serving(gateway) as url, ThreadPoolExecutor(4) as clients:
         ask(url, question(png(20)), model="bottega/large")

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from bottega.gateway.running.doorway import Doorway
+from bottega.gateway.running.admission import Doorway
 
 
 async def test_the_doorway_counts_refuses_and_closes() -> None:

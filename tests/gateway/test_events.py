@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError
-from bottega.gateway.upstreams.events import LAST, EventReader, event
+from bottega.gateway.upstreams.sse import LAST, EventReader, event
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 JSON = st.recursive(
@@ -81,7 +81,7 @@ def test_the_end_may_lack_its_empty_line() -> None:
 
 @pytest.mark.parametrize("flood", [b"x" * 1000, b"data: x\n", b"data:\n"])
 def test_an_event_without_end_is_not_kept(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.gateway.upstreams.events.LONGEST_EVENT", 50_000)
+    monkeypatch.setattr("bottega.gateway.upstreams.sse.LONGEST_EVENT", 50_000)
     reader = EventReader("x")
     with pytest.raises(GarbledError, match="an event of more than"):
         for _ in range(1000):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from bottega.errors import RejectedError, ServerFailedError
-from bottega.gateway.answering import Fallback
+from bottega.gateway.completion import Fallback
 from bottega.gateway.ports import Takes
 from bottega.generation import Scripted
 from bottega.protocols import Router, Tier

@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
-from bottega.gateway.fetching.fetcher import Fetcher
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
+from bottega.gateway.image_fetcher import Fetcher
 from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, redirects, shows
 
 

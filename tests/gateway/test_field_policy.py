@@ -10,7 +10,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.running.building import build
+from bottega.gateway.running.build import build
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok
 

@@ -16,14 +16,14 @@ import orjson
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.app import App
-from bottega.gateway.door import Door
+from bottega.gateway.asgi import App
+from bottega.gateway.endpoint import Door
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body, Completed
-from bottega.gateway.repeats.replaying import events
 from bottega.gateway.requests import read_chat
+from bottega.gateway.response_cache.replay import events
 from bottega.generation import Scripted
-from bottega.generation.wire import parse_completions
+from bottega.generation.openai_format import parse_completions
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Kitchen, kitchen, running
 

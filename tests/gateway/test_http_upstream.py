@@ -15,8 +15,8 @@ from bottega.errors import (
     UnreachableError,
 )
 from bottega.gateway.upstreams.breaker import Breaker, PausedError, Tolerance
-from bottega.gateway.upstreams.errors import MisconfiguredError, RefusedError
 from bottega.gateway.upstreams.http import HttpUpstream
+from bottega.gateway.upstreams.stream import MisconfiguredError, RefusedError
 from bottega.generation import Retrying
 from bottega.types import Completion, Usage
 from tests.gateway.upstreams import (

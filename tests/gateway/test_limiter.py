@@ -7,7 +7,7 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import BudgetError, Hold, Limiter
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
 
 
 @dataclass

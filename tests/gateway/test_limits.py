@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
+from bottega.gateway.errors import Refusal
 from bottega.gateway.limits import Limits
-from bottega.gateway.refusals import Refusal
 from bottega.image import Image
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bottega import pixels
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.gateway.decoding import Cost, DecodeBudget, embedding_cost
+from bottega.gateway.decode_budget import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.generation import Scripted

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.running.memory import return_large_blocks
+from bottega.gateway.running.server import return_large_blocks
 
 # Eight times 16 MB, with small blocks that stay between them.
 DECODING = """
 import sys
 from pathlib import Path
 from PIL import Image as Pillow
-from bottega.gateway.running.memory import return_large_blocks
+from bottega.gateway.running.server import return_large_blocks
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.gateway.running.namespaces import Namespaces
-from bottega.gateway.workshop import Workshop
+from bottega.gateway.ports import Workshop
+from bottega.gateway.running.caches import Namespaces
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Tier

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from bottega.gateway.errors import Refusal
 from bottega.gateway.overrides import NONE, Overrides, read_overrides
-from bottega.gateway.refusals import Refusal
 
 TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "master", "gpt": ""}
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.running.building import build_around
-from bottega.gateway.running.pointing import config_of, load_pipeline
+from bottega.gateway.running.build import build_around
+from bottega.gateway.running.pipeline_target import config_of, load_pipeline
 from bottega.pipeline import Pipeline
 from bottega.types import Query
 from tests.builders import picture

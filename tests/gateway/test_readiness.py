@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import ServerFailedError
-from bottega.gateway.running.building import build
+from bottega.gateway.running.build import build
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok, reply
 

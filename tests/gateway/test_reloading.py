@@ -12,11 +12,11 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
-from bottega.gateway.refusals import Refusal
-from bottega.gateway.running.building import build
-from bottega.gateway.running.doorway import Doorway
-from bottega.gateway.running.listening import Draining
-from bottega.gateway.running.reloading import RELOADED, reload
+from bottega.gateway.errors import Refusal
+from bottega.gateway.running.admission import Doorway
+from bottega.gateway.running.build import build
+from bottega.gateway.running.process import Draining
+from bottega.gateway.running.reload import RELOADED, reload
 from bottega.types import Usage
 from tests.gateway.houses import ENVIRONMENT, configured
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.repeats.memory import (
+from bottega.gateway.response_cache.memory import (
     OVERHEAD,
     Asked,
     Bodies,

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
-from bottega.gateway.repeats.memory import may_be_repeated
-from bottega.gateway.repeats.replaying import assembled, events, reported_usage, sse, tokens_said
 from bottega.gateway.requests import CHARACTERS_A_TOKEN
+from bottega.gateway.response_cache.memory import may_be_repeated
+from bottega.gateway.response_cache.replay import (
+    assembled,
+    events,
+    reported_usage,
+    sse,
+    tokens_said,
+)
 from bottega.types import Completion, Usage
 from tests import server
 

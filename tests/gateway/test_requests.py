@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.augmenting import augmented, expected_non_ascii_bytes, fitting
+from bottega.gateway.demonstrations import augmented, expected_non_ascii_bytes, fitting
 from bottega.gateway.ports import Takes
 from bottega.gateway.requests import BACKGROUND, Chat, Needs, read_chat
 from bottega.types import Candidate, Example, Query

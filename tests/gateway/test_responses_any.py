@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response
 
 from bottega.gateway.ports import Body, Completed
-from bottega.gateway.repeats.replaying import events
-from bottega.generation.wire import parse_completions
+from bottega.gateway.response_cache.replay import events
+from bottega.generation.openai_format import parse_completions
 from tests.gateway.harness import Kitchen, kitchen
 from tests.gateway.test_responses import EVENT, asked
 

@@ -13,9 +13,9 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from bottega.gateway.door import Progress, Reply
-from bottega.gateway.responses.door import Responses
-from bottega.gateway.upstreams.events import LAST, event
+from bottega.gateway.endpoint import Progress, Reply
+from bottega.gateway.responses.endpoint import Responses
+from bottega.gateway.upstreams.sse import LAST, event
 from tests import server as doubles
 from tests.gateway.harness import Kitchen, client, kitchen
 from tests.gateway.test_responses import checked, raw, streamed

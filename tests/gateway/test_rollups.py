@@ -12,11 +12,9 @@ from typing import get_args
 import pytest
 
 from bottega.gateway.accounting import database, entries
-from bottega.gateway.accounting.database import GATEWAY_DB
+from bottega.gateway.accounting.database import COLUMNS, GATEWAY_DB, KEYS, VALUES, add_rollups
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
-from bottega.gateway.accounting.rollups import COLUMNS, KEYS, VALUES, add_rollups
-from bottega.gateway.accounting.savings import Savings, savings
-from bottega.gateway.accounting.savings_reader import COSTS
+from bottega.gateway.accounting.savings import COSTS, Savings, savings
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5
@@ -112,7 +110,7 @@ def test_a_report_does_not_read_every_entry(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many answers of the master, so that none is drawn again one by one."""
-    monkeypatch.setattr("bottega.gateway.accounting.savings_reader.MANY", 50)
+    monkeypatch.setattr("bottega.gateway.accounting.savings.MANY", 50)
     steps = [0]
 
     def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:

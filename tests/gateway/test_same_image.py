@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.running.building import build
+from bottega.gateway.running.build import build
 from tests.gateway.harness import Kitchen, asked, client, kitchen, raw
 from tests.gateway.houses import ENVIRONMENT, configured, serving
 from tests.server import Server, ok

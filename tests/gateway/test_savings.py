@@ -7,10 +7,9 @@ from typing import cast
 
 import pytest
 
-from bottega.gateway.accounting import savings_reader
+from bottega.gateway.accounting import savings as savings_module
 from bottega.gateway.accounting.ledger import Entry, Ledger, State
-from bottega.gateway.accounting.savings import Savings, savings
-from bottega.gateway.accounting.savings_reader import SavingsReader
+from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 
 
 @pytest.fixture
@@ -265,7 +264,7 @@ def test_sums_of_answers_and_of_samples_count_together(
     ledger.flush()
     reader = SavingsReader(ledger, 0.0, None, "master")
     for most, values in ((4, costs), (3, [])):
-        monkeypatch.setattr(savings_reader, "MANY", most)
+        monkeypatch.setattr(savings_module, "MANY", most)
         found = reader.costs()["a"]
         assert sorted(found.values) == values
         assert (found.n, found.mean) == (4, 3.0)

@@ -13,9 +13,8 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, StoreError
-from bottega.gateway.ports import Body, Completed
-from bottega.gateway.telemetry.warning import Warn
-from bottega.gateway.workshop import Workshop
+from bottega.gateway.ports import Body, Completed, Workshop
+from bottega.gateway.telemetry.logs import Warn
 from bottega.generation import Scripted
 from bottega.image import Image
 from bottega.pipeline import Pipeline

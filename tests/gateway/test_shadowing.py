@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import ServerFailedError
-from bottega.gateway.workshop import Workshop
+from bottega.gateway.ports import Workshop
 from bottega.generation import Scripted
 from bottega.parsing import agreement
 from bottega.pipeline import Pipeline

@@ -12,8 +12,8 @@ import pytest
 
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.running.building import build
-from bottega.gateway.running.house import House
+from bottega.gateway.running.build import build
+from bottega.gateway.running.server import House
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
-from bottega.gateway.telemetry.warning import Warn
+from bottega.gateway.telemetry.logs import Warn
 
 PRIVATE = "the query 'my diagnosis' has no image"
 

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from PIL import Image as Pillow
 
-from bottega.gateway.fetching.fetcher import Fetcher
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
+from bottega.gateway.image_fetcher import Fetcher
 from bottega.image import Image
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))

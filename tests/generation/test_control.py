@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bottega.bundled import bundled_folder
 from bottega.generation import bundled
-from bottega.generation.control import BREAK, ControlTokens
 from bottega.generation.loaded import LoadedModel
+from bottega.generation.tokenization import BREAK, ControlTokens
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture
 from tests.generation.prompts import user

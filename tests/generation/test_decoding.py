@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.generation.decoding import Row, Sampler, finish
+from bottega.generation.sampling import Row, Sampler, finish
 from bottega.types import Sampling
 
 CPU = torch.device("cpu")

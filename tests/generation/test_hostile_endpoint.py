@@ -18,8 +18,8 @@ from bottega.errors import (
     ServerFailedError,
     SettingError,
 )
-from bottega.generation import OpenAICompatible, Retrying, exchange
-from bottega.generation.redacting import redactor
+from bottega.generation import OpenAICompatible, Retrying, http_client
+from bottega.generation.http_client import redactor
 from bottega.types import Reply, Sampling, Usage
 from tests.generation.prompts import ask
 from tests.server import Answer, Server, raw, refuse, reply
@@ -83,7 +83,7 @@ async def test_some_answers_have_no_text(
 async def test_a_reply_that_unpacks_without_end_is_not_read(
     endpoint: Server, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "LONGEST_MB", 1)
+    monkeypatch.setattr(http_client, "LONGEST_MB", 1)
     bomb = gzip.compress(b" " * (8 << 20), 1)
     endpoint.answers = [raw(bomb, status, "application/json", {"Content-Encoding": "gzip"})]
     with pytest.raises(GarbledError, match="more than 1 MB"):

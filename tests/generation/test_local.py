@@ -20,8 +20,8 @@ from bottega.errors import (
 from bottega.generation import Transformers, local
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.local import Request
-from bottega.generation.recent import Recent
-from bottega.generation.rendered import Rendered
+from bottega.generation.lru import Recent
+from bottega.generation.tokenization import Rendered
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
 from tests.builders import picture

@@ -1,4 +1,4 @@
-"""Bundled models warn about photographs, and about nothing else."""
+"""Bundled models warn about bundled, and about nothing else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from PIL import Image as Pillow
 
 from bottega import Interleaved, Query, Sampling, bundled
 from bottega.cli import _hush
-from bottega.generation import photographs
-from bottega.generation.photographs import PhotographCheck, PhotographWarning, is_photograph
+from bottega.generation.bundled import WARNING, PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
-from bottega.tasks.characters import Glyphs
 from bottega.tasks.facts import Facts
+from bottega.tasks.glyphs import Glyphs
 from bottega.types import Prompt
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
@@ -93,7 +92,7 @@ async def test_the_command_line_shows_the_warning_as_plain_text(
         _hush()
         warnings.warn("of a library", UserWarning, stacklevel=1)
         await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
-    assert capsys.readouterr().err == f"warning: {photographs.WARNING}\n"
+    assert capsys.readouterr().err == f"warning: {WARNING}\n"
 
 
 async def test_the_bundled_model_warns() -> None:

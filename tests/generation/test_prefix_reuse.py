@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.generation import Transformers, reading
-from bottega.generation.continuing import Continuing
+from bottega.generation import Transformers, batch_reader
+from bottega.generation.batch_reader import Reader
 from bottega.generation.hub import load_parts
-from bottega.generation.reading import Reader
+from bottega.generation.with_prefix import Continuing
 from bottega.image import Image
 from bottega.prompting import Interleaved
 from bottega.tasks.attributes import Attributes
@@ -47,7 +47,7 @@ PARTS = cache(load_parts)
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LEAST", 1)
+    monkeypatch.setattr(batch_reader, "LEAST", 1)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.generation.prefixes import OWN_BYTES, Numbers, Prefixes
-from bottega.generation.spelling import Spelled
+from bottega.generation.prefix_cache import OWN_BYTES, Numbers, Prefixes
+from bottega.generation.tokenization import Spelled
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 A_TOKEN = 2 * LAYERS * HEADS * WIDTH * 4 + OWN_BYTES

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.generation import OpenAICompatible
-from bottega.generation.recent import Recent
+from bottega.generation.lru import Recent
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bottega.errors import EndpointError, RejectedError, ServerFailedError, SettingError
-from bottega.generation.retrying import Retrying, asked_wait
+from bottega.generation.http_client import Retrying, asked_wait
 
 chances = st.floats(0, 1, exclude_max=True)
 

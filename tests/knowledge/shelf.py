@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bottega.knowledge.following import Follower
 from bottega.knowledge.index import FaissIndex, FlatIndex
+from bottega.knowledge.index_follower import Follower
 from bottega.knowledge.ports import Embedded
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows

@@ -153,7 +153,7 @@ def test_damaged_rows_stay_as_they_are_and_are_reported(old: Path) -> None:
 
 KILLED = """
 import os, sys
-from bottega.knowledge import identity_migration
+from bottega.knowledge import schema
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 import sqlite3
 done = []
@@ -162,7 +162,7 @@ def digest(*parts):
     if len(done) == 6:
         os._exit(9)
     return real(*parts)
-real, identity_migration.digest = identity_migration.digest, digest
+real, schema.digest = schema.digest, digest
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 KNOWLEDGE_BASE.migrate(connection, "kb")
 """

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder, SentenceEmbedder, TowerEmbedder
-from bottega.knowledge.loading import load_digits
+from bottega.knowledge.loaders import load_digits
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 from tests.builders import picture

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range, searching
+from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range
+from bottega.knowledge import search as search_module
 from bottega.knowledge.filters import MOST_PARTS
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
@@ -76,7 +77,7 @@ def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
 
 
 def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "GONE_KEPT", 10)
+    monkeypatch.setattr(search_module, "GONE_KEPT", 10)
     red = Eq("tags.hue", "red")
     with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
         for i in range(20):
@@ -86,7 +87,7 @@ def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "FILTERS_KEPT", 3)
+    monkeypatch.setattr(search_module, "FILTERS_KEPT", 3)
     resolved: list[Filter] = []
     keys_where = SqliteRows.keys_where
 

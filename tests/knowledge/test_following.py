@@ -9,11 +9,11 @@ from threading import Event
 import numpy as np
 import pytest
 
-from bottega.knowledge import following
-from bottega.knowledge.following import Follower, OutOfDate
+from bottega.knowledge import index_follower
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.index_files import wrong_index_files
+from bottega.knowledge.index_follower import Follower, OutOfDate
 from bottega.knowledge.rows import SqliteRows
 from tests.knowledge.shelf import WIDTH, Shelf, settled
 
@@ -85,7 +85,7 @@ def test_closing_does_not_wait_for_a_whole_graph(shelf: Shelf) -> None:
 
 def test_a_short_process_begins_no_graph(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
-    monkeypatch.setattr(following, "empty_graph", lambda *shape: begun.append(shape))
+    monkeypatch.setattr(index_follower, "empty_graph", lambda *shape: begun.append(shape))
     shelf.add(300)
     follower = shelf.follow()
     follower.current()
@@ -139,7 +139,7 @@ def test_few_changes_do_not_write_the_file_again(shelf: Shelf) -> None:
 def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, added: int, saved: bool
 ) -> None:
-    monkeypatch.setattr(following, "SAVED_EVERY", 1)
+    monkeypatch.setattr(index_follower, "SAVED_EVERY", 1)
     shelf.add(300)
     follower = shelf.follow()
     follower.current()
@@ -147,7 +147,7 @@ def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
     (file,) = Path(shelf.rows.path).parent.glob("*.index")
     written = file.stat().st_mtime_ns
     shelf.add(added)
-    monkeypatch.setattr(following.Follower, "_maintain", lambda self, index: None)
+    monkeypatch.setattr(index_follower.Follower, "_maintain", lambda self, index: None)
     follower = shelf.follow()
     follower.current()
     follower.close()
@@ -158,7 +158,7 @@ def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
 def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "SAVED_EVERY", 1)
+    monkeypatch.setattr(index_follower, "SAVED_EVERY", 1)
     shelf.add(300)
     follower = shelf.follow()
     graph = settled(follower)
@@ -200,9 +200,9 @@ def test_a_small_index_is_not_kept(shelf: Shelf) -> None:
 
 
 def test_an_unfinished_graph_is_continued(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "SAVED_EVERY", 20)
-    monkeypatch.setattr(following, "BUILT_AT_ONCE", 16)
-    monkeypatch.setattr(following, "BUILD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(index_follower, "SAVED_EVERY", 20)
+    monkeypatch.setattr(index_follower, "BUILT_AT_ONCE", 16)
+    monkeypatch.setattr(index_follower, "BUILD_AFTER_SECONDS", 0.0)
     shelf.add(300)
     follower = shelf.follow()
     close_after(follower, pages=5, monkeypatch=monkeypatch)
@@ -226,9 +226,9 @@ def test_an_unfinished_graph_is_continued(shelf: Shelf, monkeypatch: pytest.Monk
 def test_an_unfinished_graph_of_other_rows_is_forgotten(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "SAVED_EVERY", 20)
-    monkeypatch.setattr(following, "BUILT_AT_ONCE", 16)
-    monkeypatch.setattr(following, "BUILD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(index_follower, "SAVED_EVERY", 20)
+    monkeypatch.setattr(index_follower, "BUILT_AT_ONCE", 16)
+    monkeypatch.setattr(index_follower, "BUILD_AFTER_SECONDS", 0.0)
     shelf.add(300)
     close_after(shelf.follow(), pages=5, monkeypatch=monkeypatch)
     with shelf.rows.transaction() as connection:  # no change tells of it

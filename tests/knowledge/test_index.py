@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bottega.knowledge.index import FlatIndex
+from bottega.knowledge.index import FlatIndex, Slots
 from bottega.knowledge.ports import Change, Hit
-from bottega.knowledge.slots import Slots
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError
-from bottega.knowledge.loading import (
+from bottega.knowledge.loaders import (
     QUESTION,
     has_splits,
     load_digits,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import ImageError, LoadError, MissingDependencyError
-from bottega.knowledge.loading import QUESTION, load_hugging_face
-from bottega.knowledge.loading.columns import Columns, Names
+from bottega.knowledge.loaders import QUESTION, load_hugging_face
+from bottega.knowledge.loaders.tables import Columns, Names
 from tests.builders import picture
 from tests.knowledge.doubles import Bad
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from bottega.errors import LoadError
-from bottega.knowledge.loading import QUESTION, load_jsonl
+from bottega.knowledge.loaders import QUESTION, load_jsonl
 from bottega.types import Example, Query
 from tests.builders import picture
 from tests.knowledge.doubles import Bad

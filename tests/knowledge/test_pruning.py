@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, rule
 
 from bottega.errors import LogPrunedError
-from bottega.knowledge import KnowledgeBase, pruning
+from bottega.knowledge import KnowledgeBase, use_counts
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 from tests.knowledge.test_store_model import HANDLES, TwoHandles
@@ -24,8 +24,8 @@ def short() -> Iterator[None]:
 
 
 def shorten(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(pruning, "KEPT", 10)
-    patched.setattr(pruning, "LOOKED_EVERY", 1)
+    patched.setattr(use_counts, "KEPT", 10)
+    patched.setattr(use_counts, "LOOKED_EVERY", 1)
 
 
 @pytest.fixture
@@ -54,14 +54,14 @@ def texts(kb: KnowledgeBase) -> set[str]:
 def test_the_log_of_a_full_cache_stops_growing(path: Path) -> None:
     with opened(path) as kb:
         churn(kb, 0, 300)
-        assert logged(kb) <= 20 + 3 * pruning.KEPT
+        assert logged(kb) <= 20 + 3 * use_counts.KEPT
         assert kb._rows.last_seq() == 580
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
         assert kb.verify().problems == ()
 
 
 def test_the_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pruning, "LOOKED_EVERY", 10)
+    monkeypatch.setattr(use_counts, "LOOKED_EVERY", 10)
     with opened(path) as kb:
         churn(kb, 0, 20)
         pruned = list[int]()
@@ -150,7 +150,7 @@ def test_pruning_under_a_reader_is_noticed(path: Path, monkeypatch: pytest.Monke
 
 
 class PrunedHandles(TwoHandles):
-    """As without pruning, and a structure outside that follows the changes of either handle."""
+    """As without use_counts, and a structure outside that follows the changes of either handle."""
 
     @initialize()
     def begin(self) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bottega.knowledge.recent import Recent
+from bottega.knowledge.change_log import Recent
 from tests.knowledge.doubles import asked, shown
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
-from bottega.knowledge import KnowledgeBase, View, reindexing
+from bottega.knowledge import KnowledgeBase, View, reindex
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown, vector_of
@@ -152,7 +152,7 @@ def test_a_reindexing_that_was_killed_in_an_empty_file_keeps_nothing_out(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         with monkeypatch.context() as patched:
-            patched.setattr(reindexing, "_taken_over", killed)
+            patched.setattr(reindex, "_taken_over", killed)
             with pytest.raises(KeyboardInterrupt):
                 kb.reindex("default", SeededEmbedder())
         assert kb.add([asked("a")]).new == 1

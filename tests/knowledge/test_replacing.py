@@ -13,7 +13,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.schema import KNOWLEDGE_BASE
-from bottega.knowledge.writing import PINNED_ANSWERS
+from bottega.knowledge.writer import PINNED_ANSWERS
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import Bad, SeededEmbedder, asked, damaged, shown

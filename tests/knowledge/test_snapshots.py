@@ -14,7 +14,7 @@ import pytest
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
-from bottega.knowledge.snapshots import BLOCK, Snapshot, checksum_of, load, save
+from bottega.knowledge.index_files import BLOCK, Snapshot, checksum_of, load, save
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 from tests.knowledge.shelf import WIDTH, Shelf, settled

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from bottega.bundled import MEANINGS, WORDS
 from bottega.errors import EmbeddingError
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
-from bottega.knowledge.embedders.tokens import TABLE
+from bottega.knowledge.embedders.bundled_tower import TABLE
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.builders import picture

@@ -12,9 +12,8 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.findings import paged_keys
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.verifying_examples import wrong_images
+from bottega.knowledge.verification import paged_keys, wrong_images
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import picture
@@ -326,7 +325,7 @@ def test_what_another_process_takes_away_meanwhile_is_not_wrong(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([shown(1), shown(2)])
-        monkeypatch.setattr("bottega.knowledge.verifying_vectors.paged_keys", then)
+        monkeypatch.setattr("bottega.knowledge.verification.paged_keys", then)
         assert kb.verify(repair=repair).problems == ()
 
 

@@ -26,42 +26,43 @@ TARGETS = (
         " cli/test_savings",
     ),
     Target(
-        "gateway/settling gateway/billing",
+        "gateway/finalization gateway/billing",
         "gateway/test_settling gateway/test_budgets gateway/test_abandoned gateway/test_serving"
         " gateway/test_pinned gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadowing",
     ),
     Target(
-        "evaluation/committing evaluation/journal evaluation/ledger evaluation/budget"
-        " evaluation/tally evaluation/runner",
+        "evaluation/committing evaluation/run_store evaluation/outcomes evaluation/runner",
         "evaluation/test_committing evaluation/test_journal evaluation/test_budget"
         " evaluation/test_runner evaluation/test_ledger evaluation/test_lessons",
     ),
     # Statistics.
     Target(
-        "evaluation/metrics/* evaluation/pairing",
+        "evaluation/metrics/* evaluation/paired",
         "evaluation/test_metrics evaluation/test_pairing evaluation/metrics/test_*",
     ),
     # Knowledge base.
     Target(
-        "knowledge/writing knowledge/rows knowledge/records knowledge/adding",
+        "knowledge/writer knowledge/rows knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replacing knowledge/test_adding"
         " knowledge/test_annotating knowledge/test_eviction knowledge/test_listing"
         " knowledge/test_verifying knowledge/test_model knowledge/test_choices",
     ),
     Target(
-        "knowledge/searching knowledge/index knowledge/slots knowledge/following"
-        " knowledge/change_log knowledge/pruning",
+        "knowledge/search knowledge/index knowledge/index_follower knowledge/change_log",
         "knowledge/test_searching knowledge/test_index knowledge/test_following"
         " knowledge/test_views knowledge/test_pruning knowledge/test_annotating"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
         " knowledge/test_model",
     ),
-    Target("knowledge/eviction knowledge/using", "knowledge/test_eviction knowledge/test_base"),
+    Target(
+        "knowledge/eviction knowledge/use_counts",
+        "knowledge/test_eviction knowledge/test_base knowledge/test_pruning",
+    ),
     Target(
         "knowledge/filters", "knowledge/test_filters knowledge/test_listing knowledge/test_texts"
     ),
-    Target("knowledge/transferring", "knowledge/test_transferring"),
+    Target("knowledge/transfer", "knowledge/test_transferring"),
     # Choosing what is asked and shown.
     Target("routing/*", "routing/test_*"),
     Target("parsing/*", "parsing/test_*"),
@@ -70,17 +71,16 @@ TARGETS = (
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
     Target("gateway/limits", "gateway/test_limits gateway/test_requests gateway/test_hostile"),
-    Target("gateway/fetching/*", "gateway/test_addresses gateway/test_fetching*"),
+    Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
     Target(
-        "gateway/repeats/*",
+        "gateway/response_cache/*",
         "gateway/test_repeat* gateway/test_replaying gateway/test_stored_repeats",
     ),
     # RACC.
     Target(
-        "compression/aggregator compression/modulation compression/attention"
-        " compression/compressor compression/condensing compression/hyper",
-        "compression/test_aggregator compression/test_modulation compression/test_attention"
-        " compression/test_racc compression/test_hyper* compression/test_condensing",
+        "racc/aggregator racc/modulation racc/compressor racc/condenser racc/hyper",
+        "racc/test_aggregator racc/test_modulation racc/test_attention"
+        " racc/test_racc racc/test_hyper* racc/test_condensing",
     ),
 )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing.arithmetic import DEEPEST, LONGEST, value
+from bottega.parsing.answer_equality import DEEPEST, LONGEST, value
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import BottegaError, RejectedError, SettingError
-from bottega.evaluation.failures import concerns_one
+from bottega.evaluation.outcomes import concerns_one
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import Explaining

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import StoreError
 from bottega.recording import StoredNode, StoredTree, Traces, from_json, stored, to_json
-from bottega.recording.stored_tree import Ended
+from bottega.recording.stored_trace import Ended
 from bottega.types import Answer, Candidate, Example, Node, Query, SearchTree, Usage
 from tests.builders import candidates, example, picture, search_tree, searched
 from tests.recording.test_traces import trace

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import GenerationError, SettingError
 from bottega.generation import Scripted
-from bottega.reranking.asking import (
+from bottega.reranking.search_budget import (
     Asker,
     BudgetSpentError,
     Price,

@@ -13,7 +13,7 @@ from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
 from bottega.prompting import Interleaved
 from bottega.protocols import Generator, Tier
-from bottega.recording.stored_tree import stored_tree
+from bottega.recording.stored_trace import stored_tree
 from bottega.reranking import JointChoice
 from bottega.reranking.joint import log_softmax
 from bottega.routing import always

@@ -6,7 +6,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.protocols import Reranker
 from bottega.reranking import LabelCover, MaximalMarginalRelevance, Order, TopK
-from bottega.reranking.top import MOST_SHOWN, check_depth
+from bottega.reranking.selection import MOST_SHOWN, check_depth
 from bottega.types import Query
 from tests.builders import QUESTION, candidates, picture
 

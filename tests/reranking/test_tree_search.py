@@ -11,7 +11,7 @@ from bottega.errors import SettingError
 from bottega.generation import Scripted
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
-from bottega.recording.stored_tree import stored_tree, tree_from
+from bottega.recording.stored_trace import stored_tree, tree_from
 from bottega.reranking import Variant
 from bottega.routing import always
 from bottega.types import Candidate, Example, Found, Query, Sampling

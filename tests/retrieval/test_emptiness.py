@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, StoreError
-from bottega.retrieval.emptiness import UnlessEmpty
+from bottega.retrieval.wrappers import UnlessEmpty
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bottega.retrieval.following import Follower, Still
+from bottega.retrieval.bm25 import Follower, Still
 from tests.builders import ListPool, example
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagTree
-from bottega.retrieval.grouping import kmeans, means
-from bottega.retrieval.tree import MOST_GROUPS
+from bottega.retrieval.clustering import kmeans, means
+from bottega.retrieval.hashtag_tree import MOST_GROUPS
 
 D = 5
 # What happens to a tree: an id comes (again), goes, or the tree is divided anew.

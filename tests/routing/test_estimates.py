@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from bottega.routing.estimates import gain, level
+from bottega.routing.benefit_gate import gain, level
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0.2, 0.1), (0.05, 0.05), (0.4, 0.1), (0.0, 0.02)])

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.tasks import attributes
-from bottega.tasks.attributes import Attributes
-from bottega.tasks.scenes import ATTRIBUTES, VALUES, draw_values, is_held_out
-from bottega.tasks.wording import ASKED_BY
+from bottega.tasks.attributes import ATTRIBUTES, VALUES, Attributes, draw_values, is_held_out
+from bottega.tasks.task import ASKED_BY
 
 
 def test_answers_are_words_for_the_topic_that_the_question_names() -> None:

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from bottega.errors import SettingError
-from bottega.tasks import characters
-from bottega.tasks.characters import Glyphs
+from bottega.tasks import glyphs
+from bottega.tasks.glyphs import Glyphs
 from bottega.tasks.task import Task
 
 
@@ -36,8 +36,8 @@ def test_ids_are_unique_and_pictures_distinct(task: Task) -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two episodes: drawing costs time."""
-    monkeypatch.setattr(characters, "LEAST_EPISODES", 2)
-    monkeypatch.setattr(characters, "LEAST_ASKED", 40)
+    monkeypatch.setattr(glyphs, "LEAST_EPISODES", 2)
+    monkeypatch.setattr(glyphs, "LEAST_ASKED", 40)
 
 
 @pytest.mark.usefixtures("few")

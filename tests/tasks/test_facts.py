@@ -4,9 +4,8 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.tasks.facts import Facts
-from bottega.tasks.named import NAMES
-from bottega.tasks.task import Task
-from bottega.tasks.wording import ASKED_BY, RELATIONS
+from bottega.tasks.glyphs import NAMES
+from bottega.tasks.task import ASKED_BY, RELATIONS, Task
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.tasks.rules import Rules, misapplied
-from bottega.tasks.sums import NUMBERS, RULES
+from bottega.tasks.rules import NUMBERS, RULES, Rules, misapplied
 from bottega.tasks.task import Task
 from bottega.types import Example, Query
 

@@ -8,20 +8,18 @@ import typer
 
 from bottega import __version__
 from bottega.cli import (
-    answering,
-    compressing,
-    demonstrating,
-    evaluating,
-    explaining,
-    exporting,
-    keeping,
+    answer,
+    compress,
+    eval,
+    explain,
     keys,
     knowledge,
-    looking,
-    rationalising,
-    reporting,
+    look,
+    measure,
+    rationales,
+    report,
     savings,
-    serving,
+    serve,
 )
 
 app = typer.Typer(
@@ -51,30 +49,30 @@ def bottega(
 
 
 for command in (
-    demonstrating.demo,
+    measure.demo,
     knowledge.add,
-    looking.ls,
-    looking.show,
+    look.ls,
+    look.show,
     knowledge.rm,
-    looking.stats,
-    answering.ask,
-    answering.classify,
-    looking.log,
-    explaining.explain,
-    looking.models,
-    keeping.export,
-    keeping.verify,
-    keeping.reindex,
-    keeping.pin,
-    keeping.unpin,
-    rationalising.rationales,
-    reporting.report,
-    exporting.dataset,
+    look.stats,
+    answer.ask,
+    answer.classify,
+    look.log,
+    explain.explain,
+    look.models,
+    knowledge.export,
+    knowledge.verify,
+    knowledge.reindex,
+    knowledge.pin,
+    knowledge.unpin,
+    rationales.rationales,
+    report.report,
+    report.dataset,
     savings.savings,
-    serving.serve,
+    serve.serve,
 ):
     app.command()(command)
-app.command("import")(keeping.import_)
-app.command("eval")(evaluating.evaluate)
+app.command("import")(knowledge.import_)
+app.command("eval")(eval.evaluate)
 app.add_typer(keys.keys, name="keys")
-app.add_typer(compressing.compress, name="compress")
+app.add_typer(compress.compress, name="compress")

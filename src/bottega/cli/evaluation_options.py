@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from bottega.evaluation.benchmarks.drawn import DRAWN
 from bottega.evaluation.benchmarks.loading import PUBLISHED
+from bottega.evaluation.benchmarks.synthetic import DRAWN
 from bottega.evaluation.methods import LABEL_METHODS, METHODS, SAMPLES
-from bottega.knowledge.loading.labelled import QUESTION
+from bottega.knowledge.loaders.folders import QUESTION
 
 UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512

@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.options import DataFolder, Json
-from bottega.cli.output import clock, note, print_json, print_table, say
+from bottega.cli.output import DataFolder, Json, clock, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.savings import Figure, Savings
+from bottega.gateway.accounting.savings import Figure, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
-from bottega.gateway.accounting.savings_reader import Route
 
 EPOCH = datetime(1970, 1, 2)
 

@@ -22,9 +22,14 @@ from functools import partial
 from pathlib import Path
 
 from bottega.errors import SettingError
-from bottega.evaluation.baselines import BASELINES, baseline
+from bottega.evaluation.baselines import BASELINES, NEAREST, VOTES, baseline
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.compressing import (
+from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
+from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools, shelves
+from bottega.evaluation.labels import by_id, is_passage, says_which
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.prompts import prompt_for
+from bottega.evaluation.racc_methods import (
     COMPRESSED,
     CONCAT,
     ORACLE,
@@ -32,18 +37,18 @@ from bottega.evaluation.compressing import (
     check_compressing,
     compressed,
 )
-from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
-from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools, shelves
-from bottega.evaluation.labels import by_id, is_passage, says_which
-from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.prompts import prompt_for
-from bottega.evaluation.searches import ROLLOUTS, SEARCHED, TEMPERATURE, most_calls, searched
-from bottega.evaluation.searching import Searching
-from bottega.evaluation.votes import NEAREST, VOTES
+from bottega.evaluation.search_methods import (
+    ROLLOUTS,
+    SEARCHED,
+    TEMPERATURE,
+    Searching,
+    most_calls,
+    searched,
+)
 from bottega.generation import Transformers
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
-from bottega.parsing.voting import most_confident, most_frequent
+from bottega.parsing.replies import most_confident, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt

@@ -1,10 +1,19 @@
-"""What a method is, what it answers, and what is kept of an answer."""
+"""Methods, their outcomes and failures, and the budget of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bottega.errors import (
+    BottegaError,
+    GarbledError,
+    GenerationError,
+    ImageError,
+    RejectedError,
+    SettingError,
+    UnreachableError,
+)
 from bottega.types import Answer, Example, Query, Trace
 
 
@@ -63,3 +72,82 @@ class Scored:
     @property
     def correct(self) -> bool:
         return self.score == 1.0
+
+
+# A wrong key, a forbidden or an unknown model. A 400 may be about this one image.
+FOR_ALL = {401, 403, 404}
+
+
+def concerns_one(error: BottegaError) -> bool:
+    """True if the next question may well be answered."""
+    if isinstance(error, RejectedError):
+        return error.status not in FOR_ALL
+    if isinstance(error, UnreachableError):
+        return False
+    return isinstance(error, ImageError) or (isinstance(error, GenerationError) and error.retryable)
+
+
+@dataclass
+class Contact:
+    """A web page comes from a wrong address or from a busy proxy. It was a wrong address if nothing
+    has been answered when more pages came than requests are sent at once."""
+
+    answered: bool = False
+    pages: int = 0
+
+    def passes(self, error: BottegaError, at_once: int) -> bool:
+        if not isinstance(error, GarbledError):
+            return False
+        self.pages += 1
+        return self.answered or self.pages <= at_once
+
+
+def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of a task group's errors, the first one raised on purpose, else the first of any kind."""
+    expected, others = errors.split(BottegaError)
+    error: BaseException = (expected or others or errors).exceptions[0]
+    return first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class Budget:
+    """US dollars for a whole run, of which `spent` are gone.
+
+    `starts` refuses a request that could not be paid for if it, and all that are under way, cost as
+    much as the dearest so far. So a limit is kept unless prices rise; that is why a limited run
+    asks the first item of each method alone.
+    """
+
+    def __init__(
+        self, usd: float | None = None, *, spent: float = 0.0, dearest: float = 0.0
+    ) -> None:
+        if usd is not None and not usd > 0:
+            raise SettingError(f"the budget is {usd} USD", hint="give a positive number")
+        self._limit = usd
+        self.spent = spent
+        self._dearest = dearest
+        self._under_way = 0
+        self.is_spent = False
+
+    @property
+    def is_limited(self) -> bool:
+        return self._limit is not None
+
+    def starts(self) -> bool:
+        wanted = self.spent + self._dearest * (self._under_way + 1)
+        if self._limit is not None and wanted > self._limit:
+            self.is_spent = True
+            return False
+        self._under_way += 1
+        return True
+
+    def ended(self, cost_usd: float | None, at_most_usd: float = 0.0) -> None:
+        """What it cost, and what one like it may cost. Raises `SettingError` if there is a limit
+        and no price."""
+        self._under_way -= 1
+        if cost_usd is None and self._limit is not None:
+            raise SettingError(
+                "the model's price is not known, so a budget cannot be held",
+                hint="--price 0.15,0.60 gives US dollars for a million tokens",
+            )
+        self.spent += cost_usd or 0.0
+        self._dearest = max(self._dearest, cost_usd or 0.0, at_most_usd)

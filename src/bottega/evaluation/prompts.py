@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from bottega.errors import SettingError
+from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.pairing import AS_DEAR
-from bottega.evaluation.searches import TREE
-from bottega.evaluation.votes import VOTES
+from bottega.evaluation.paired import AS_DEAR
+from bottega.evaluation.search_methods import TREE
 from bottega.protocols import Prompter, turns_only
 from bottega.recipes import Classification, suited_prompt
 from bottega.types import Candidate, Example, Prompt, Query

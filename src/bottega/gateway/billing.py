@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bottega.gateway.accounting.estimates import TokenEstimates
-from bottega.gateway.augmenting import expected_non_ascii_bytes, expected_tokens
-from bottega.gateway.door import Progress
+from bottega.gateway.accounting.limiter import TokenEstimates
+from bottega.gateway.demonstrations import expected_non_ascii_bytes, expected_tokens
+from bottega.gateway.endpoint import Progress
 from bottega.gateway.ports import Body, Call
-from bottega.gateway.repeats.replaying import reported_usage, tokens_said
 from bottega.gateway.requests import Chat, max_text_tokens
-from bottega.generation.wire import add_usage
+from bottega.gateway.response_cache.replay import reported_usage, tokens_said
+from bottega.generation.openai_format import add_usage
 from bottega.protocols import Pricer
 from bottega.types import Usage
 

@@ -12,6 +12,7 @@ from typing import cast
 import orjson
 
 from bottega.errors import ImageError, TooManyPixelsError
+from bottega.gateway.errors import Refusal
 from bottega.gateway.fields import (
     FIELDS,
     LONGEST_NAME,
@@ -25,7 +26,6 @@ from bottega.gateway.fields import (
     wrong_type,
 )
 from bottega.gateway.ports import Body
-from bottega.gateway.refusals import Refusal
 from bottega.image import MAX_PIXELS, Image
 
 MB = 1 << 20

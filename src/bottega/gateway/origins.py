@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from ipaddress import ip_address
 
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
 
 PORT = re.compile(r":\d*\Z")
 

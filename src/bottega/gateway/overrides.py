@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.errors import Refusal
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"

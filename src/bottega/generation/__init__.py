@@ -1,10 +1,10 @@
 """Who answers: HTTP endpoints, models in this process, the bundled model, test doubles."""
 
 from bottega.generation.bundled import bundled
+from bottega.generation.http_client import Retrying
 from bottega.generation.local import Transformers
 from bottega.generation.openai_compatible import OpenAICompatible
 from bottega.generation.replay import Replay, request_key
-from bottega.generation.retrying import Retrying
 from bottega.generation.scripted import Call, Scripted
 
 __all__ = [

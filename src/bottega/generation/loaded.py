@@ -11,14 +11,12 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from bottega.errors import BottegaError, GenerationError
-from bottega.generation.behind import behind
-from bottega.generation.control import ControlTokens
-from bottega.generation.decoding import Row, Sampler, Stopper, finish
+from bottega.generation.batch_reader import Reader
 from bottega.generation.hub import first_line, hf, load_parts
-from bottega.generation.reading import Reader
-from bottega.generation.rendered import Rendered, pictures_of
-from bottega.generation.sight import Sight
-from bottega.generation.spelling import Spelled
+from bottega.generation.sampling import Row, Sampler, Stopper, finish
+from bottega.generation.tokenization import ControlTokens, Rendered, Spelled, pictures_of
+from bottega.generation.vision_cache import Sight
+from bottega.generation.with_prefix import behind
 from bottega.image import Image
 from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
 

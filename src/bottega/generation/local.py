@@ -19,7 +19,7 @@ from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
-    from bottega.generation.rendered import Rendered
+    from bottega.generation.tokenization import Rendered
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")

@@ -16,12 +16,9 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.generation.connection import CALL, Connections, Endpoint
-from bottega.generation.exchange import exchange
-from bottega.generation.failing import failed
-from bottega.generation.recent import Recent
-from bottega.generation.retrying import Retrying
-from bottega.generation.wire import (
+from bottega.generation.http_client import CALL, Connections, Endpoint, Retrying, exchange, failed
+from bottega.generation.lru import Recent
+from bottega.generation.openai_format import (
     WRONG_PROTOCOL,
     JSONObject,
     add_usage,

@@ -19,9 +19,8 @@ from bottega.knowledge.eviction import (
     Random,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late import Effort, LateIndex
-from bottega.knowledge.listing import Stats
-from bottega.knowledge.loading import (
+from bottega.knowledge.late_interaction import Effort, LateIndex
+from bottega.knowledge.loaders import (
     has_splits,
     load_digits,
     load_hugging_face,
@@ -30,7 +29,8 @@ from bottega.knowledge.loading import (
     load_manyicl,
     read_jsonl,
 )
-from bottega.knowledge.verifying import Problem, Verified
+from bottega.knowledge.rows import Stats
+from bottega.knowledge.verification import Problem, Verified
 from bottega.knowledge.views import View
 
 __all__ = [

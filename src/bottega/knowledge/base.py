@@ -11,21 +11,19 @@ from typing import Self
 
 from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
-from bottega.knowledge.adding import check_annotation, replace_batch, store_batch
-from bottega.knowledge.bad import OnBad, or_raise
-from bottega.knowledge.closing import Closing
+from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
+from bottega.knowledge.database import Closing
+from bottega.knowledge.errors import OnBad, or_raise
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
 from bottega.knowledge.index import Metric
-from bottega.knowledge.listing import unknown
 from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import Standing, identity, is_text
-from bottega.knowledge.reindexing import reindex
-from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.searchable import Searchable
-from bottega.knowledge.transferring import export, read_export
-from bottega.knowledge.using import UseBuffer
-from bottega.knowledge.verifying import Verified, verify
-from bottega.knowledge.verifying_vectors import makes
+from bottega.knowledge.reindex import reindex
+from bottega.knowledge.rows import SqliteRows, unknown
+from bottega.knowledge.search import Searchable
+from bottega.knowledge.transfer import export, read_export
+from bottega.knowledge.use_counts import UseBuffer
+from bottega.knowledge.verification import Verified, makes, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
 from bottega.types import Changed, Example

@@ -1,20 +1,93 @@
-"""The SQLite file of a knowledge base: two connections and how statements run on them."""
+"""The SQLite file of a knowledge base: opening, connections, statements and closing."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
 
 import orjson
 
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreError
 from bottega.image import path_text
-from bottega.knowledge.connection import MEMORY, connect
 from bottega.knowledge.records import Value
 from bottega.knowledge.schema import KNOWLEDGE_BASE
+
+MEMORY = ":memory:"
+
+
+def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connection:
+    """A connection that every thread may use, and whose commits wait for the disk.
+
+    A file that may not be written opens for reading.
+    """
+    if path == MEMORY:
+        return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
+    _check_path(Path(path), create)
+    connection = sqlite3.connect(
+        _uri(Path(path), create),
+        uri=True,
+        timeout=busy_seconds,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_path(path: Path, create: bool) -> None:
+    name = path_text(path)
+    if "\0" in name:  # SQLite would create a file of the name before it
+        raise StoreError(f"{name!r} is not a file name", hint="check the path")
+    if path.is_dir():
+        raise StoreError(f"{name} is a folder", hint="give the path of a file, such as kb.db")
+    if not path.exists() and not create:
+        raise StoreError(
+            f"{name} does not exist", hint="check the path, or add examples to create it"
+        )
+    if not path.parent.is_dir():
+        raise StoreError(
+            f"the folder {path_text(path.parent)} does not exist", hint="create it first"
+        )
+    # To SQLite an empty file is a database in which nothing has been stored yet.
+    if not create and path.stat().st_size == 0:
+        raise StoreError(
+            f"{name} is empty, not a knowledge base", hint="check the path, or delete the file"
+        )
+
+
+def _uri(path: Path, create: bool) -> str:
+    query = "mode=rwc" if create else "mode=rw"
+    if path.exists() and not os.access(path.parent, os.W_OK) and not _has_writer(path):
+        query = "mode=ro&immutable=1"
+    return f"file:{quote(os.fsencode(path.absolute()))}?{query}"
+
+
+def _has_writer(path: Path) -> bool:
+    """Whoever has the file open keeps a log and a shared-memory file beside it. Without the second
+    one the log cannot be read where no file can be made."""
+    wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
+    if shared.exists() or not wal.exists():
+        return wal.exists()
+    if wal.stat().st_size > 0:
+        raise StoreError(
+            f"{path_text(path)} was not closed, and its folder may not be written",
+            hint="open and close it once where the folder may be written: a copy needs"
+            f" {path_text(wal.name)} too",
+        )
+    return False
+
 
 # A list of any length as one parameter.
 NUL = "\\u0000"
@@ -109,3 +182,21 @@ def listed(values: Collection[str | int]) -> str:
 
 def _no_ids(values: Collection[str | int]) -> SettingError:
     return SettingError(f"cannot look up {list(values)!a}", hint="ids are texts without NULs")
+
+
+class Closing(ABC):
+    """What `with` closes."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.knowledge.index import LISTED_SHARE, FaissIndex, Metric, listed, scan, selector
-from bottega.knowledge.slots import NOWHERE, Keys, Slots
-from bottega.knowledge.vectors import TINY
+from bottega.knowledge.index import (
+    LISTED_SHARE,
+    NOWHERE,
+    FaissIndex,
+    Keys,
+    Metric,
+    Slots,
+    listed,
+    scan,
+    selector,
+)
+from bottega.knowledge.records import TINY
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:

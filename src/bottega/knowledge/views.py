@@ -10,7 +10,7 @@ import numpy as np
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, SettingError
 from bottega.knowledge.ports import StoredView
-from bottega.knowledge.writing import check_views
+from bottega.knowledge.writer import check_views
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
 

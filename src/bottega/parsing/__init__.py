@@ -2,13 +2,11 @@
 probability."""
 
 from bottega.parsing.agreement import agreement
-from bottega.parsing.because import BecauseParser
+from bottega.parsing.answer_equality import same_answer, same_choice, same_number, same_words
 from bottega.parsing.choices import ChoiceParser, open_candidates
-from bottega.parsing.evaluating import same_answer, same_choice, same_number, same_words
-from bottega.parsing.final import FinalAnswerParser
+from bottega.parsing.final_answer import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
-from bottega.parsing.replies import spoken
-from bottega.parsing.voting import most_confident, most_frequent
+from bottega.parsing.replies import BecauseParser, most_confident, most_frequent, spoken
 
 __all__ = [
     "BecauseParser",

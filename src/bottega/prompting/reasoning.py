@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bottega.prompting.choices import OPTION, has_letters, letter_of, listed
 from bottega.prompting.rcts import ASSISTANT
-from bottega.prompting.turns import ASK_LETTER, ASK_SHORT
+from bottega.prompting.turns import ASK_LETTER, ASK_SHORT, OPTION, has_letters, letter_of, listed
 from bottega.protocols import Prompter
 from bottega.types import Example, Message, Prompt, Query
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bottega.image import Image
-from bottega.prompting.choices import OPTION, letter_of, lettered
+from bottega.prompting.turns import OPTION, letter_of, lettered
 from bottega.types import Candidate, Example, Message, Prompt, Query
 
 

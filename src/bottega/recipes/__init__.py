@@ -1,10 +1,9 @@
 """The published methods as short compositions of the same parts."""
 
-from bottega.recipes.caching import cache_of_thought
-from bottega.recipes.classifying import Classification, suited_prompt, visual_rag
-from bottega.recipes.compressing import compressing, racc
-from bottega.recipes.reusing import reusing
-from bottega.recipes.searching import heuristic, rcts
+from bottega.recipes.cache_of_thought import cache_of_thought
+from bottega.recipes.racc import compressing, racc, reusing
+from bottega.recipes.rcts import heuristic, rcts
+from bottega.recipes.visual_rag import Classification, suited_prompt, visual_rag
 
 __all__ = [
     "Classification",

@@ -1,21 +1,21 @@
 """What is kept: traces, costs, and what a master answered."""
 
 from bottega.recording.costs import Price, Prices
-from bottega.recording.remember import Remember
-from bottega.recording.several import Several
-from bottega.recording.stored import (
+from bottega.recording.recorders import CountUses, Remember, Several
+from bottega.recording.stored_trace import (
+    Considered,
     Demonstration,
     StoredMessage,
+    StoredNode,
     StoredPart,
     StoredTrace,
+    StoredTree,
     from_json,
     json_text,
     stored,
     to_json,
 )
-from bottega.recording.stored_tree import Considered, StoredNode, StoredTree
 from bottega.recording.traces import Summary, Traces
-from bottega.recording.uses import CountUses
 
 __all__ = [
     "Considered",

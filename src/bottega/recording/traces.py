@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bottega.errors import NotFoundError
-from bottega.recording.stored import StoredTrace, from_json, stored, to_json
+from bottega.recording.stored_trace import StoredTrace, from_json, stored, to_json
 from bottega.sqlite import FileKind
 from bottega.types import Trace
 

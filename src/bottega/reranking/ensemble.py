@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from random import Random
 
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.asking import Asker, together
-from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import (
     NOT_ASKED,
     Agree,
@@ -16,6 +14,7 @@ from bottega.reranking.rewards import (
     says_the_same,
     share,
 )
+from bottega.reranking.search_budget import Asker, lots_for, together
 from bottega.reranking.tree import scaled
 from bottega.types import Answer, Candidate, Query, Sampling
 

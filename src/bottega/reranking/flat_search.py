@@ -9,10 +9,9 @@ from typing import Literal, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.asking import Asker, Price, affordable, check_budget
-from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
-from bottega.reranking.top import check_depth
+from bottega.reranking.search_budget import Asker, Price, affordable, check_budget, lots_for
+from bottega.reranking.selection import check_depth
 from bottega.types import (
     Answer,
     Candidate,

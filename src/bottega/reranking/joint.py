@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.asking import Asker, together
-from bottega.reranking.top import check_depth
+from bottega.reranking.search_budget import Asker, together
+from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import check_scores
 from bottega.types import (
     Answer,

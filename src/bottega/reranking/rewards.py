@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.asking import Asker, together
+from bottega.reranking.search_budget import Asker, together
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
 Agree = Callable[[Answer, Answer, Query], float]

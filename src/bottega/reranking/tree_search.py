@@ -10,8 +10,6 @@ from typing import Literal, TypeVar
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.asking import Asker, Price, affordable, most_prompt_tokens
-from bottega.reranking.lots import lots_for
 from bottega.reranking.rewards import (
     Agree,
     Reward,
@@ -22,7 +20,8 @@ from bottega.reranking.rewards import (
     says_the_same,
     worth_by,
 )
-from bottega.reranking.top import check_depth
+from bottega.reranking.search_budget import Asker, Price, affordable, lots_for, most_prompt_tokens
+from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import Tree, TreeNode
 from bottega.types import Answer, Candidate, Found, Prompt, Query, Reply, Sampling, SearchTree
 

@@ -1,12 +1,16 @@
-"""Exact dense search."""
+"""Exact dense search, and the fusion of several retrievers."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Hashable, Iterable, Sequence
 
-from bottega.protocols import Embedder
+from bottega.errors import SettingError
+from bottega.protocols import Embedder, Retriever
 from bottega.retrieval.ports import Nearest, Search
-from bottega.types import Candidate, Query
+from bottega.retrieval.wrappers import together
+from bottega.types import Candidate, Example, Query
 
 
 class Dense:
@@ -42,3 +46,74 @@ class Crossed:
 
     def _find(self, query: Query, k: int) -> list[Candidate]:
         return self._nearest(self._embed.embed([query]), k, excluded_for=[query])[0]
+
+
+class ReciprocalRankFusion:
+    """Orders what several retrievers found by the sum over them of weight / (constant + rank).
+
+    Ranks start at 1, so scales do not matter (Cormack, Clarke and Buettcher 2009, whose constant
+    is 60). The retrievers run together and each is asked for `depth` examples, or k if that is
+    more: what one of them ranks below its depth counts nothing there. Candidates of one list with
+    the same score share a rank, their best; a list that gives all of several the same score says
+    nothing, and counts for nothing.
+    """
+
+    def __init__(
+        self,
+        retrievers: Iterable[Retriever],
+        *,
+        constant: float = 60.0,
+        depth: int = 50,
+        weights: Iterable[float] | None = None,
+    ) -> None:
+        retrievers = tuple(retrievers)
+        weights = None if weights is None else tuple(weights)
+        if not retrievers:
+            raise SettingError("there is nothing to fuse", hint="give one retriever or more")
+        if not 0 < constant < math.inf:
+            raise SettingError(f"constant is {constant}", hint="set it above 0; 60 is usual")
+        if weights is not None and (
+            len(weights) != len(retrievers) or not all(0 <= weight < math.inf for weight in weights)
+        ):
+            raise SettingError(
+                f"{len(weights)} weights for {len(retrievers)} retrievers",
+                hint="give each retriever one weight of 0 or more",
+            )
+        self._retrievers = retrievers
+        self._weights = weights or (1.0,) * len(retrievers)
+        self._constant = constant
+        self._depth = depth
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        if k < 0:
+            raise SettingError(f"cannot search for {k} examples", hint="use k >= 0")
+        depth = max(k, self._depth)
+        rankings = await together(retrieve(query, depth) for retrieve in self._retrievers)
+        return self._fused(rankings)[:k]
+
+    def _fused(self, rankings: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+        scores: dict[Hashable, float] = {}
+        found: dict[Hashable, Candidate] = {}
+        for weight, ranking in zip(self._weights, rankings, strict=True):
+            says = len(ranking) == 1 or len({candidate.score for candidate in ranking}) > 1
+            for rank, candidate in zip(_ranks(ranking), ranking, strict=True):
+                id = _identity(candidate.example)
+                share = weight / (self._constant + rank) if says else 0.0
+                scores[id] = scores.get(id, 0.0) + share
+                found.setdefault(id, candidate)
+        best = sorted(scores, key=lambda id: -scores[id])
+        return [Candidate(found[id].example, scores[id]) for id in best]
+
+
+def _ranks(ranking: Sequence[Candidate]) -> list[int]:
+    ranks: dict[float, int] = {}
+    for rank, candidate in enumerate(ranking, start=1):
+        ranks.setdefault(candidate.score, rank)
+    return [ranks[candidate.score] for candidate in ranking]
+
+
+def _identity(example: Example) -> Hashable:
+    """Its id; where it has none, what it asks and says."""
+    if example.id is not None:
+        return example.id
+    return example.query, example.answer, example.labels, example.rationale, example.source

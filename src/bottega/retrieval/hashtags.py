@@ -12,9 +12,9 @@ import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Embedder, Vectors
-from bottega.retrieval.following import Follower
+from bottega.retrieval.bm25 import Follower
+from bottega.retrieval.hashtag_tree import HashtagTree
 from bottega.retrieval.ports import Changes, SearchWithin, VectorsOf
-from bottega.retrieval.tree import HashtagTree
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from bottega.errors import SettingError
-from bottega.protocols import Generator, Retriever
-from bottega.retrieval.together import together
+from bottega.protocols import Generator, Prompter, Retriever
+from bottega.retrieval.bm25 import plain_words
+from bottega.retrieval.wrappers import together
 from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
 
 TAG = "keywords"
@@ -149,3 +153,91 @@ def _in_order(keywords: Sequence[str], text: str) -> list[str]:
 def _check(count: int) -> None:
     if count < 1:
         raise SettingError(f"cannot extract {count} keywords", hint="set count to 1 or more")
+
+
+class DistinctiveTerms:
+    """The terms of a text with the highest TF-IDF, up to `longest` words each.
+
+    `corpus` are the texts that tell which terms are common; without it the most frequent terms win,
+    earlier ones first. A term that the corpus lacks counts as rarest: a new topic is announced by
+    new words. Lucene's 33 English stop words are left out and no others, because "how many" and
+    "where" are what some questions ask.
+    """
+
+    def __init__(self, corpus: Iterable[str] = (), *, count: int = 10, longest: int = 2) -> None:
+        if count < 1 or longest < 1:
+            raise SettingError(
+                f"{count} terms of up to {longest} words", hint="both must be 1 or more"
+            )
+        self._count = count
+        self._longest = longest
+        self._texts = 0
+        self._containing: Counter[str] = Counter()
+        for text in corpus:
+            self._texts += 1
+            self._containing.update(set(_terms(text, longest)))
+
+    async def __call__(self, text: str, /) -> tuple[str, ...]:
+        return await asyncio.to_thread(self.of, text)
+
+    def of(self, text: str) -> tuple[str, ...]:
+        """The same for code without an event loop."""
+        frequency = Counter(_terms(text, self._longest))
+        ranked = sorted(frequency, key=lambda term: -frequency[term] * self._rarity(term))
+        return tuple(ranked[: self._count])
+
+    def _rarity(self, term: str) -> float:
+        """Smooth inverse document frequency, as scikit-learn defines it."""
+        return math.log((1 + self._texts) / (1 + self._containing[term])) + 1
+
+
+def _terms(text: str, longest: int) -> list[str]:
+    """Single words first, then pairs and so on, none of them across a stop word."""
+    from bm25s.stopwords import STOPWORDS_EN  # slow to load
+
+    words = plain_words(text)
+    runs = [
+        words[start : start + length]
+        for length in range(1, longest + 1)
+        for start in range(len(words) - length + 1)
+    ]
+    return [" ".join(run) for run in runs if not set(run) & set(STOPWORDS_EN)]
+
+
+class ResponseProbe:
+    """Asks the apprentice once without demonstrations and retrieves by the keywords of its answer.
+
+    Cache-of-Thought, 4.3.1: "what is in the image" says little, an answer says more, even a wrong
+    one. It costs one call a query. The keywords stand behind the question, or with
+    `keep_question=False` in its place, as the paper has it. An answer without keywords leaves the
+    query as it is. Raises the generator's `GenerationError`.
+    """
+
+    def __init__(
+        self,
+        retrieve: Retriever,
+        generator: Generator,
+        prompt: Prompter,
+        keyworder: Keyworder,
+        *,
+        keep_question: bool = True,
+        sampling: Sampling | None = None,
+    ) -> None:
+        self._retrieve = retrieve
+        self._generator = generator
+        self._prompt = prompt
+        self._keyworder = keyworder
+        self._keep_question = keep_question
+        self._sampling = sampling or Sampling(max_tokens=128)
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        reply = await self._generator.generate(self._prompt(query, ()), self._sampling)
+        keywords = await self._keyworder(reply.completions[0].text)
+        return await self._retrieve(self._probed(query, keywords), k)
+
+    def _probed(self, query: Query, keywords: tuple[str, ...]) -> Query:
+        if not keywords:
+            return query
+        said = ", ".join(keywords)
+        kept = query.text if self._keep_question else ""
+        return replace(query, text=f"{kept} {said}".strip())

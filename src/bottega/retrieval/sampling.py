@@ -9,9 +9,12 @@ from itertools import chain
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.exclusion import is_excluded
-from bottega.retrieval.own import identity
 from bottega.retrieval.ports import Pool
 from bottega.types import Candidate, Example, Query
+
+
+def identity(query: Query) -> str:
+    return ":".join((query.text, *(image.sha256 for image in query.images)))
 
 
 class Uniform:

@@ -4,12 +4,10 @@ Routers choose between the first and the last of the tiers: the apprentice and t
 between are reached by `Unsure`, one after the other.
 """
 
-from bottega.routing.benefit import Band, BenefitGate
+from bottega.routing.benefit_gate import Band, BenefitGate
 from bottega.routing.budget import Budgeted
-from bottega.routing.coin import coin
-from bottega.routing.confidence import Unsure
-from bottega.routing.coverage import Covered
-from bottega.routing.fixed import always, cold_start
+from bottega.routing.coverage import Covered, Unsure
+from bottega.routing.fixed import always, coin, cold_start
 from bottega.routing.shadow import Quality, Shadow
 
 __all__ = [

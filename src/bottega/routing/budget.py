@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Tier
-from bottega.routing.ends import ends
+from bottega.routing.fixed import ends
 from bottega.types import Query, Trace
 
 log = logging.getLogger(__name__)

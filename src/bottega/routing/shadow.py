@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bottega.errors import GenerationError, SettingError
-from bottega.routing.benefit import BenefitGate
-from bottega.routing.ends import share
-from bottega.routing.estimates import Estimate, gain, level
+from bottega.routing.benefit_gate import BenefitGate, Estimate, gain, level
+from bottega.routing.fixed import share
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bottega.tasks.draws import chance, normal, uniform
-from bottega.tasks.glyphs import STROKES, VERTICES, Programs
+from bottega.tasks.strokes import STROKES, VERTICES, Programs, chance, normal, uniform
 
 SIZE = 64
 SAMPLES = 48  # points along a stroke: dense enough that a thin pen leaves no gaps

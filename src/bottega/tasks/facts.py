@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bottega.tasks.named import NAMES, draw_named
+from bottega.tasks.glyphs import NAMES, draw_named
 from bottega.tasks.task import (
+    RELATIONS,
     Seeds,
     Task,
     check_knob,
@@ -15,8 +16,10 @@ from bottega.tasks.task import (
     entry,
     images,
     in_episodes,
+    invented_words,
+    question,
+    statement,
 )
-from bottega.tasks.wording import RELATIONS, invented_words, question, statement
 from bottega.types import Example
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bottega.tasks.drawing import SIZE, frame, ink, pen_path
-from bottega.tasks.draws import normal, uniform
-from bottega.tasks.glyphs import VERTICES
+from bottega.tasks.strokes import VERTICES, normal, uniform
 
 Stroke = tuple[bool, str]  # whether it is curved, and its vertices "x,y x,y ..." in a unit square
 STROKES = 3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.draws import chance, normal, pick, uniform
+from bottega.tasks.strokes import chance, normal, pick, uniform
 
 RESOLUTIONS = (64, 32, 16, 11, 8)
 RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from bottega.tasks.draws import chance, integers, normal, sign, uniform
 from bottega.tasks.nuisance import expose, relight, soften
+from bottega.tasks.strokes import chance, integers, normal, sign, uniform
 
 SIZE = 64
 HARMONICS = 6

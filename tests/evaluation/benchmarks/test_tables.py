@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError, SettingError
-from bottega.evaluation.benchmarks.fields import Row, image, needed, option, text, texts
-from bottega.evaluation.benchmarks.knobs import read_place
-from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import read_examples, read_rows
+from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.tables import (
+    Row,
+    image,
+    needed,
+    option,
+    read_examples,
+    read_rows,
+    text,
+    texts,
+)
 from bottega.types import Example, Query
 from tests.builders import picture
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bottega.evaluation.explaining.rendering import render
+from bottega.evaluation.explanation import render
 from bottega.recording import StoredTrace
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.builders import search_tree

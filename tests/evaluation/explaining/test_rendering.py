@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.explaining.rendering import ENDED, pictures_of, render
+from bottega.evaluation.explanation import ENDED, pictures_of, render
 from bottega.image import Image
 from bottega.recording import stored
-from bottega.recording.stored_tree import Ended
+from bottega.recording.stored_trace import Ended
 from bottega.types import Node, Query, SearchTree
 from tests.builders import candidates, picture, search_tree, searched
 from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures

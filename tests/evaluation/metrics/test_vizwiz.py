@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score
 
 from bottega.evaluation.metrics.metric import Judged
-from bottega.evaluation.metrics.vizwiz import Answerability, vizwiz_accuracy
+from bottega.evaluation.metrics.vqa import Answerability, vizwiz_accuracy
 from bottega.types import Answer, Example, Query
 
 

@@ -13,9 +13,9 @@ from bottega.evaluation.metrics.vqa import (
     Variant,
     direct_answer,
     leave_one_out,
+    normalised,
     vqa_accuracy,
 )
-from bottega.evaluation.metrics.vqa_text import normalised
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("Which colour?", id="7"), "red")

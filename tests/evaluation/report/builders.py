@@ -13,9 +13,9 @@ from PIL import Image as Pillow
 
 from bottega.errors import EndpointTimeoutError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.journal import FILE, Journal
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.report.thumbnails import keep_thumbnails
+from bottega.evaluation.report.payload import keep_thumbnails
+from bottega.evaluation.run_store import FILE, Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Completion, Example, Prompt, Query, Reply, Trace, Usage

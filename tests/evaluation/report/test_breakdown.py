@@ -5,9 +5,14 @@ from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.report.breakdown import MOST_GROUPS, breakdowns, confusions
-from bottega.evaluation.report.figures import Section, sections
-from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.runs import read_run
+from bottega.evaluation.report.sections import (
+    MOST_GROUPS,
+    Section,
+    breakdowns,
+    confusions,
+    sections,
+)
 from bottega.types import Answer, Query
 from tests.builders import example
 from tests.evaluation.report.builders import kept

@@ -10,11 +10,11 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.metrics.labels import Accuracy, MacroF1
-from bottega.evaluation.metrics.vizwiz import Answerability
+from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.pairing import paired
-from bottega.evaluation.report.figures import Section, sections
-from bottega.evaluation.report.reading import KeptRun, read_run
+from bottega.evaluation.paired import paired
+from bottega.evaluation.report.runs import KeptRun, read_run
+from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Query
 from tests.builders import example

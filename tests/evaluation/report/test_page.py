@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
-from bottega.evaluation.report.reading import read_run
-from bottega.evaluation.report.writing import write_report
+from bottega.evaluation.report.render import write_report
+from bottega.evaluation.report.runs import read_run
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.evaluation.report.builders import HOSTILE, benchmark, kept, three_methods
 

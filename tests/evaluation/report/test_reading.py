@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.evaluation.journal import FILE, Journal
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.runs import read_run
+from bottega.evaluation.run_store import FILE, Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept, three_methods
 
@@ -21,7 +21,7 @@ from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept
 READER = """
 import os, sys
 from pathlib import Path
-from bottega.evaluation.report.reading import read_run
+from bottega.evaluation.report.runs import read_run
 if os.getuid() == 0:
     os.setuid(65534)
 print(len(read_run(Path(sys.argv[1])).methods))

@@ -11,9 +11,9 @@ from PIL import Image as Pillow
 
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.journal import FILE, Journal
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.report.thumbnails import SIDE, keep_thumbnails, thumbnail
+from bottega.evaluation.report.payload import SIDE, keep_thumbnails, thumbnail
+from bottega.evaluation.run_store import FILE, Journal
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace

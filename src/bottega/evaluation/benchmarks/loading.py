@@ -11,21 +11,17 @@ from dataclasses import replace
 
 from bottega.errors import ImageError, LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.aokvqa import aokvqa
-from bottega.evaluation.benchmarks.digits import digits
-from bottega.evaluation.benchmarks.drawn import DRAWN, drawn, wrong_answer
-from bottega.evaluation.benchmarks.folders import image_folder, manyicl
-from bottega.evaluation.benchmarks.jsonl import jsonl
-from bottega.evaluation.benchmarks.mathvision import mathvision
-from bottega.evaluation.benchmarks.mmmu import mmmu
-from bottega.evaluation.benchmarks.okvqa import okvqa
+from bottega.evaluation.benchmarks.files import digits, image_folder, jsonl, manyicl
+from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
+from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.benchmarks.synthetic import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
+from bottega.evaluation.controls import confused, corrupted
 from bottega.evaluation.labels import is_passage, labels_of
-from bottega.evaluation.noise import confused, corrupted
 from bottega.types import Example
 
 SOURCES: dict[str, Callable[[Source], Benchmark]] = {

@@ -1,4 +1,4 @@
-"""MMMU: college questions about pictures, as `MMMU/MMMU` or `lmms-lab/MMMU` publish them."""
+"""MMMU and MathVision."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import warnings
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, by_letter, image, needed, text
-from bottega.evaluation.benchmarks.knobs import read_place
-from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import read_examples
-from bottega.evaluation.metrics.mmmu import SUBJECT, MMMUAccuracy
-from bottega.parsing import BecauseParser, ChoiceParser
-from bottega.prompting import MMMU, MMMU_REASONED
+from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.tables import (
+    UNUSABLE,
+    Row,
+    by_letter,
+    image,
+    needed,
+    read_examples,
+    text,
+    texts,
+)
+from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
+from bottega.parsing import BecauseParser, ChoiceParser, FinalAnswerParser
+from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
 from bottega.types import Example, Query
 
 IMAGES = [f"image_{number}" for number in range(1, 8)]
@@ -101,3 +108,37 @@ def _listed(written: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
         raise LoadError(f"{written[:80]!r} is not a list of texts", hint=UNUSABLE)
     return tuple(found)
+
+
+def mathvision(source: Source) -> Benchmark:
+    """testmini (304) is asked. It is a part of test: the knowledge is the rest (2,736)."""
+
+    def make(row: Row, name: str) -> Example:
+        return _mathvision_example(row, source.place, name)
+
+    items = read_examples(source.place, "testmini", make, on_bad=source.on_bad)
+    asked = {item.query.id for item in items}
+    everything = read_examples(source.place, "test", make, on_bad=source.on_bad)
+    return Benchmark(
+        source.spec,
+        tuple(example for example in everything if example.query.id not in asked),
+        tuple(items),
+        metrics=(MathVisionAccuracy(),),
+        parse=BecauseParser(FinalAnswerParser()),
+        prompt=MATH_V,
+        reasoned=MATH_V_REASONED,
+    )
+
+
+def _mathvision_example(row: Row, place: str, name: str) -> Example:
+    """One picture shows everything, however many <image1>, <image2> the question names."""
+    choices, answer = texts(row, "options"), needed(row, "answer")
+    picture = row.get("decoded_image") or row.get("image")
+    tags = {tag: text(row, tag) for tag in ("subject", "level")}
+    return Example(
+        Query(needed(row, "question"), (image(picture, place, name),), choices, needed(row, "id")),
+        by_letter(choices, answer) if choices else answer,
+        rationale=text(row, "solution") or None,
+        tags={tag: value for tag, value in tags.items() if value},
+        source=name,
+    )

@@ -1,27 +1,133 @@
-"""OK-VQA: questions about photographs that need knowledge of the world."""
+"""OK-VQA and A-OKVQA: questions that need world knowledge, with several annotators."""
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
-from bottega.errors import LoadError
+from bottega.errors import ImageError, LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.annotators import (
-    Asked,
-    asked,
-    examples,
-    first_split,
-    from_table,
-    read_asked,
-    references,
-    said,
-    shown_split,
+from bottega.evaluation.benchmarks.source import OnBad, Source, read_place
+from bottega.evaluation.benchmarks.tables import (
+    UNUSABLE,
+    Downloads,
+    Row,
+    coco_number,
+    image,
+    needed,
+    option,
+    read_rows,
+    texts,
 )
-from bottega.evaluation.benchmarks.downloads import Downloads, coco_number
-from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, needed
-from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
+from bottega.image import Image
+from bottega.knowledge.errors import or_raise
+from bottega.parsing import ChoiceParser
 from bottega.prompting import Lettered
+from bottega.types import Example, Query
+
+# What a row is called, the row.
+Named = tuple[str, Row]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question; the example's answer is the most frequent of its `answers`."""
+
+    example: Example
+    answers: tuple[str, ...]
+
+
+Make = Callable[[Row, str], Asked]
+
+
+def asked(
+    row: Row, source: str, *, id: str, answers: Sequence[str], images: tuple[Image, ...]
+) -> Asked:
+    ranked = Counter(answer for answer in answers if answer).most_common(1)
+    if not ranked:
+        raise LoadError("nobody has answered", hint="choose a split with answers")
+    query = Query(needed(row, "question"), images, id=id)
+    return Asked(Example(query, ranked[0][0], source=source), tuple(answers))
+
+
+def read_asked(rows: Iterable[Named], make: Make, on_bad: OnBad | None) -> list[Asked]:
+    """Rows of which `make` raises `LoadError` or `ImageError` go to `on_bad`, as do those whose
+    id has been seen: whose annotators would be asked?"""
+    report = or_raise(on_bad)
+    made: dict[str, Asked] = {}
+    for source, row in rows:
+        try:
+            one = make(row, source)
+            if one.example.query.id in made:
+                raise LoadError(f"the id {one.example.query.id} stands twice", hint=UNUSABLE)
+        except (LoadError, ImageError) as error:
+            report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            made[str(one.example.query.id)] = one
+    return list(made.values())
+
+
+def examples(part: Sequence[Asked]) -> tuple[Example, ...]:
+    return tuple(one.example for one in part)
+
+
+def references(part: Sequence[Asked]) -> dict[str, tuple[str, ...]]:
+    return {str(one.example.query.id): one.answers for one in part}
+
+
+def said(row: Row, name: str) -> tuple[str, ...]:
+    """What the annotators said: texts, objects with an `answer`, or a list written as text."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+            raise LoadError(f"{name} is no list", hint=UNUSABLE) from error
+    if isinstance(value, list):
+        value = [part.get("answer") if isinstance(part, dict) else part for part in value]
+    return texts({name: value}, name)
+
+
+def from_table(place: str) -> Make:
+    """For rows with question_id, question, answers and image (or none, which is text alone)."""
+
+    def make(row: Row, source: str) -> Asked:
+        id, images = needed(row, "question_id"), pictures(row, place, source)
+        return asked(row, source, id=id, answers=said(row, "answers"), images=images)
+
+    return make
+
+
+def pictures(row: Row, place: str, source: str) -> tuple[Image, ...]:
+    value = row.get("image")
+    return () if value is None else (image(value, place, source),)
+
+
+def first_split(place: str, *splits: str) -> Iterator[Named]:
+    """The rows of the first split that is there: mirrors of a data set name them differently."""
+    for split in splits[:-1]:
+        rows = read_rows(place, split)
+        try:
+            return chain([next(rows)], rows)
+        except (LoadError, StopIteration):
+            continue
+    return read_rows(place, splits[-1])
+
+
+def shown_split(place: str, *splits: str, layout: str) -> Iterator[Named]:
+    """The same for what is shown, which some mirrors lack and the published `layout` has."""
+    rows = first_split(place, *splits)
+    try:
+        return chain([next(rows)], rows)
+    except (LoadError, StopIteration) as error:
+        reason = str(error) or "the table is empty"
+        raise LoadError(f"{place} has nothing to show: {reason}", hint=layout) from error
+
 
 QUESTIONS = "OpenEnded_mscoco_{}_questions.json"
 ANNOTATIONS = "mscoco_{}_annotations.json"
@@ -70,3 +176,72 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Asked]:
 
     questions = downloads.rows(QUESTIONS.format(split), key="questions")
     return read_asked(questions, make, source.on_bad)
+
+
+AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
+AOKVQA_LAYOUT = (
+    "expected are aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
+    " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org)"
+)
+KNOBS = {"answers": ("direct", "choices"), "rationales": ("no", "yes")}
+Pictures = Callable[[Row, str], tuple[Image, ...]]
+
+
+def aokvqa(source: Source) -> Benchmark:
+    """The training questions are shown, those of validation are asked. `answers=choices` asks for
+    one of the four choices; direct answers leave out the questions that are marked as too hard for
+    them. `rationales=yes` shows one annotator's before each answer.
+    """
+    place, knobs = read_place(source, KNOBS)
+    by_choice = knobs["answers"] == "choices"
+    shown, items = _parts(place, source, knobs)
+    whole = Benchmark(source.spec, examples(shown), examples(items), prompt=Lettered())
+    if by_choice:
+        return replace(whole, parse=ChoiceParser(whole_words=True))
+    answers = references([*shown, *items])  # what is shown may be taught
+    metrics = (direct_answer(answers), direct_answer(answers, "always-normalised"))
+    return replace(whole, metrics=metrics)
+
+
+def _parts(place: str, source: Source, knobs: Mapping[str, str]) -> tuple[list[Asked], list[Asked]]:
+    downloads = Downloads(Path(place), AOKVQA_LAYOUT)
+    rows: list[Iterable[Named]]
+    if Path(place).is_dir() and downloads.find(AOKVQA_QUESTIONS.format("val")):
+        rows = [downloads.rows(AOKVQA_QUESTIONS.format(split)) for split in ("train", "val")]
+        make = [_maker(_photographs(downloads, split), knobs) for split in ("train", "val")]
+    else:
+        shown = shown_split(place, "train", layout=AOKVQA_LAYOUT)
+        rows = [shown, first_split(place, "validation", "val")]
+        make = [_maker(lambda row, name: pictures(row, place, name), knobs)] * 2
+    if knobs["answers"] == "direct":
+        rows[1] = _answerable(rows[1])
+    both = [read_asked(part, made, source.on_bad) for part, made in zip(rows, make, strict=True)]
+    return both[0], both[1]
+
+
+def _maker(images: Pictures, knobs: Mapping[str, str]) -> Make:
+    def make(row: Row, source: str) -> Asked:
+        id, answers = needed(row, "question_id"), said(row, "direct_answers")
+        one = asked(row, source, id=id, answers=answers, images=images(row, source))
+        example = one.example
+        if knobs["rationales"] == "yes":
+            example = replace(example, rationale=next(iter(said(row, "rationales")), None))
+        if knobs["answers"] == "choices":
+            choices = said(row, "choices")
+            right = option(choices, row.get("correct_choice_idx"))
+            query = replace(example.query, choices=choices)
+            example = replace(example, query=query, answer=right)
+        return replace(one, example=example)
+
+    return make
+
+
+def _photographs(downloads: Downloads, split: str) -> Pictures:
+    year = f"{split}2017"
+    folder = downloads.needed(year, f"images/{year}", f"coco/{year}")
+    return lambda row, source: (downloads.image(f"{folder}/{coco_number(row)}.jpg"),)
+
+
+def _answerable(rows: Iterable[Named]) -> Iterator[Named]:
+    """A-OKVQA's direct answers are not measured on difficult questions."""
+    return ((name, row) for name, row in rows if row.get("difficult_direct_answer") is not True)

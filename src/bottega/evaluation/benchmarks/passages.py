@@ -13,12 +13,12 @@ from typing import TextIO
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.annotators import first_split
-from bottega.evaluation.benchmarks.fields import needed
+from bottega.evaluation.benchmarks.okvqa import first_split
 from bottega.evaluation.benchmarks.source import OnBad
+from bottega.evaluation.benchmarks.tables import needed
 from bottega.image import path_text
-from bottega.knowledge.bad import or_raise
-from bottega.knowledge.loading import load_passage_lines
+from bottega.knowledge.errors import or_raise
+from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
 
 # Ids below are those of the training corpus; the whole one has 168,306.

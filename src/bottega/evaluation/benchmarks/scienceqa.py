@@ -9,11 +9,19 @@ import orjson
 
 from bottega.errors import ImageError, LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, image, needed, option, text, texts
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import read_examples
+from bottega.evaluation.benchmarks.tables import (
+    UNUSABLE,
+    Row,
+    image,
+    needed,
+    option,
+    read_examples,
+    text,
+    texts,
+)
 from bottega.image import path_text
-from bottega.knowledge.bad import or_raise
+from bottega.knowledge.errors import or_raise
 from bottega.parsing import BecauseParser, ChoiceParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query

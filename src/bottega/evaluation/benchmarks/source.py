@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, SettingError
 
 OnBad = Callable[[BottegaError], None]
 
@@ -30,3 +31,50 @@ class Source:
     @property
     def knobs(self) -> str | None:
         return self.place if ":" in self.spec else None
+
+
+# No knob means anything beyond a billion, and Python refuses to read thousands of digits.
+MOST_DIGITS = 9
+PLACE = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
+
+
+def read_knobs(
+    kind: str, knobs: str | None, defaults: Mapping[str, int | str]
+) -> dict[str, int | str]:
+    """Those that are named in `knobs`, each of its default's type. None: no colon, so no knobs.
+    Raises `SettingError`."""
+    listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    hint = f"the knobs of {kind} and what they are without you: {listed}"
+    chosen: dict[str, int | str] = {}
+    for part in [] if knobs is None else knobs.split(","):
+        name, _, value = (text.strip() for text in part.partition("="))
+        if not part.strip():
+            raise SettingError(f"a knob is missing in '{kind}:{knobs}'", hint=hint)
+        if name in chosen:
+            raise SettingError(f"{name} is given twice", hint=hint)
+        if name not in defaults:
+            raise SettingError(f"{kind} has no knob {name!r}", hint=hint)
+        if isinstance(defaults[name], str):
+            chosen[name] = value
+        elif value.isdigit() and len(value) > MOST_DIGITS:
+            raise SettingError(f"{name} has {len(value)} digits", hint=hint)
+        elif value.isascii() and value.isdigit():
+            chosen[name] = int(value)
+        else:
+            raise SettingError(f"{name} is {value!r}, not a number", hint=hint)
+    return chosen
+
+
+def read_place(source: Source, allowed: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
+    """A place and the knobs behind it, as in `mmmu:DIR,asked=validation`. `allowed` are the values
+    that each knob may have; without you it has the first. Raises `SettingError`."""
+    found = PLACE.fullmatch(source.place)
+    place, knobs = found.groups() if found else (source.place, None)
+    chosen = {name: values[0] for name, values in allowed.items()}
+    for name, value in read_knobs(source.kind, knobs, chosen).items():
+        if value not in allowed[name]:
+            raise SettingError(
+                f"{name} is {value!r}", hint=f"{name} may be {' or '.join(allowed[name])}"
+            )
+        chosen[name] = str(value)
+    return place, chosen

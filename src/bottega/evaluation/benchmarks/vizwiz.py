@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.annotators import (
+from bottega.evaluation.benchmarks.okvqa import (
     Asked,
     Make,
     Named,
@@ -20,12 +20,15 @@ from bottega.evaluation.benchmarks.annotators import (
     said,
     shown_split,
 )
-from bottega.evaluation.benchmarks.downloads import Downloads
-from bottega.evaluation.benchmarks.fields import Row, needed, text
 from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.tables import Downloads, Row, needed, text
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.metrics.vizwiz import UNANSWERABLE, Answerability, vizwiz_accuracy
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.vqa import (
+    UNANSWERABLE,
+    Answerability,
+    vizwiz_accuracy,
+    vqa_accuracy,
+)
 from bottega.parsing import BecauseParser, LabelParser
 from bottega.prompting import VIZ_WIZ
 

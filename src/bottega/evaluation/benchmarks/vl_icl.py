@@ -6,15 +6,14 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.annotators import (
+from bottega.evaluation.benchmarks.okvqa import (
     Asked,
     asked,
     examples,
     read_asked,
 )
-from bottega.evaluation.benchmarks.downloads import Downloads
-from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, needed, texts
 from bottega.evaluation.benchmarks.source import Source
+from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, needed, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
 from bottega.parsing import plain_text
 from bottega.prompting import Interleaved

@@ -10,10 +10,17 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled
-from bottega.evaluation.benchmarks.fields import UNUSABLE, Row, image, needed, text
-from bottega.evaluation.benchmarks.knobs import read_place
-from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import Make, read_examples, read_rows
+from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.tables import (
+    UNUSABLE,
+    Make,
+    Row,
+    image,
+    needed,
+    read_examples,
+    read_rows,
+    text,
+)
 from bottega.image import Image, path_text
 from bottega.parsing import BecauseParser, ChoiceParser
 from bottega.prompting import VSR_MC

@@ -1,15 +1,71 @@
-"""VQA accuracy: what ten people answered, and how many of them say what the model says."""
+"""VQA accuracy with several annotators, and VizWiz answerability."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.intervals import Estimate, mean
+from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
 from bottega.evaluation.metrics.metric import Judged
-from bottega.evaluation.metrics.vqa_text import normalised, one_line
 from bottega.types import Answer, Example
+
+PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
+BETWEEN_DIGITS = re.compile(r"\d,\d")
+# The published pattern means to spare periods after a digit too, and does not: "5." becomes "5".
+PERIOD = re.compile(r"\.(?!\d)")
+ARTICLES = frozenset({"a", "an", "the"})
+WORDS = "zero one two three four five six seven eight nine ten"
+NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(WORDS.split())}}
+CONTRACTED = """
+ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't
+haven't he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've
+might've mustn't must've needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've
+shouldn't shouldn't've somebody'd've somebody'll somebody's someone'd someone'd've someone'll
+someone's something'd something'd've something'll that's there'd there'd've there're there's they'd
+they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
+when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't
+would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+"""
+
+
+def _without_one_apostrophe(words: str) -> dict[str, str]:
+    """Each spelling that lacks one of its apostrophes, to the whole one."""
+    return {
+        word[:at] + word[at + 1 :]: word
+        for word in words.split()
+        for at, letter in enumerate(word)
+        if letter == "'"
+    }
+
+
+CONTRACTIONS = _without_one_apostrophe(CONTRACTED) | {"somebody'd": "somebodyd"}
+
+
+def one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+def normalised(text: str) -> str:
+    """Without punctuation and articles, in lower case, number words as digits, contractions with
+    their apostrophes; the published rules, their oddities included."""
+    words = (NUMBERS.get(word, word) for word in _unpunctuated(one_line(text)).lower().split())
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
+
+
+def _unpunctuated(text: str) -> str:
+    """A mark at the edge of a word goes, one inside a word becomes a space."""
+    thousands = BETWEEN_DIGITS.search(text) is not None
+    result = text
+    for mark in PUNCTUATION:
+        at_edge = f"{mark} " in text or f" {mark}" in text
+        result = result.replace(mark, "" if thousands or at_edge else " ")
+    return PERIOD.sub("", result)
+
 
 # Query id to the annotators' answers.
 References = Mapping[str, Sequence[str]]
@@ -101,3 +157,79 @@ _DIRECT: Mapping[Variant, Agreement] = {
     "original": _exactly,
     "always-normalised": _exactly_normalised,
 }
+
+
+UNANSWERABLE = "unanswerable"
+
+
+def vizwiz_accuracy(references: References) -> Annotated:
+    """VQA accuracy by VizWiz's own code: the answer is normalised, the annotators' never are."""
+    return Annotated("vizwiz_accuracy", references, _agreement)
+
+
+def _agreement(said: str, golds: Sequence[str], /) -> float:
+    return leave_one_out(list(golds).count(normalised(said)), len(golds))
+
+
+class Answerability:
+    """Average precision (`ap`) or F1 of finding the unanswerable questions, whose query ids are
+    given. An item's own score is whether it was told apart rightly.
+
+    "unanswerable" is what says so. Average precision ranks by the confidence too: a sure
+    "unanswerable" first, a sure other answer last, answers without a confidence count as sure. An
+    invalid reply counts as the wrong side, surely. Without an unanswerable item both are 0.
+    """
+
+    def __init__(self, unanswerable: Collection[str], figure: Literal["ap", "f1"] = "ap") -> None:
+        self.name = f"answerability_{figure}"
+        self._unanswerable = unanswerable
+        self._figure = _average_precision if figure == "ap" else _f1
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        return float((self._suspicion(item, answer) > 0) == self._is_positive(item))
+
+    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+        positive = np.array([self._is_positive(one.item) for one in judged], np.float64)
+        suspicion = np.array([self._suspicion(one.item, one.answer) for one in judged])
+        value = self._figure(positive, suspicion, np.ones((1, len(judged))))[0]
+        drawn = self._figure(positive, suspicion, resampled(len(judged), seed))
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        return Estimate(float(value), float(low), float(high))
+
+    def _is_positive(self, item: Example) -> bool:
+        return item.query.id in self._unanswerable
+
+    def _suspicion(self, item: Example, answer: Answer) -> float:
+        """From 1, surely unanswerable, to -1."""
+        if not answer.valid:
+            return -1.0 if self._is_positive(item) else 1.0
+        sure = 1.0 if answer.confidence is None else max(answer.confidence, np.finfo(float).tiny)
+        return sure if normalised(answer.text) == UNANSWERABLE else -sure
+
+
+def _f1(
+    positive: NDArray[np.float64], suspicion: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """One value for each row of item weights, as below."""
+    said = (suspicion > 0).astype(np.float64)
+    both, either = weights @ (positive * said), weights @ (positive + said)
+    return np.divide(2 * both, either, out=np.zeros_like(both), where=either > 0)
+
+
+def _average_precision(
+    positive: NDArray[np.float64], suspicion: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Equal suspicions are one step of the curve, so their order does not matter."""
+    order = np.argsort(-suspicion, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(suspicion[order])), len(order) - 1)
+    return np.array([_area(positive[order], row[order], ends) for row in weights])
+
+
+def _area(
+    positive: NDArray[np.float64], weights: NDArray[np.float64], ends: NDArray[np.intp]
+) -> float:
+    found, seen = np.cumsum(weights * positive)[ends], np.cumsum(weights)[ends]
+    if found[-1] == 0:
+        return 0.0
+    precision = np.divide(found, seen, out=np.zeros_like(found), where=seen > 0)
+    return float(np.sum(np.diff(found, prepend=0.0) * precision) / found[-1])

@@ -17,9 +17,8 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
-from bottega.gateway.admin.caches import Caches, OpenCache
-from bottega.gateway.admin.http import answered, refusal, sent_object
-from bottega.gateway.refusals import Refusal
+from bottega.gateway.admin.caches import Caches, OpenCache, answered, refusal, sent_object
+from bottega.gateway.errors import Refusal
 
 log = logging.getLogger(__name__)
 

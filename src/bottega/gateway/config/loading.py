@@ -9,19 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from bottega.errors import SettingError
-from bottega.gateway.config.reading import Place, Read, as_table, check_known, read, refuse_secrets
 from bottega.gateway.config.settings import (
     Cache,
     ClientLimits,
     Config,
     Keys,
     Listening,
+    Place,
+    Read,
     Replay,
     Route,
     Shadow,
     TierSettings,
+    as_table,
+    check_known,
+    read,
+    refuse_secrets,
 )
-from bottega.gateway.field_policy import SERVICE_TIER
+from bottega.gateway.fields import SERVICE_TIER
 from bottega.gateway.origins import has_port
 from bottega.naming import REMOTE
 

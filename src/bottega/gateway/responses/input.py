@@ -7,17 +7,257 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn, TypeVar, cast
 
-from bottega.gateway.fields import required, wrong_type
+from bottega.gateway.errors import Refusal
+from bottega.gateway.fields import JSON_NAMES, required, wrong_type
 from bottega.gateway.ports import Body
-from bottega.gateway.responses.fields import (
-    chat_format,
-    chat_tool_choice,
-    chat_tools,
-    optional,
-    unsupported,
-)
-from bottega.gateway.responses.items import WHOLE, Conversation
+
+MODES = ("auto", "required")
+CHOICES = ("none", *MODES)
+OF_A_FUNCTION = ("name", "description", "parameters", "strict")
+OF_A_SCHEMA = ("type", "name", "description", "schema", "strict")
+Kind = TypeVar("Kind")
+
+
+def chat_tools(tools: object) -> list[Body]:
+    return [{"type": "function", "function": _without_type(tool)} for tool in functions_of(tools)]
+
+
+def functions_of(tools: object) -> list[Body]:
+    """What is understood of each. Raises `Refusal` for tools that OpenAI's own servers run."""
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        wrong_type("tools", "an array of objects", tools)
+    return [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+
+
+def chat_tool_choice(choice: object) -> object:
+    if choice is None or choice in CHOICES:
+        return choice
+    if not isinstance(choice, dict):
+        wrong_type("tool_choice", f"an object or one of {', '.join(CHOICES)}", choice)
+    match choice.get("type"):
+        case "function":
+            return _named(choice, "tool_choice")
+        case "allowed_tools":
+            mode, tools = choice.get("mode"), choice.get("tools")
+            if mode not in MODES:
+                wrong_type("tool_choice.mode", f"one of {', '.join(MODES)}", mode)
+            if not isinstance(tools, list):
+                wrong_type("tool_choice.tools", "an array of objects", tools)
+            chosen = [_named(one, f"tool_choice.tools[{i}]") for i, one in enumerate(tools)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": chosen}}
+    return _not_a_function(choice.get("type"), "tool_choice.type")
+
+
+def told_tool_choice(choice: object) -> object:
+    chat = chat_tool_choice(choice)
+    if not isinstance(chat, dict):
+        return chat or "auto"
+    if chat["type"] == "function":
+        return {"type": "function", **chat["function"]}
+    allowed = chat["allowed_tools"]
+    tools = [{"type": "function", **one["function"]} for one in allowed["tools"]]
+    return {"type": "allowed_tools", "mode": allowed["mode"], "tools": tools}
+
+
+def chat_format(shape: object) -> Body | None:
+    told = told_format(shape)
+    if told["type"] == "text":
+        return None
+    if told["type"] == "json_object":
+        return told
+    return {"type": "json_schema", "json_schema": _without_type(told)}
+
+
+def told_format(shape: object) -> Body:
+    if shape is None:
+        return {"type": "text"}
+    if not isinstance(shape, dict):
+        wrong_type("text.format", "an object", shape)
+    match shape.get("type"):
+        case "text" | "json_object" as plain:
+            return {"type": plain}
+        case "json_schema":
+            text_of(shape, "name", "text.format")
+            if not isinstance(shape.get("schema"), dict):
+                wrong_type("text.format.schema", "an object", shape.get("schema"))
+            optional(shape, "description", str, "text.format")
+            optional(shape, "strict", bool, "text.format")
+            return {name: shape[name] for name in OF_A_SCHEMA if shape.get(name) is not None}
+    expected = "one of text, json_object, json_schema"
+    return wrong_type("text.format.type", expected, shape.get("type"))
+
+
+def _function(tool: object, where: str) -> Body:
+    if not isinstance(tool, dict):
+        wrong_type(where, "an object", tool)
+    required(tool, "type", where)
+    if tool["type"] != "function":
+        _not_a_function(tool["type"], f"{where}.type")
+    text_of(tool, "name", where)
+    optional(tool, "description", str, where)
+    optional(tool, "parameters", dict, where)
+    optional(tool, "strict", bool, where)
+    told = {name: tool[name] for name in OF_A_FUNCTION if tool.get(name) is not None}
+    return {"type": "function", **told}
+
+
+def _named(choice: object, where: str) -> Body:
+    if not isinstance(choice, dict):
+        wrong_type(where, "an object", choice)
+    if choice.get("type") != "function":
+        _not_a_function(choice.get("type"), f"{where}.type")
+    return {"type": "function", "function": {"name": text_of(choice, "name", where)}}
+
+
+def text_of(found: Body, name: str, where: str) -> str:
+    required(found, name, where)
+    value = found[name]
+    if not isinstance(value, str):
+        wrong_type(f"{where}.{name}", "a string", value)
+    return value
+
+
+def optional(found: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
+    value = found.get(name)
+    if value is not None and not isinstance(value, kind):
+        wrong_type(f"{where}.{name}" if where else name, JSON_NAMES[kind], value)
+    return value
+
+
+def unsupported(message: str, param: str, hint: str) -> Refusal:
+    return Refusal(message, code="unsupported_parameter", param=param, hint=hint)
+
+
+def named(kind: object) -> str:
+    """Of whatever a client wrote as a type: brackets without end have no repr."""
+    return repr(kind[:64]) if isinstance(kind, str) else JSON_NAMES[type(kind)]
+
+
+def _without_type(told: Body) -> Body:
+    return {name: value for name, value in told.items() if name != "type"}
+
+
+def _not_a_function(kind: object, param: str) -> NoReturn:
+    hint = "tools are of type function, and your program runs them"
+    raise unsupported(f"a tool of type {named(kind)} is not supported here", param, hint)
+
+
+WHOLE = "nothing is kept between requests: send the whole conversation as input"
+ROLES = ("user", "assistant", "system", "developer")
+SPOKEN = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+
+
+class Conversation:
+    """`origins` tell where the content of each message stood in the request."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, object]] = []
+        self.origins: list[str] = []
+
+    def read(self, given: object) -> None:
+        """Raises `Refusal` for what is no input, and for what a chat cannot hold."""
+        if isinstance(given, str):
+            self.say("user", given, "input")
+            return
+        if not isinstance(given, list):
+            wrong_type("input", "a string or an array of objects", given)
+        for number, item in enumerate(given):
+            where = f"input[{number}]"
+            if not isinstance(item, dict):
+                wrong_type(where, "an object", item)
+            self._read_item(item, where)
+
+    def say(self, role: str, content: object, origin: str, **more: object) -> None:
+        self.messages.append({"role": role, "content": content, **more})
+        self.origins.append(origin)
+
+    def _read_item(self, item: Body, where: str) -> None:
+        kind = item.get("type") or ("message" if "role" in item else None)
+        match kind:
+            case "message":
+                said = _content(item, "content", where)
+                self.say(_role(item, where), said, f"{where}.content")
+            case "function_call":
+                self._call(_call(item, where), where)
+            case "function_call_output":
+                answered = text_of(item, "call_id", where)
+                output = _content(item, "output", where)
+                self.say("tool", output, f"{where}.output", tool_call_id=answered)
+            case "reasoning":
+                pass  # chat completions have no place for what a model thought before
+            case "item_reference" | None:
+                raise unsupported("an item is named by its id only", where, WHOLE)
+            case _:
+                said = f"an item of type {named(kind)} is not supported here"
+                hint = "items are message, function_call, function_call_output and reasoning"
+                raise unsupported(said, f"{where}.type", hint)
+
+    def _call(self, call: Body, origin: str) -> None:
+        """Calls and the words before them are one turn of the assistant."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.say("assistant", None, origin)
+        cast(list[Body], self.messages[-1].setdefault("tool_calls", [])).append(call)
+
+
+def _role(item: Body, where: str) -> str:
+    role = item.get("role")
+    if role not in ROLES:
+        expected = f"expected one of {', '.join(ROLES)}"
+        raise Refusal(f"Invalid '{where}.role': {expected}.", param=f"{where}.role")
+    return role
+
+
+def _call(item: Body, where: str) -> Body:
+    function = {name: text_of(item, name, where) for name in ("name", "arguments")}
+    return {"id": text_of(item, "call_id", where), "type": "function", "function": function}
+
+
+def _content(item: Body, name: str, where: str) -> str | list[Body]:
+    required(item, name, where)
+    content = item[name]
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        wrong_type(f"{where}.{name}", "a string or an array of objects", content)
+    parts = [_part(part, f"{where}.{name}[{i}]") for i, part in enumerate(content)]
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return cast(str, parts[0]["text"])  # some servers take lists from users only
+    return parts
+
+
+def _part(part: object, where: str) -> Body:
+    if not isinstance(part, dict):
+        wrong_type(where, "an object", part)
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in SPOKEN:
+        return {"type": "text", "text": text_of(part, SPOKEN[kind], where)}
+    if kind == "input_image":
+        return _image(part, where)
+    if kind == "input_file":
+        hint = "send its text as input_text, or its pages as input_image"
+        raise unsupported("files are not supported here", where, hint)
+    required(part, "type", where)
+    hint = "parts are input_text, input_image, output_text and refusal"
+    said = f"a part of type {named(kind)} is not supported here"
+    raise unsupported(said, f"{where}.type", hint)
+
+
+def _image(part: Body, where: str) -> Body:
+    if part.get("file_id"):
+        hint = "send the image as image_url, a data URL (data:image/png;base64,...)"
+        raise unsupported("files are not kept here", f"{where}.file_id", hint)
+    image = {"url": text_of(part, "image_url", where)}
+    detail = optional(part, "detail", str, where)
+    # Clients of the Responses API always say it; it is what chat completions assume.
+    return {
+        "type": "image_url",
+        "image_url": image if detail in (None, "auto") else image | {"detail": detail},
+    }
+
 
 CHAT = "POST /v1/chat/completions takes it"
 # What the Responses API has and this gateway does not, and what to do instead.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from bottega.gateway.ports import Body
-from bottega.gateway.responses.fields import functions_of, told_format, told_tool_choice
-from bottega.generation.wire import joined, parse_usage
+from bottega.gateway.responses.input import functions_of, told_format, told_tool_choice
+from bottega.generation.openai_format import joined, parse_usage
 
 Item = dict[str, object]
 CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -163,3 +163,160 @@ def _content(said: dict[str, Any]) -> list[Item]:
 def _object(found: Mapping[str, object], name: str) -> Mapping[str, object]:
     value = found.get(name)
     return value if isinstance(value, dict) else {}
+
+
+@dataclass
+class _Message:
+    place: int
+    parts: dict[str, str] = field(default_factory=dict)  # by type
+
+    def told(self, frame: Frame, status: str) -> Item:
+        parts = [_part(kind, said) for kind, said in self.parts.items()]
+        return frame.message(self.place, parts, status)
+
+
+@dataclass
+class _Call:
+    place: int
+    id: object = None
+    name: object = None
+    arguments: str = ""
+
+    def told(self, frame: Frame, status: str) -> Item:
+        return frame.call(self.place, self.id, self.name, self.arguments, status)
+
+
+class Events:
+    """Each method gives the events that are to be sent now."""
+
+    def __init__(self, frame: Frame, model: str) -> None:
+        self._frame = frame
+        self._model = model
+        self._count = 0
+        self._items: list[_Message | _Call] = []
+        self._message: _Message | None = None
+        self._calls: dict[object, _Call] = {}
+        self._finish: object = None
+        self._usage: object = None
+
+    def take(self, chunk: Mapping[str, Any]) -> Iterator[bytes]:
+        if not self._count:
+            self._model = str(chunk.get("model") or self._model)
+            yield from self._begin()
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            self._finish = choice.get("finish_reason") or self._finish
+            yield from self._step(choice.get("delta") or {})
+
+    def end(self) -> Iterator[bytes]:
+        if not self._items:
+            yield from self._open_part("output_text")
+        status = "incomplete" if cut(self._finish) else "completed"
+        for item in self._items:
+            told = item.told(self._frame, status)
+            if isinstance(item, _Message):
+                yield from self._close_parts(item)
+            else:
+                rest = {name: told[name] for name in ("name", "arguments")}
+                yield self._event(
+                    "response.function_call_arguments.done", **_at(told, item), **rest
+                )
+            yield self._event("response.output_item.done", output_index=item.place, item=told)
+        output = self._output(status)
+        reply = self._frame.ended(self._model, self._finish, output, self._usage)
+        yield self._event(f"response.{reply['status']}", response=reply)
+
+    def fail(self, error: Mapping[str, object]) -> Iterator[bytes]:
+        """Told twice: as the end of the response, and so that clients raise an error."""
+        if not self._count:
+            yield from self._begin()
+        reply = self._frame.failed(self._model, error, self._output("incomplete"))
+        yield self._event("response.failed", response=reply)
+        told = {name: error.get(name) for name in ("code", "message", "param")}
+        yield self._event("error", **told, error=error)
+
+    def _begin(self) -> Iterator[bytes]:
+        for step in ("created", "in_progress"):
+            reply = self._frame.reply(self._model, "in_progress", [])
+            yield self._event(f"response.{step}", response=reply)
+
+    def _step(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
+        if text := joined(delta.get("content"), "text"):
+            yield from self._say("output_text", text)
+        if refused := joined(delta.get("refusal"), "refusal"):
+            yield from self._say("refusal", refused)
+        for call in delta.get("tool_calls") or ():
+            if isinstance(call, dict):
+                yield from self._call(call)
+
+    def _say(self, kind: str, piece: str) -> Iterator[bytes]:
+        if self._message is None or kind not in self._message.parts:
+            yield from self._open_part(kind)
+        assert self._message is not None
+        self._message.parts[kind] += piece
+        more: Item = {"logprobs": []} if kind == "output_text" else {}
+        yield self._event(f"response.{kind}.delta", **self._in(kind), delta=piece, **more)
+
+    def _open_part(self, kind: str) -> Iterator[bytes]:
+        if self._message is None:
+            self._message = _Message(len(self._items))
+            yield self._added(self._message)
+        self._message.parts[kind] = ""
+        yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
+
+    def _call(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
+        # Servers that send each call whole may leave its number out.
+        key = next((delta[name] for name in ("index", "id") if _names(delta.get(name))), None)
+        function = delta.get("function")
+        function = function if isinstance(function, dict) else {}
+        known = self._calls.get(key)
+        call = known or _Call(len(self._items), delta.get("id"))
+        call.name = function.get("name") or call.name
+        if known is None:
+            self._calls[key] = call
+            yield self._added(call)
+        if piece := arguments_of(function.get("arguments")):
+            call.arguments += piece
+            at = _at(call.told(self._frame, ""), call)
+            yield self._event("response.function_call_arguments.delta", **at, delta=piece)
+
+    def _close_parts(self, message: _Message) -> Iterator[bytes]:
+        for kind, said in message.parts.items():
+            told: Item = {"text": said, "logprobs": []}
+            if kind == "refusal":
+                told = {"refusal": said}
+            yield self._event(f"response.{kind}.done", **self._in(kind), **told)
+            part = _part(kind, said)
+            yield self._event("response.content_part.done", **self._in(kind), part=part)
+
+    def _added(self, item: _Message | _Call) -> bytes:
+        self._items.append(item)
+        told = item.told(self._frame, "in_progress")
+        return self._event("response.output_item.added", output_index=item.place, item=told)
+
+    def _in(self, kind: str) -> Item:
+        """Where in the output a part of the message stands."""
+        assert self._message is not None
+        place = list(self._message.parts).index(kind)
+        told = self._frame.message(self._message.place, [], "")
+        return _at(told, self._message) | {"content_index": place}
+
+    def _output(self, status: str) -> list[Item]:
+        return [item.told(self._frame, status) for item in self._items]
+
+    def _event(self, kind: str, **told: object) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._count, **told})
+        self._count += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _at(told: Item, item: _Message | _Call) -> Item:
+    return {"item_id": told["id"], "output_index": item.place}
+
+
+def _part(kind: str, said: str) -> Item:
+    return refusal_part(said) if kind == "refusal" else text_part(said)
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, int | str) and value != ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
-from bottega.gateway.decoding import DecodeBudget
+from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.ports import Body, Served, Takes, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams.http import HttpUpstream

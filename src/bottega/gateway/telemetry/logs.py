@@ -7,20 +7,23 @@ the operator's own set-up only type and place are told: its message may quote wh
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, NamedTuple, TextIO
 
 import orjson
 
 from bottega.errors import (
+    BottegaError,
     EndpointError,
     EndpointTimeoutError,
     MissingDependencyError,
@@ -30,8 +33,75 @@ from bottega.errors import (
     UnreachableError,
 )
 from bottega.gateway.accounting.entries import Entry
-from bottega.gateway.telemetry.scrubbing import Scrub, printable, scrubber
-from bottega.gateway.upstreams.errors import MisconfiguredError
+from bottega.gateway.upstreams.stream import MisconfiguredError
+from bottega.generation.http_client import redactor
+
+Scrub = Callable[[str], str]
+
+# Before the rest is looked at: megabytes of base64 are quick to find and slow to search.
+BYTES = re.compile(r"data:[\w.+-]+/[\w.+-]+[^\s,\"']*,[^\s\"'<>]*|[A-Za-z0-9+/=_-]{100,}")
+QUERY = re.compile(r"\?[^\s\"'<>=]*=[^\s\"'<>]*")
+HEADER = re.compile(
+    r"((?:authorization|cookie|api[-_]?key|token|secret|password)[\"']?\s*[:=]\s*)"
+    r"(?:(?:basic|bearer)\s+)?[^\s,;]+",
+    re.IGNORECASE,
+)
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+LONGEST_SEARCHED = 64 * 1024
+LONGEST = 2_000
+REMEMBERED = 1_024  # the same models and namespaces come again and again
+SHORT = 200
+ONE_WORD = 40
+REQUEST = "req_"  # of our own ids, of which no two are alike
+
+
+def scrubber(secrets: Iterable[str] = ()) -> Scrub:
+    """Takes out these secrets and whatever looks like one, query strings and bytes in base64."""
+    known = frozenset(secret for secret in secrets if secret)
+    redact = redactor(known)
+
+    def scrub(text: str) -> str:
+        text = BYTES.sub("[bytes]", text)
+        if len(text) > LONGEST_SEARCHED:
+            return "[too long to be searched for secrets]"
+        # Cut only now: half a secret is not recognised.
+        return HEADER.sub(r"\1[redacted]", redact(QUERY.sub("?[redacted]", text)))[:LONGEST]
+
+    again = lru_cache(REMEMBERED)(scrub)
+
+    def quickly(text: str) -> str:
+        if len(text) <= ONE_WORD and text not in known and text.removeprefix(REQUEST).isalnum():
+            return text  # what looks like a secret has a sign in it
+        return again(text) if len(text) < SHORT else scrub(text)
+
+    return quickly
+
+
+def printable(text: str) -> str:
+    """One line, and nothing that a terminal would obey."""
+    return CONTROLS.sub(" ", text)
+
+
+log = logging.getLogger(__name__)
+
+
+class Warn:
+    """An error's message may quote the client, and a client may cause it all day: its kind is
+    logged, once, and `count` is told each time."""
+
+    def __init__(self, count: Callable[[str], None] = lambda what: None) -> None:
+        self._count = count
+        self._told: set[tuple[str, str]] = set()
+
+    def __call__(self, what: str, error: BottegaError | None = None) -> None:
+        self._count(what)
+        kind = "" if error is None else type(error).__name__
+        if (what, kind) not in self._told:
+            self._told.add((what, kind))
+            log.warning(
+                "%s: %s (told once; bottega_warnings_total counts)", what, kind or "see above"
+            )
+
 
 Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")

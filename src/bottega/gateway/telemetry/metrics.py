@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from time import perf_counter
 from typing import Protocol
 
 import prometheus_client
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from bottega.gateway.accounting.entries import Entry
-from bottega.gateway.telemetry.counting import Histogram, Labelled, Reading, counter, histogram
+
+Labelled = tuple[str, ...]
+
+
+class Histogram:
+    """For one event loop; any thread may read it."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @contextmanager
+    def time(self) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.observe(perf_counter() - start)
+
+    def include(self, other: Histogram) -> None:
+        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """How many were up to each bound, and the sum."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True)), self._sum
+
+
+class Reading(Collector):
+    """What is only put together when somebody reads it."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def counter(
+    name: str, what: str, labels: Sequence[str], rows: Mapping[Labelled, float]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"bottega_{name}", what, labels=labels)
+    for values, count in rows.items():
+        family.add_metric(values, count)
+    return family
+
+
+def histogram(
+    name: str, what: str, labels: Sequence[str], rows: Mapping[Labelled, Histogram]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(f"bottega_{name}", what, labels=labels)
+    for values, one in rows.items():
+        family.add_metric(values, *one.read())
+    return family
+
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+import orjson
+
 from bottega.errors import RejectedError
+from bottega.generation.openai_format import JSONObject, joined
 
 UNKNOWN = re.compile(
     r"(?i)unsupported|not supported|unrecogni|unknown|unexpected|not permitted|not allowed"
@@ -41,3 +44,33 @@ class Dialect:
         if self.stream_options and "stream_options" in said and "stream_options" in fields:
             return replace(self, stream_options=False)
         return None
+
+
+def mended(reply: JSONObject) -> bytes | None:
+    """The reply written anew if it lacks its usage or if a content is no string, else None.
+
+    A usage that nobody told counts nothing: clients read its fields without asking.
+    """
+    choices = reply["choices"]
+    silent = [
+        message
+        for choice in (choices if isinstance(choices, list) else ())
+        if _wants_text(message := choice["message"])
+    ]
+    told = isinstance(reply.get("usage"), dict)
+    if told and not silent:
+        return None
+    for message in silent:
+        message["content"] = joined(message.get("content"), "text") or ""
+    usage = {} if told else {"usage": no_usage()}
+    return orjson.dumps({**reply, **usage})
+
+
+def no_usage() -> dict[str, object]:
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def _wants_text(message: JSONObject) -> bool:
+    """Null is what the protocol says beside a call."""
+    calls = message.get("tool_calls") or message.get("function_call") or message.get("audio")
+    return not isinstance(message.get("content"), str) and not calls

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TypeVar
 
 import aiohttp
@@ -12,20 +16,17 @@ import orjson
 from bottega.errors import EndpointError, RejectedError, SettingError
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.upstreams.breaker import Breaker
-from bottega.gateway.upstreams.dialect import Dialect
-from bottega.gateway.upstreams.errors import (
+from bottega.gateway.upstreams.dialect import Dialect, mended
+from bottega.gateway.upstreams.stream import (
     MisconfiguredError,
+    Opened,
+    Timeouts,
     error_body,
     reported_body,
     upstream_error,
 )
-from bottega.gateway.upstreams.mending import mended
-from bottega.gateway.upstreams.queueing import slot
-from bottega.gateway.upstreams.streaming import Opened, Timeouts
-from bottega.generation.connection import CALL, Connections, Endpoint
-from bottega.generation.exchange import Response, exchange
-from bottega.generation.retrying import Retrying
-from bottega.generation.wire import (
+from bottega.generation.http_client import CALL, Connections, Endpoint, Response, Retrying, exchange
+from bottega.generation.openai_format import (
     JSONObject,
     parse_completions,
     parse_json,
@@ -33,6 +34,51 @@ from bottega.generation.wire import (
     plain_completion,
     reported_failure,
 )
+
+
+@dataclass
+class Queue:
+    """State of one upstream call; `idle` is set while it waits for a connection or for its next
+    attempt, and `started` is the `perf_counter` time at which that wait ended."""
+
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    started: float = field(default_factory=perf_counter)
+
+    @property
+    def waiting(self) -> bool:
+        return self.idle.is_set()
+
+
+_queue: ContextVar[Queue | None] = ContextVar("queue", default=None)
+
+
+@contextmanager
+def queue_state() -> Iterator[Queue]:
+    """Track the upstream call made inside the block, including calls from tasks started there."""
+    queue = Queue()
+    token = _queue.set(queue)
+    try:
+        yield queue
+    finally:
+        _queue.reset(token)
+
+
+@asynccontextmanager
+async def slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Hold one of the slots, and mark the call as waiting until it is free and after a failure."""
+    queue = _queue.get() or Queue()
+    queue.idle.set()
+    async with slots:
+        queue.idle.clear()
+        queue.started = perf_counter()
+        try:
+            yield
+        except Exception:
+            # The attempt failed, and the next one starts after a pause. A cancellation is not an
+            # `Exception`: it ends a running call.
+            queue.idle.set()
+            raise
+
 
 Result = TypeVar("Result")
 # A client is waiting, and another tier may answer: less patience than for a batch.

@@ -13,9 +13,9 @@ from typing import Protocol, cast, runtime_checkable
 import orjson
 
 from bottega.errors import SettingError
-from bottega.gateway.decoding import DecodeBudget
+from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.ports import Body, Completed
-from bottega.gateway.repeats.replaying import events
+from bottega.gateway.response_cache.replay import events
 from bottega.image import Image
 from bottega.protocols import Generator
 from bottega.types import Completion, Message, Prompt, Reply, Role, Sampling, Usage

@@ -6,9 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
 
-from bottega.gateway.ports import Body, Completed, Upstream
-from bottega.gateway.telemetry.counting import Histogram
-from bottega.gateway.workshop import Keeper
+from bottega.gateway.ports import Body, Completed, Keeper, Upstream
+from bottega.gateway.telemetry.metrics import Histogram
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query
 

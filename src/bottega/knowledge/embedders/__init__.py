@@ -1,13 +1,14 @@
 """Queries to vectors."""
 
-from bottega.knowledge.embedders.dual import DualEmbedder
+from bottega.knowledge.embedders.bundled_tower import (
+    TokenEmbedder,
+    TowerEmbedder,
+    TowerTokenEmbedder,
+)
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
 from bottega.knowledge.embedders.multi_vector import MultiVectorEncoderEmbedder
-from bottega.knowledge.embedders.pixel import PixelEmbedder
-from bottega.knowledge.embedders.sentence import SentenceEmbedder
-from bottega.knowledge.embedders.tokens import TokenEmbedder
-from bottega.knowledge.embedders.tower import TowerEmbedder
-from bottega.knowledge.embedders.tower_tokens import TowerTokenEmbedder
+from bottega.knowledge.embedders.pixels import PixelEmbedder
+from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
 
 __all__ = [
     "DualEmbedder",

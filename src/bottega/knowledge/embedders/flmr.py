@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import EmbeddingError
-from bottega.knowledge.embedders.loading import loading_model, weights_digest
-from bottega.knowledge.vectors import unit
+from bottega.knowledge.embedders.sentence import loading_model, weights_digest
+from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 

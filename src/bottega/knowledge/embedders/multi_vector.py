@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from bottega.errors import EmbeddingError, SettingError
-from bottega.knowledge.embedders.loading import loading_model, weights_digest
-from bottega.knowledge.vectors import unit
+from bottega.knowledge.embedders.sentence import loading_model, weights_digest
+from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 

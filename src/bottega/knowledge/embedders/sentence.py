@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -10,12 +12,78 @@ from typing import Literal
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.errors import EmbeddingError, SettingError
-from bottega.knowledge.embedders.images import embed_images, unit_images
-from bottega.knowledge.embedders.loading import loading_model, weights_digest
-from bottega.knowledge.vectors import unit
-from bottega.protocols import Vectors
+from bottega.errors import BottegaError, EmbeddingError, MissingDependencyError, SettingError
+from bottega.knowledge.embedders.pixels import embed_images, unit_images
+from bottega.knowledge.records import unit
+from bottega.loading import LOADING
+from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
+
+WEIGHTS = ("*.safetensors", "*.bin")
+CHUNK = 1 << 20
+
+
+@contextmanager
+def loading_model(name: str) -> Iterator[None]:
+    """Around the imports of the libraries, too."""
+    try:
+        with LOADING:
+            yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(error.name or "torch", "local") from error
+    except BottegaError:
+        raise
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and others
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise EmbeddingError(
+            f"{name} cannot be loaded as an embedder: {reason}",
+            hint="check the model's name or folder; a hub name needs a network once",
+        ) from error
+
+
+def weights_digest(folder: Path) -> str:
+    """Of every weight file in a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
+        digest.update(str(path.relative_to(folder)).encode())
+        with path.open("rb") as weights:
+            while chunk := weights.read(CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()[:12]
+
+
+class DualEmbedder:
+    """The vectors of an image and of a text embedder side by side, of equal weight.
+
+    The cosine of two queries that have both is the mean of the two cosines. Where a query has no
+    image or no text that part is zero and the other one has length one alone.
+    """
+
+    def __init__(self, image: Embedder, text: Embedder) -> None:
+        self._image = image
+        self._text = text
+        self.fingerprint = f"dual ({image.fingerprint}) ({text.fingerprint})"
+
+    @property
+    def dimension(self) -> int:
+        return self._image.dimension + self._text.dimension
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        seen = _part(self._image, queries, [bool(query.images) for query in queries])
+        said = _part(self._text, queries, [bool(query.text) for query in queries])
+        if not all(query.images or query.text for query in queries):
+            raise EmbeddingError("a query has neither image nor text", hint="give it one of them")
+        return unit(np.concatenate([seen, said], axis=1))
+
+
+def _part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
+    """Unit rows, zeros where the part is absent."""
+    rows = np.zeros((len(queries), embedder.dimension), np.float32)
+    chosen = [query for query, has in zip(queries, present, strict=True) if has]
+    if chosen:
+        rows[np.array(present)] = unit(embedder.embed(chosen))
+    return rows
+
 
 Mode = Literal["image", "text", "average"]
 # Most vision encoders read 224 to 384 pixels; a JPEG is decoded to no less than this.

@@ -1,0 +1,249 @@
+"""Asking a model, with or without demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+
+from bottega.cli.opening import open_to_search
+from bottega.cli.output import (
+    By,
+    DemonstrationOrder,
+    Embed,
+    Json,
+    KnowledgeFile,
+    Model,
+    Namespace,
+    PriceOption,
+    PromptStyle,
+    TraceFile,
+    note,
+    print_json,
+    print_table,
+    progress,
+    say,
+    warn,
+)
+from bottega.cli.parts import open_prices, open_prompt, open_recorder
+from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.outcomes import concerns_one, first
+from bottega.image import Image
+from bottega.knowledge.loaders.folders import QUESTION, SUFFIXES
+from bottega.naming import BUNDLED, open_model
+from bottega.parsing import plain_text
+from bottega.pipeline import Pipeline
+from bottega.prompting import Interleaved
+from bottega.protocols import Tier
+from bottega.recipes import visual_rag
+from bottega.reranking import Order, TopK
+from bottega.retrieval import Dense
+from bottega.routing import always
+from bottega.types import Query, Sampling, Trace
+
+CONCURRENCY = 16
+
+
+def classify(
+    file: KnowledgeFile,
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")
+    ],
+    model: Model = BUNDLED,
+    shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 10,
+    namespace: Namespace = "",
+    by: By = None,
+    embed: Embed = None,
+    prompt: PromptStyle = "auto",
+    order: DemonstrationOrder = "nearest-last",
+    price: PriceOption = None,
+    traces: TraceFile = None,
+    json: Json = False,
+) -> None:
+    """Label images by showing the model the nearest labelled ones (Visual RAG)."""
+    style, ordered = open_prompt(prompt), parse_order(order)
+    found = list(chain.from_iterable(map(_images, images)))
+    generator = open_model(model)
+    with (
+        open_to_search(file, embed, namespace, by) as knowledge,
+        open_recorder(traces) as record,
+    ):
+        labels = knowledge.labels()
+        pipeline = visual_rag(
+            knowledge,
+            generator,
+            labels=labels,
+            shots=shots,
+            prompt=style,
+            order=ordered,
+            multi_label=knowledge.is_multi_label(),
+            record=record,
+            price=open_prices(price),
+        )
+        with progress("classifying", len(found)) as step:
+            asked = [_Asked(path) for path in found]
+            asyncio.run(_ask_all(pipeline, asked, step))
+    _report(asked, json)
+    if any(one.error for one in asked):
+        raise typer.Exit(1)
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    image: Annotated[
+        list[Path] | None, typer.Option("--image", "-i", help="An image; may be repeated.")
+    ] = None,
+    kb: Annotated[
+        Path | None, typer.Option("--kb", help="Show examples from this knowledge base.")
+    ] = None,
+    shots: Annotated[int, typer.Option(min=1, help="Examples to show.")] = 3,
+    namespace: Namespace = "",
+    by: By = None,
+    model: Model = BUNDLED,
+    embed: Embed = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length limit of the answer.")] = 512,
+    price: PriceOption = None,
+    traces: TraceFile = None,
+    json: Json = False,
+) -> None:
+    """Ask a free question, with similar examples as demonstrations if --kb is given."""
+    if kb is None and (namespace or by):
+        raise SettingError("--namespace and --by are of a knowledge base", hint="add --kb K.db")
+    query = Query(question, tuple(Image.open(path) for path in image or ()))
+    generator = open_model(model)
+    knowledge = open_to_search(kb, embed, namespace, by) if kb else None
+    with open_recorder(traces) as record:
+        pipeline = Pipeline(
+            route=always(Tier(generator.name, generator, shots if knowledge else 0)),
+            retrieve=Dense(knowledge.search) if knowledge else None,
+            rerank=TopK(),
+            prompt=Interleaved(show_choices=False),
+            parse=plain_text,
+            record=record,
+            price=open_prices(price),
+            sampling=Sampling(max_tokens=max_tokens),
+        )
+        trace = asyncio.run(_trace(pipeline, query))
+    if knowledge:
+        knowledge.close()
+    if json:
+        print_json(_answer(trace))
+        return
+    say(trace.answer.text)
+    if generator.name == "bundled:apprentice" and knowledge is None:
+        note("the apprentice knows only what it is shown: give --kb K.db, or name a --model")
+
+
+def parse_order(text: str) -> Order:
+    if text not in get_args(Order):
+        raise SettingError(f"unknown order {text!r}", hint=f"use {', '.join(get_args(Order))}")
+    return cast(Order, text)
+
+
+def _images(path: Path) -> list[Path]:
+    """The path itself, or all images below a folder, in order."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise LoadError(f"{path} holds no images", hint=f"known are {', '.join(sorted(SUFFIXES))}")
+    return found
+
+
+@dataclass
+class _Asked:
+    """One image of the command line and what became of it."""
+
+    path: Path
+    trace: Trace | None = None
+    error: BottegaError | None = None
+
+
+async def _ask_all(
+    pipeline: Pipeline, asked: Sequence[_Asked], done: Callable[[int], None]
+) -> None:
+    limiter = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(item: _Asked) -> None:
+        async with limiter:
+            try:
+                image = await asyncio.to_thread(Image.open, item.path)
+                item.trace = await pipeline.trace(Query(QUESTION, (image,)))
+            except BottegaError as error:
+                if not concerns_one(error):
+                    raise
+                item.error = error
+        done(1)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for item in asked:
+                group.create_task(one(item))
+    except ExceptionGroup as errors:
+        raise first(errors) from errors
+    finally:
+        await _close(pipeline)
+
+
+async def _trace(pipeline: Pipeline, query: Query) -> Trace:
+    try:
+        return await pipeline.trace(query)
+    finally:
+        await _close(pipeline)
+
+
+async def _close(pipeline: Pipeline) -> None:
+    tier = await pipeline.route(Query(""))
+    await tier.generator.aclose()
+
+
+def _answer(trace: Trace) -> dict[str, object]:
+    answer, usage = trace.answer, trace.usage
+    return {
+        "answer": answer.text if answer.valid else None,
+        "labels": list(answer.labels),
+        "valid": answer.valid,
+        "confidence": answer.confidence,
+        "reply": trace.reply.completions[0].text,
+        "model": trace.reply.model,
+        "demonstrations": [
+            {"id": c.example.id, "answer": c.example.answer, "score": c.score}
+            for c in trace.candidates
+        ],
+        "calls": trace.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost_usd": trace.cost_usd,
+        "seconds": round(trace.seconds, 4),
+        "trace": trace.id,
+    }
+
+
+def _report(asked: Sequence[_Asked], json: bool) -> None:
+    if json:
+        print_json([{"image": str(one.path), **_outcome(one)} for one in asked])
+        return
+    for one in asked:
+        if one.error:
+            warn(one.error, about=str(one.path))
+    rows = [_row(one.path, one.trace) for one in asked if one.trace]
+    if rows:
+        print_table(("image", "label", "confidence", "examples that agree"), rows)
+
+
+def _row(path: Path, trace: Trace) -> tuple[str, str, float | None, str]:
+    answer = trace.answer
+    label = answer.text if answer.valid else f"(invalid) {trace.reply.completions[0].text[:60]!r}"
+    agree = sum(c.example.answer == answer.text for c in trace.candidates)
+    return str(path), label, answer.confidence, f"{agree} of {len(trace.candidates)}"
+
+
+def _outcome(one: _Asked) -> dict[str, object]:
+    if one.trace:
+        return _answer(one.trace)
+    return {"error": str(one.error), "hint": one.error.hint if one.error else ""}

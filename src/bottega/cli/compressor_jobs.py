@@ -1,0 +1,361 @@
+"""Models in this process, which a compressor stands before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from bottega.cli.compress import Plan, Settings
+from bottega.cli.measure import check_retrieval, filled
+from bottega.cli.output import note, progress, say, waiting, warn
+from bottega.cli.parts import check_retrieve, open_retrieval, open_tokens
+from bottega.errors import LoadError, SettingError
+from bottega.evaluation import benchmark
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.benchmarks.passages import with_passages
+from bottega.evaluation.labels import is_passage
+from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.search_methods import searching
+from bottega.evaluation.training_data import (
+    Drawn,
+    FoundLessons,
+    ToldLessons,
+    passages_of,
+    says_which_passage,
+    set_aside,
+    taught_items,
+)
+from bottega.generation import Transformers
+from bottega.generation.loaded import LoadedModel
+from bottega.kv_prefix import Geometry
+from bottega.naming import open_model
+from bottega.racc import Condenser, Manifest, PassageStore, Racc, Shape, Texts, load, save
+from bottega.racc.saved import SETTINGS, fingerprint, same
+from bottega.racc.training import NAME, Progress, train
+from bottega.racc.training_loss import Course, Lesson, Teaching
+from bottega.recipes.racc_training import teaching, untrained
+from bottega.types import Example
+
+if TYPE_CHECKING:
+    from bottega.generation.loaded import LoadedModel
+
+
+def local(spec: str) -> Transformers:
+    """Not loaded yet. Raises `SettingError` for one behind HTTP."""
+    generator = open_model(spec)
+    if not isinstance(generator, Transformers):
+        raise SettingError(
+            f"{spec} is asked over HTTP: a compressor needs the model's hidden states, keys and"
+            " values",
+            hint="use a model in this process: bundled, a folder, or a Hugging Face id",
+        )
+    return generator
+
+
+def loaded(generator: Transformers) -> LoadedModel:
+    with waiting(f"loading {generator.name}"):
+        return asyncio.run(_loaded(generator))
+
+
+async def _loaded(generator: Transformers) -> LoadedModel:
+    try:
+        await generator.load()
+        return generator.loaded
+    finally:
+        await generator.aclose()  # its thread; the model stays with who holds it
+
+
+AT_ONCE = 64
+
+
+class Building:
+    """`take` passages, then `finish`. `told` says how many and how large."""
+
+    def __init__(self, condenser: Condenser, store: PassageStore, shape: Shape, int8: bool) -> None:
+        self._condenser, self._store, self._shape, self._int8 = condenser, store, shape, int8
+        self._waiting: list[tuple[str, Example]] = []
+        self._ids: set[str] = set()
+        self._compressed, self._text_bytes = 0, 0
+        self._errors: list[float] = []
+
+    @classmethod
+    def opened(cls, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> Self:
+        """Raises `LoadError` for another model, `StoreError` for a store of another compressor."""
+        saved = load(compressor)
+        shape = saved.racc.shape
+        condenser = Condenser(
+            saved.racc, saved.compressing(model.model), Texts(model.encode, model.ends)
+        )
+        precision = Manifest(
+            saved.digest, shape.document_prompts, shape.width, "int8" if int8 else "fp16"
+        )
+        return cls(condenser, PassageStore(folder, precision), shape, int8)
+
+    @property
+    def seen(self) -> int:
+        return len(self._ids)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Raises `StoreError` while another command builds the store."""
+        return self._store.building()
+
+    def take(self, id: str, passage: Example) -> None:
+        self._ids.add(id)
+        self._text_bytes += len(f"{passage.query.text}{passage.reply}".encode())
+        self._waiting.append((id, passage))
+        if len(self._waiting) == AT_ONCE:
+            self.finish()
+
+    def finish(self) -> None:
+        passages, self._waiting = self._waiting, []
+        made: list[tuple[Sequence[Example], Tensor]] = []
+
+        def compress(batch: Sequence[Example]) -> Tensor:
+            rows = self._condenser.compressed(batch).cpu()
+            made.append((batch, rows))
+            return rows
+
+        self._compressed += self._store.add(passages, compress)
+        if self._int8:
+            for batch, rows in made:
+                self._measure(passages, batch, rows)
+
+    @property
+    def told(self) -> dict[str, float | None]:
+        """`int8_error` is the mean over passages of |int8 - fp16| / |fp16|, of those compressed
+        now."""
+        numbers = self._shape.document_prompts * self._shape.width
+        errors = self._errors
+        return {
+            "passages": self.seen,
+            "compressed": self._compressed,
+            "kept": len(self._store),
+            "text_bytes": self._text_bytes / self.seen if self.seen else None,
+            "fp16_bytes": 2 * numbers,
+            "int8_bytes": numbers + 4 * self._shape.document_prompts,
+            "int8_error": sum(errors) / len(errors) if errors else None,
+        }
+
+    def _measure(
+        self, passages: Sequence[tuple[str, Example]], batch: Sequence[Example], rows: Tensor
+    ) -> None:
+        chosen = {id(one) for one in batch}
+        stored = self._store.get([one for one in passages if id(one[1]) in chosen])
+        half = rows.half().float().flatten(1)
+        self._errors += (
+            torch.linalg.vector_norm(stored.flatten(1) - half, dim=1)
+            / torch.linalg.vector_norm(half, dim=1)
+        ).tolist()
+
+
+BEGUN, LOSSES = "training.json", "losses.jsonl"
+TOLD = 20  # lines of progress
+
+Taught = tuple[Drawn, list[Lesson]]
+
+
+def train_as_planned(plan: Plan) -> bool:
+    """False if it was stopped."""
+    settings, course = plan.settings, plan.course
+    check_retrieve(settings.retrieve, settings.embed)
+    base, hyper = local(settings.model), local(settings.hyper) if settings.hyper else None
+    data = _read(settings)
+    model = loaded(base)
+    between = teaching(model, loaded(hyper) if hyper else None, layer=settings.layer)
+    shape = replace(plan.shape, width=between.hyper.width, geometry=Geometry.of(between.base))
+    with _lessons(settings, data) as (lessons, held_out):
+        _begin(replace(plan, shape=shape), between, data)
+        racc = untrained(shape, between, seed=course.seed)
+        _say_plan(settings, course, racc, data, len(held_out))
+        if (settings.out / NAME).exists():
+            note(f"goes on from the checkpoint in {settings.out}")
+        elif settings.calibrate:
+            _calibrate(between, racc, lessons.drawn(settings.calibrate, -1))
+        done = _train(racc, between, lessons, held_out, settings.out, course)
+    if done:
+        save(racc, settings.out, hyper=between.hyper, base=between.base)
+    return done
+
+
+def _read(settings: Settings) -> Benchmark:
+    data = load_benchmark(settings.benchmark, seed=settings.seed, on_bad=warn)
+    if settings.seed == 0 and all(map(is_passage, data.knowledge)):
+        raise SettingError(
+            f"{data.name} knows no questions, so those are taught that seed draws, and seed 0 draws"
+            " the ones that `bottega eval` asks",
+            hint="set seed to another number: seed = 20000",
+        )
+    if settings.passages is not None:
+        data = with_passages(data, settings.passages, on_bad=warn)
+    return data
+
+
+@contextmanager
+def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
+    passages, everything = passages_of(data), taught_items(data)
+    items, aside = set_aside(everything, settings.validate, settings.seed)
+    seed, shots, batch = settings.seed, settings.shots, settings.batch
+    if says_which_passage(everything, passages):
+        with waiting("reading questions and passages"):
+            told = [
+                ToldLessons(part, passages, seed=seed, shots=shots, hard=settings.hard, batch=batch)
+                for part in (items, aside)
+                if part
+            ]
+        yield told[0], told[-1].of(aside)
+        return
+    shelf = replace(data, knowledge=passages, items=everything)
+    check_retrieval(shelf, settings.retrieve)
+    embedder = MemoEmbedder(open_retrieval(settings.retrieve, settings.embed))
+    with filled(shelf, embedder, settings.retrieve) as knowledge:
+        with waiting("indexing passages"):
+            tokens = open_tokens(settings.embed)
+            search = searching(settings.retrieve, embedder, tokens=tokens, seed=seed)
+            retrieve = search(shelf, knowledge)
+        lessons = FoundLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
+        yield lessons, lessons.of(aside)
+
+
+def _begin(plan: Plan, between: Teaching, data: Benchmark) -> None:
+    """What is in the folder is of this very training. Raises `LoadError`."""
+    out = plan.settings.out
+    told = {
+        **{name: value for name, value in asdict(plan.settings).items() if name != "out"},
+        "shape": asdict(plan.shape),
+        "course": asdict(plan.course),
+        "data": benchmark.fingerprint(data),
+        "hyper": fingerprint(between.hyper.model),
+        "base": fingerprint(between.base),
+    }
+    file = out / BEGUN
+    if not file.exists():
+        if (out / SETTINGS).exists() or (out / NAME).exists():
+            raise LoadError(
+                f"{out} holds a compressor that this command has not trained",
+                hint="name another folder as out",
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(told, indent=2) + "\n")
+        return
+    try:
+        before = json.loads(file.read_text())
+    except ValueError as error:
+        raise LoadError(f"{file} is damaged", hint=f"delete {out}, and train anew") from error
+    changed = [name for name, value in told.items() if not _alike(name, before.get(name), value)]
+    if changed:
+        raise LoadError(
+            f"{out} is of a training with another {' and another '.join(changed)}",
+            hint="name another folder as out, or use the settings that it was begun with",
+        )
+
+
+def _alike(name: str, before: object, now: object) -> bool:
+    if name not in ("hyper", "base"):
+        return before == now
+    try:  # rounded otherwise on another machine
+        return same(str(before), str(now))
+    except ValueError:
+        return False
+
+
+def _say_plan(
+    settings: Settings, course: Course, racc: Racc, data: Benchmark, held_out: int
+) -> None:
+    shape, who = racc.shape, settings.hyper or settings.model
+    parameters = sum(one.numel() for one in racc.parameters())
+    passages = passages_of(data)
+    text = sum(len(one.query.text.encode()) for one in passages) / len(passages)
+    say(
+        f"{who} compresses a passage into {shape.document_prompts} prompts ({text:.0f} bytes of"
+        f" text into {_bytes(shape)} as fp16), {settings.shots} passages and a question into"
+        f" {shape.query_prompts} places before {settings.model}"
+    )
+    say(
+        f"{data.name}: {len(taught_items(data)) - held_out} questions teach, {held_out} validate;"
+        f" {len(passages)} passages"
+    )
+    say(
+        f"{parameters} parameters, {course.steps} steps of {settings.batch * course.accumulate}"
+        f" lessons, into {settings.out}"
+    )
+
+
+def _bytes(shape: Shape) -> int:
+    return 2 * shape.document_prompts * shape.width
+
+
+def _calibrate(between: Teaching, racc: Racc, lessons: list[Lesson]) -> None:
+    relevant = sum(any(one.relevant) for one in lessons)
+    note(f"{relevant} of the first {len(lessons)} lessons have a relevant passage")
+    with waiting("measuring where to start"):
+        between.calibrate(racc, lessons)
+
+
+def _train(
+    racc: Racc,
+    between: Teaching,
+    lessons: Drawn,
+    held_out: list[Lesson],
+    out: Path,
+    course: Course,
+) -> bool:
+    with (
+        progress("training", course.steps) as step,
+        (out / LOSSES).open("a") as losses,
+        _stopping() as stopped,
+    ):
+        reached = 0
+
+        def report(now: Progress) -> None:
+            nonlocal reached
+            step(now.step + 1 - reached)
+            reached = now.step + 1
+            losses.write(json.dumps(asdict(now)) + "\n")
+            losses.flush()
+            last = reached == course.steps
+            if now.validation is not None or last or reached % max(1, course.steps // TOLD) == 0:
+                note(_line(now))
+
+        return train(
+            racc,
+            between,
+            lessons,
+            course,
+            folder=out,
+            held_out=held_out,
+            report=report,
+            stopped=stopped,
+        )
+
+
+def _line(now: Progress) -> str:
+    validated = "" if now.validation is None else f", validation {now.validation:.4f}"
+    return f"step {now.step + 1}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}"
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed: a step is finished first. Pressed again it ends at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,270 @@
+"""Commands that only look: rows, statistics, traces, models."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bottega.bundled import bundled_folder
+from bottega.cli.opening import none_here, open_rows, option_for, others
+from bottega.cli.output import (
+    Json,
+    KnowledgeFile,
+    Namespace,
+    TraceFile,
+    clock,
+    note,
+    print_json,
+    print_table,
+    say,
+)
+from bottega.cli.parts import open_traces
+from bottega.errors import NotFoundError, SettingError
+from bottega.generation import OpenAICompatible
+from bottega.knowledge import And, Contains, Eq, Filter, Range
+from bottega.recording import StoredTrace
+from bottega.types import Example
+
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=1_000_000, help="At most this many rows.")
+]
+
+EPOCH = datetime(1970, 1, 2)  # no example is older, and not every date before has a timestamp
+OF_VIEWS = ("views", "embedder", "dimension")
+
+
+def ls(
+    file: KnowledgeFile,
+    label: Annotated[str | None, typer.Option(help="Only examples with this label.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Only examples so tagged; may be repeated."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Only examples whose question or answer contains this.")
+    ] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only examples stored then or later, local time.")
+    ] = None,
+    limit: Limit = 20,
+    namespace: Namespace = "",
+    json: Json = False,
+) -> None:
+    """List examples."""
+    with open_rows(file, namespace) as knowledge:
+        found = knowledge.ids(label=label, where=_filter(tag or (), text, since))
+        examples = knowledge.get_many(found[:limit])
+        total, labels = len(knowledge), knowledge.labels()
+        elsewhere = {} if total else others(knowledge, namespace)
+    if elsewhere:
+        note(f"{none_here(namespace, elsewhere)}; give {option_for(elsewhere)}")
+        if not json:
+            return
+    elif label is not None and label not in labels:
+        raise NotFoundError(
+            f"no example has the label {label!r}", hint=f"labels here: {', '.join(labels[:20])}"
+        )
+    if json:
+        print_json([_described(example) for example in examples])
+        return
+    rows = [(e.id, e.answer, _shapes(e), e.source or "-") for e in examples]
+    print_table(("id", "answer", "image", "source"), rows)
+    say(f"{len(examples)} of {total} examples")
+
+
+def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Filter:
+    parts: list[Filter] = [_tagged(text) for text in tags]
+    if text is not None:
+        parts.append(Contains(text))
+    if since is not None:
+        parts.append(Range("created", low=max(since, EPOCH).timestamp()))
+    return And(tuple(parts))
+
+
+def _tagged(text: str) -> Filter:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise SettingError(f"--tag {text!r} is not NAME=VALUE", hint="for example --tag ward=3")
+    return Eq(f"tags.{name}", value)
+
+
+def show(
+    file: KnowledgeFile,
+    id: Annotated[str, typer.Argument(help="An id, or its beginning.")],
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Write the example's first image, as it is stored, to this file."),
+    ] = None,
+    namespace: Namespace = "",
+    json: Json = False,
+) -> None:
+    """Show one example."""
+    with open_rows(file, namespace) as knowledge:
+        example, standing = knowledge.get(id), knowledge.standing(id)
+    if image is not None:
+        _write_image(example, image)
+        note(f"wrote {image}")
+    described = _described(example)
+    if json:
+        print_json(described | {"pinned": standing.pinned, "uses": standing.uses})
+    else:
+        rows = [(name, _plain(value)) for name, value in described.items() if value]
+        rows += [("pinned", "yes" if standing.pinned else "no"), ("uses", standing.uses)]
+        print_table(("field", "value"), rows)
+
+
+def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) -> None:
+    """Count examples, images and labels; name the views and the other namespaces."""
+    with open_rows(file, namespace) as knowledge:
+        found, stored = vars(knowledge.stats()), knowledge.views()
+        namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
+    views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
+    if json:
+        print_json({**found, "views": views, "namespaces": namespaces})
+        return
+    whole = [(name, str(value)) for name, value in found.items() if name not in OF_VIEWS]
+    print_table(("what", "value"), whole)
+    if views:
+        say("")
+        rows = [(name, *view.values()) for name, view in views.items()]
+        print_table(("view", "embedder", "dimension"), rows)
+    if elsewhere:
+        say("")
+        print_table(("other namespace", "examples"), list(elsewhere.items()))
+
+
+def log(
+    id: Annotated[str | None, typer.Argument(help="Show this trace whole.")] = None,
+    limit: Limit = 20,
+    traces: TraceFile = None,
+    json: Json = False,
+) -> None:
+    """Show what was asked and answered, with its cost."""
+    with closing(open_traces(traces)) as store:
+        if id is not None:
+            trace = store.get(id)
+            if json:
+                print_json(trace)
+            else:
+                print_trace(trace)
+                if trace.tree is not None:
+                    note(f"bottega explain {trace.id} shows the search")
+            return
+        found, summary = store.list(limit), store.summary()
+    if json:
+        print_json({"summary": summary, "traces": found})
+        return
+    rows = [
+        (
+            t.id[:8],
+            clock(t.time),
+            t.model,
+            t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}",
+            len(t.demonstrations),
+            t.usage.prompt_tokens,
+            t.seconds,
+            None if t.cost_usd is None else f"{t.cost_usd:.6f}",
+        )
+        for t in found
+    ]
+    print_table(("id", "time", "model", "answer", "shots", "tokens", "seconds", "USD"), rows)
+    note(f"{len(found)} of {summary.count} in {store.path}")
+
+
+def models(
+    endpoint: Annotated[
+        bool, typer.Option("--endpoint", help="Ask OPENAI_BASE_URL for its models.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """List the models that --model accepts here."""
+    configs = bundled_folder().parent.glob("*/config.json")
+    rows = [
+        (f"bundled:{config.parent.name}", _carried(config.parent)) for config in sorted(configs)
+    ]
+    if endpoint:
+        rows += [(f"openai:{name}", "at the endpoint") for name in asyncio.run(_at_endpoint())]
+    else:
+        where = "at OPENAI_BASE_URL" if os.environ.get("OPENAI_BASE_URL") else "at OpenAI"
+        rows.append(("openai:NAME", f"{where}; --endpoint lists them"))
+    rows.append(("ID or FOLDER", "any image-text-to-text model of Hugging Face transformers"))
+    if json:
+        print_json([{"model": name, "what": what} for name, what in rows])
+    else:
+        print_table(("model", "what"), rows)
+
+
+def _carried(folder: Path) -> str:
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    return f"{size:.1f} MB, in this package; see {folder / 'README.md'}"
+
+
+async def _at_endpoint() -> list[str]:
+    generator = OpenAICompatible("any")
+    try:
+        return await generator.list_models()
+    finally:
+        await generator.aclose()
+
+
+def _write_image(example: Example, file: Path) -> None:
+    """The stored bytes, unless the file's suffix says that they are something else."""
+    if not example.query.images:
+        raise NotFoundError(f"example {example.id} has no image", hint="leave --image out")
+    first = example.query.images[0]
+    suffix = mimetypes.guess_extension(first.media_type, strict=False)
+    named, _ = mimetypes.guess_type(file.name, strict=False)
+    if suffix is not None and named not in (None, first.media_type):
+        raise SettingError(
+            f"the image is {first.media_type}, and {file} would not be",
+            hint=f"--image {file.with_suffix(suffix)}",
+        )
+    file.write_bytes(first.data)
+
+
+def _described(example: Example) -> dict[str, object]:
+    return {
+        "id": example.id,
+        "question": example.query.text,
+        "answer": example.answer,
+        "labels": list(example.labels) if example.labels is not None else [example.answer],
+        "choices": list(example.query.choices),
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+        "images": [image.sha256 for image in example.query.images],
+        "sizes": _shapes(example),
+    }
+
+
+def _plain(value: object) -> object:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _shapes(example: Example) -> str:
+    return ", ".join(f"{image.width}x{image.height}" for image in example.query.images) or "-"
+
+
+def print_trace(trace: StoredTrace) -> None:
+    say(f"{trace.id}  {clock(trace.time)}  {trace.model}  ({trace.tier})")
+    say(f"question: {trace.question}")
+    for sha256 in trace.images:
+        say(f"image:    {sha256}")
+    rows = [(d.order, d.answer, d.score, d.id) for d in trace.demonstrations]
+    print_table(("shown", "answer", "score", "example"), rows)
+    for completion in trace.completions:
+        say(f"reply:    {completion.text}")
+    confidence = trace.answer.confidence
+    sure = "" if confidence is None else f"  (confidence {confidence:.2f})"
+    say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{sure}")
+    cost = "unknown" if trace.cost_usd is None else f"{trace.cost_usd:.6f} USD"
+    say(f"tokens:   {trace.usage.prompt_tokens} + {trace.usage.completion_tokens}   cost: {cost}")
+    say(f"seconds:  {trace.seconds:.3f}")

@@ -1,0 +1,274 @@
+"""What `bottega rationales` has made, and says at its end: Table 6 of RCTS."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Annotated
+
+import typer
+
+from bottega.cli.opening import check_filled, open_rows
+from bottega.cli.output import (
+    Json,
+    KnowledgeFile,
+    Namespace,
+    PriceOption,
+    Step,
+    note,
+    print_json,
+    print_table,
+    progress,
+    say,
+    waiting,
+    warn,
+)
+from bottega.cli.parts import open_prices
+from bottega.evaluation.metrics.intervals import mean
+from bottega.evaluation.outcomes import Budget, concerns_one, first
+from bottega.naming import open_model
+from bottega.protocols import Generator
+from bottega.rationales import Enriching, Made, Rationales, Todo, todo
+from bottega.types import Sampling
+
+SHOWN_FAILURES = 10
+COLUMNS = ("rationales", "of", "n", "accuracy", "low", "high")
+EXPLAINED = (
+    "accuracy is the share of right predictions, with 95 % intervals over entries: of all entries,"
+    " the rejected ones as 0 (RCTS, Table 6); of those whose rationale was kept, which these"
+    " predictions chose; and of the mean of all candidates that were tried"
+)
+
+Figure = Mapping[str, float | int | None]
+
+
+@dataclass
+class Run:
+    """What was made, and who is told of it."""
+
+    made: list[Made] = field(default_factory=list)
+    step: Step = lambda steps, cost_usd=0.0, /: None
+
+    def done(self, id: str, made: Made) -> None:
+        self.made.append(made)
+        self.step(1, made.cost_usd or 0.0)
+        if made.error is not None and self.failed <= SHOWN_FAILURES:
+            warn(made.error, about=id)
+
+    @property
+    def scores(self) -> list[float]:
+        return [one.score for one in self.made if one.rationale is not None]
+
+    @property
+    def failed(self) -> int:
+        return sum(one.error is not None for one in self.made)
+
+    @property
+    def rejected(self) -> int:
+        return len(self.made) - len(self.scores) - self.failed
+
+    @property
+    def cost_usd(self) -> float | None:
+        costs = [one.cost_usd for one in self.made]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
+
+    @property
+    def candidates(self) -> list[float]:
+        """Of each example the mean share of the candidates that were tried."""
+        return [fmean(one.tried) for one in self.made if one.tried and one.error is None]
+
+    def total(self, name: str) -> int:
+        return sum(getattr(one, name) for one in self.made)
+
+    def tokens(self) -> tuple[int, int]:
+        usages = [one.usage for one in self.made]
+        return (
+            sum(usage.prompt_tokens for usage in usages),
+            sum(usage.completion_tokens for usage in usages),
+        )
+
+
+def report(found: Todo, run: Run, json: bool) -> None:
+    """Of this run, and of all that the file holds."""
+    rows = {"this run": _row(run.scores, run.rejected, run.candidates)}
+    if found.scores or found.rejected:
+        rows["with earlier ones"] = _row(
+            [*found.scores, *run.scores], found.rejected + run.rejected
+        )
+    given, written = run.tokens()
+    spent = {
+        "failed": run.failed,
+        "requests": run.total("requests"),
+        "calls": run.total("calls"),
+        "verified": run.total("verified"),
+        "prompt_tokens": given,
+        "completion_tokens": written,
+        "cost_usd": run.cost_usd,
+    }
+    left = len(found.ids) - len(run.made) + run.failed
+    rejected = found.rejected + run.rejected
+    if json:
+        whose = {
+            "left": left,
+            "rejected": rejected,
+            "given": found.given,
+            "passages": found.passages,
+        }
+        print_json({"rows": rows, **spent, **whose})
+        return
+    table = [(whose, of, *figure.values()) for whose in rows for of, figure in rows[whose].items()]
+    print_table(COLUMNS, table)
+    price = "at an unknown price" if run.cost_usd is None else f"for {run.cost_usd:.4f} USD"
+    say(
+        f"{len(run.scores)} kept, {run.rejected} rejected, {run.failed} failed;"
+        f" {spent['requests']} requests, {spent['calls']} calls, {given} tokens in, {written} out,"
+        f" {price}"
+    )
+    if rejected:
+        note(f"{rejected} were tried in vain, now or earlier; --again tries them once more")
+    note(
+        f"{left} examples are left, whatever --limit says, {found.given} came with a rationale,"
+        f" {found.passages} have no answer; {EXPLAINED}"
+    )
+
+
+def _row(
+    kept: Sequence[float], rejected: int, candidates: Sequence[float] | None = None
+) -> dict[str, Figure]:
+    """What candidates were worth is not stored, so that it is known of this run alone."""
+    row = {"entries": _figure([*kept, *[0.0] * rejected]), "kept": _figure(kept)}
+    return row if candidates is None else {**row, "candidates": _figure(candidates)}
+
+
+def _figure(scores: Sequence[float]) -> Figure:
+    figure = mean(scores, seed=0) if scores else None
+    return {
+        "n": len(scores),
+        "accuracy": figure.value if figure else None,
+        "low": figure.low if figure else None,
+        "high": figure.high if figure else None,
+    }
+
+
+def rationales(
+    file: KnowledgeFile,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder."
+        ),
+    ],
+    candidates: Annotated[int, typer.Option(min=1, help="Rationales to choose from.")] = 10,
+    predictions: Annotated[
+        int, typer.Option(min=1, help="Answers predicted with each of them.")
+    ] = 10,
+    all_candidates: Annotated[
+        bool,
+        typer.Option("--all-candidates", help="Verify all, also after one that is always right."),
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also where there is one, or none was ever right.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many examples.")] = None,
+    namespace: Namespace = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest rationale.")] = 512,
+    concurrency: Annotated[int, typer.Option(min=1, help="Examples, and requests, at once.")] = 16,
+    budget: Annotated[
+        float | None, typer.Option(help="Stop before more US dollars than this are spent.")
+    ] = None,
+    price: PriceOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before it costs.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a rationale for each example: the one with which its answer is predicted best (RCTS).
+
+    Each is stored when it is made. Stopped halfway, the same command goes on where it was; examples
+    that have a rationale, or for which none was ever right, are skipped. Exits with 1 if a request
+    failed: such examples stay as they are.
+    """
+    purse = Budget(budget)  # refuses now what it would refuse later
+    generator = open_model(model, concurrency=concurrency)
+    maker = Rationales(
+        generator,
+        candidates=candidates,
+        predictions=predictions,
+        stop_early=not all_candidates,
+        sampling=Sampling(temperature=0.7, max_tokens=max_tokens),
+        price=open_prices(price),
+    )
+    run = Run()
+    with open_rows(file, namespace) as knowledge:
+        check_filled(knowledge, file, namespace)
+        found = todo(knowledge, again=again)
+        work = Enriching(knowledge, maker, concerns_one=concerns_one, done=run.done)
+        job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
+        try:
+            asyncio.run(job.all(generator, purse))
+        finally:
+            report(found, run, json)
+    if job.is_spent:
+        note(f"--budget {budget} is spent; the same command with a larger one goes on")
+    if run.failed:
+        raise typer.Exit(1)
+
+
+@dataclass
+class Job:
+    """The first example alone, which tells what one costs, and then the others."""
+
+    run: Run
+    work: Enriching
+    ids: Sequence[str]
+    concurrency: int
+    asks: bool
+    is_spent: bool = False
+
+    async def all(self, generator: Generator, purse: Budget) -> None:
+        try:
+            rest = await self._first(purse)
+            if rest and not purse.is_spent and self._goes_on(len(rest)):
+                with progress("writing rationales", len(rest), counts_money=True) as step:
+                    self.run.step = step
+                    await self.work.run(rest, purse, self.concurrency)
+        except ExceptionGroup as errors:
+            raise first(errors) from errors
+        finally:
+            self.is_spent = purse.is_spent
+            await generator.aclose()
+
+    async def _first(self, purse: Budget) -> Sequence[str]:
+        """Those that are left once one has succeeded."""
+        for place, id in enumerate(self.ids):
+            with waiting("asking for the first example"):
+                await self.work.run([id], purse, 1)
+            if purse.is_spent or self.run.scores or self.run.rejected:
+                return self.ids[place + 1 :]
+        return ()
+
+    def _dearest(self) -> float:
+        """As dear as one was, or had been with all its candidates."""
+        return max(one.at_most_usd for one in self.run.made)
+
+    def _goes_on(self, left: int) -> bool:
+        last = self.run.made[-1]
+        tokens = last.usage.prompt_tokens + last.usage.completion_tokens
+        note(f"the first example took {last.requests} requests and {tokens} tokens")
+        if last.cost_usd is None:
+            note(f"{left} more: about {left * tokens} tokens; the price is not known (--price)")
+        else:
+            about, most = left * last.cost_usd, left * self._dearest()
+            note(
+                f"{left} more: about {about:.4f} USD, up to {most:.4f} USD if each needs all its"
+                " candidates"
+            )
+        if not (self.asks and at_terminal()) or last.cost_usd == 0:
+            return True
+        return typer.confirm("go on?", err=True)
+
+
+def at_terminal() -> bool:
+    return sys.stdin.isatty()

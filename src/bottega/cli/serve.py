@@ -1,0 +1,211 @@
+"""The gateway, as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from PIL import Image as Pillow
+from PIL import ImageDraw
+
+from bottega.cli.output import CONFIG, note, say
+from bottega.errors import MissingDependencyError, SettingError
+from bottega.image import Image
+
+if TYPE_CHECKING:
+    from bottega.gateway.config.settings import Config
+    from bottega.gateway.running.server import House
+    from bottega.pipeline import Pipeline
+
+
+# Nothing is downloaded and nobody is asked over a network. The prices are pretended, so that there
+# is something to save: those of a small and of a large model in some cloud.
+DEMO = """
+[tiers.apprentice]
+model = "bundled"
+shots = 4
+price = [0.15, 0.60]
+[tiers.master]
+model = "bundled:master"
+price = [2.50, 10.00]
+[route]
+by = "coin"
+master_rate = 0.3
+cold_start = 4
+"""
+QUESTION = "What is the capital of France?"
+# The bundled master knows colours and shapes, not capitals.
+DEMO_QUESTION = "What colour is it?"
+
+
+def serve(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:PIPELINE]", help="Serve this pipeline instead of a configuration."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file (default: bottega.toml, if it is here).")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="The bundled models and a cache that is thrown away.")
+    ] = False,
+    host: Annotated[str | None, typer.Option(help="Listen here, whatever the file says.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes any that is free.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(envvar="BOTTEGA_DATA", help="The gateway's folder: cache, keys, ledger."),
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Print what would run, and end.")] = False,
+    log_format: Annotated[str, typer.Option(help="Of the lines on stderr: json or text.")] = "",
+) -> None:
+    """Serve Cache-of-Thought to OpenAI clients: one base URL, several models behind it."""
+    with _needed():
+        from bottega.gateway.telemetry.logs import STYLES
+    if log_format not in ("", *STYLES):
+        raise SettingError(f"--log-format {log_format!r} is not known", hint="use json or text")
+    style = log_format or ("text" if sys.stderr.isatty() else "json")
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a log is no place for them
+    with ExitStack() as held:
+        kept = data
+        if demo:
+            data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
+        chosen, made = _chosen(pipeline, config, demo)
+
+        def read() -> Config:
+            from bottega.gateway.config.loading import load_config
+
+            return load_config(config or CONFIG).told(host=host, port=port, data=data)
+
+        chosen = chosen.told(host=host, port=port, data=data)
+        if check:
+            _check(chosen, made)
+        else:
+            from_file = not demo and made is None
+            _run(chosen, made, style, demo, kept, read if from_file else None)
+            if demo:
+                _print_saved(chosen)
+
+
+def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
+    with _needed():
+        from bottega.gateway.config.loading import load_config, parse_config
+        from bottega.gateway.running.pipeline_target import config_of, load_pipeline
+    if sum((target is not None, file is not None, demo)) > 1:
+        raise SettingError("there are several gateways to serve", hint="name one of them")
+    if target is not None:
+        pipeline = load_pipeline(target)
+        return config_of(pipeline, target), pipeline
+    if demo:
+        return parse_config(DEMO, "--demo"), None
+    if file is None and not CONFIG.exists():
+        raise SettingError(
+            f"nothing to serve: this folder has no {CONFIG}",
+            hint="run bottega serve --demo to try it, or copy examples/bottega.toml",
+        )
+    return load_config(file or CONFIG), None
+
+
+def _run(
+    config: Config,
+    pipeline: Pipeline | None,
+    style: str,
+    demo: bool,
+    kept: Path | None,
+    read: Callable[[], Config] | None,
+) -> None:
+    with _needed():
+        from bottega.gateway.running.build import build, build_around
+        from bottega.gateway.running.process import base_url, bound, bound_for_metrics, run
+        from bottega.gateway.telemetry.logs import Style, logging_to
+
+    with (
+        bound(config.gateway) as listener,
+        bound_for_metrics(config.gateway) or nullcontext() as metrics,
+    ):
+        house = build(config) if pipeline is None else build_around(pipeline, config)
+        url = base_url(config.gateway, listener.getsockname()[1])
+        with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
+            announce = partial(_announce, house, url, demo, kept)
+            run(house, listener, announce, metrics=metrics, read=read)
+
+
+def _announce(house: House, url: str, demo: bool, kept: Path | None) -> None:
+    protected = house.gateway.authenticate is not None
+    key = "-H 'Authorization: Bearer sk-...' " if protected else ""
+    say(f"serving {url}")
+    say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
+    say(f"    -d '{_question(demo)}'")
+    if demo:
+        stays = f"stays in {kept}" if kept else "goes with this process"
+        any_key = "" if protected else "; clients may use any key"
+        say(f"  the models are loading{any_key}; the cache {stays}")
+        say("  the models cost nothing: prices are pretended, to show what would be saved")
+    elif not protected:
+        say("  no key is needed on this machine; clients may send any")
+    sys.stdout.flush()
+
+
+def _print_saved(config: Config) -> None:
+    from bottega.gateway.accounting.database import FILE
+    from bottega.gateway.accounting.ledger import Ledger
+    from bottega.gateway.accounting.savings import savings
+
+    with closing(Ledger.open(config.gateway.data / FILE, create=False)) as ledger:
+        found = savings(ledger)
+    answered = [one for one in found.routes if one.state == "answered"]
+    if not answered:
+        return
+    learner = config.tiers[0].name
+    share = sum(one.requests for one in answered if one.tier == learner) / sum(
+        one.requests for one in answered
+    )
+    alone = f"about {found.alone.usd.value:.6f}" if found.alone else "nobody knows how much"
+    say(
+        f"at pretended prices: spent {found.spent_usd:.6f} USD; the master alone would have cost"
+        f" {alone}; the {learner} answered {share:.0%}"
+    )
+
+
+def _check(config: Config, pipeline: Pipeline | None) -> None:
+    """A check that passes where the gateway would not start is none. Raises `SettingError`."""
+    from bottega.cli.serve_check import print_config
+    from bottega.gateway.running.tiers import hire
+
+    print_config(config, os.environ, pipeline)
+    note(f"from {config.file}")
+    if pipeline is None:
+        hire(config, os.environ)
+
+
+def _question(demo: bool) -> str:
+    """A body to be copied: in the demonstration with a picture of a few bytes."""
+    content: object = QUESTION
+    if demo:
+        picture = Pillow.new("RGB", (64, 64), "black")
+        ImageDraw.Draw(picture).ellipse((8, 8, 38, 38), fill="red")
+        url = Image.from_pillow(picture.quantize(2)).data_url
+        image = {"type": "image_url", "image_url": {"url": url}}
+        content = [image, {"type": "text", "text": DEMO_QUESTION}]
+    return json.dumps({"model": "bottega", "messages": [{"role": "user", "content": content}]})
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("bottega"):
+            raise
+        raise MissingDependencyError(error.name or "starlette", "serve") from error

@@ -1,0 +1,204 @@
+"""`bottega serve --check`: what was configured, and what holds where nothing was said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
+
+from bottega.cli.output import say
+from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.config.loading import AT_LEAST, MASTER_RATE, PARAMETERS
+from bottega.gateway.config.settings import Config, TierSettings
+from bottega.gateway.running.caches import CACHE
+from bottega.gateway.running.process import base_url
+from bottega.gateway.running.tiers import OPENAI, key_variable
+from bottega.gateway.upstreams.stream import Timeouts
+from bottega.generation.http_client import Endpoint
+from bottega.pipeline import Pipeline
+from bottega.recording import Prices
+from bottega.types import Usage
+
+Rows = Iterator[tuple[str, str]]
+ROUTERS = {
+    "always": "one tier for all",
+    "coin": "the master at random",
+    "budget": "the master as often as the spend allows",
+    "coverage": "the master where nothing cached is near",
+    "confidence": "the cheapest first, the next where it is not sure",
+}
+UNSET = {
+    "at_least": "it follows the last questions, so that master_rate is held",
+    "master_rate": "at_least decides",
+    "samples": "one reply, and its probability",
+}
+OWN = "the pipeline's own"
+
+
+def print_config(
+    config: Config, environment: Mapping[str, str], pipeline: Pipeline | None = None
+) -> None:
+    """Of keys only where they come from, of addresses nothing that could be one."""
+    rows = [*_answering(config, environment, pipeline), *_serving(config)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        say(f"{name:<{width}}  {value}")
+
+
+def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipeline | None) -> Rows:
+    prices = Prices()
+    if pipeline is not None:
+        for one in pipeline.tiers:
+            yield f"tiers.{one.name}", one.generator.name
+            yield "  shown", _examples(one.shots)
+            published = _known_price(one.generator.name, prices)
+            yield "  price", published if pipeline.price is None else OWN
+        yield "route", OWN
+        yield "cache", OWN
+        return
+    for tier in config.tiers:
+        yield from _tier(tier, config, environment, prices)
+    yield from _route(config)
+    yield from _cache(config)
+
+
+def _tier(
+    tier: TierSettings, config: Config, environment: Mapping[str, str], prices: Prices
+) -> Rows:
+    teaches = " (teaches: its answers are kept)" * (tier.name in config.teachers)
+    yield f"tiers.{tier.name}", f"{tier.model}{teaches}"
+    yield "  at", _address(tier)
+    if tier.is_remote:
+        yield "  key", _key(key_variable(tier), environment)
+    yield "  shown", _examples(config.shots(tier))
+    yield "  takes", _takes(tier)
+    yield "  price", _price(tier, prices)
+    if tier.is_remote:
+        yield "  time-outs", _patience(tier)
+        yield "  at once", f"{tier.concurrency} requests"
+
+
+def _address(tier: TierSettings) -> str:
+    if not tier.is_remote:
+        return "this process"
+    return Endpoint.locate(tier.base_url or OPENAI, "").shown
+
+
+def _key(variable: str | None, environment: Mapping[str, str]) -> str:
+    if variable is None:
+        return "none"
+    return f"{variable} {'set' if environment.get(variable) else 'NOT set'}"
+
+
+def _examples(shots: int) -> str:
+    return _counted(shots, "example") if shots else "no examples"
+
+
+def _takes(tier: TierSettings) -> str:
+    images = "any number of images" if tier.images is None else _counted(tier.images, "image")
+    tools = "tools" if tier.takes_tools else "no tools"
+    audio = "audio" if tier.audio else "no audio"
+    context = "any context" if tier.context is None else f"{tier.context} tokens of context"
+    return f"{images}, {tools}, {audio}, {context}"
+
+
+def _price(tier: TierSettings, prices: Prices) -> str:
+    if tier.price:
+        return _per_million(tier.price)
+    if not tier.is_remote:
+        return "nothing: it runs in this process"
+    return _known_price(tier.upstream_name, prices)
+
+
+def _known_price(model: str, prices: Prices) -> str:
+    costs = [prices(model, usage) for usage in (Usage(1000, 0), Usage(0, 1000))]
+    known = [cost * 1000 for cost in costs if cost is not None]
+    if len(known) < len(costs):
+        return "no price: what it costs is not known"
+    return f"{_per_million(known)} (published)" if any(known) else "nothing"
+
+
+def _per_million(price: Collection[float]) -> str:
+    words = zip(price, ("in", "out", "cached"), strict=False)
+    return ", ".join(f"{usd:.6g} {word}" for usd, word in words) + ": USD per million tokens"
+
+
+def _patience(tier: TierSettings) -> str:
+    waits = Timeouts.of(tier.timeout)
+    return (
+        f"{waits.total:g} s an attempt; of a stream {waits.first:g} s to the first event,"
+        f" {waits.between:g} s between two; {_counted(tier.retries, 'retry', 'retries')}"
+    )
+
+
+def _counted(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def _route(config: Config) -> Rows:
+    route, by = config.route, str(config.route.by)
+    usual: dict[str, object] = {"seed": 0, "cold_start": 0, "fallback": "any"}
+    if by == "coin":
+        usual["master_rate"] = MASTER_RATE
+    unset = {**UNSET, "tier": f"the first, {config.tiers[0].name}"}
+    yield "route", f"{by}: {ROUTERS[by]}"
+    for name in (*PARAMETERS[by], "cold_start", "fallback"):
+        value = getattr(route, name)
+        yield f"  {name}", f"not set: {unset[name]}" if value is None else _said(name, value, usual)
+
+
+def _cache(config: Config) -> Rows:
+    cache = config.cache
+    usual = {**_defaults(cache), "at_least": AT_LEAST}
+    yield "cache", str(cache.file or config.gateway.data / CACHE)
+    yield "  embed", _said("embed", cache.embed, usual)
+    yield "  retrieve", _said("retrieve", cache.retrieve, usual)
+    near = "not set: bm25 knows no similarity"
+    yield "  at_least", near if cache.at_least is None else _said("at_least", cache.at_least, usual)
+    yield "  capacity", f"{_said('capacity', cache.capacity, usual)}, then {cache.evict} goes"
+    yield from _changed(cache, told=("file", "embed", "retrieve", "at_least", "capacity", "evict"))
+
+
+def _serving(config: Config) -> Rows:
+    replay, shadow, gateway = config.replay, config.shadow, config.gateway
+    kept = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
+    yield "replay", kept if replay.seconds and replay.memory_mb else "off"
+    yield from _changed(replay, told=("seconds", "memory_mb"))
+    compared = f"{shadow.rate:g} of the apprentices' answers are compared; the gate is "
+    yield "shadow", compared + ("on" if shadow.gate else "off") if shadow.rate else "off"
+    limits = [*_changed(config.limits)]
+    yield "limits", "the defaults, but for" if limits else "the defaults"
+    yield from limits
+    yield "gateway", base_url(gateway, gateway.port).removesuffix("/v1")
+    yield "  data", str(gateway.data)
+    yield from _changed(gateway, told=("host", "port", "data"))
+    yield "keys", _keys(config)
+    yield from _changed(config.keys, told=("required",))
+
+
+def _keys(config: Config) -> str:
+    made, data = list[Account](), config.gateway.data
+    if (data / FILE).exists():
+        with closing(Accounts.open(data / FILE, create=False)) as accounts:
+            made = accounts.list()
+    if not config.needs_keys(bool(made)):
+        return "not required"
+    valid = sum(account.revoked is None for account in made)
+    if not valid:
+        return f"required, and there are none: bottega keys add NAME --data {data}"
+    return f"required; {valid} in {data}"
+
+
+def _changed(section: object, told: Collection[str] = ()) -> Rows:
+    usual = _defaults(section)
+    for name, value in vars(section).items():
+        if name not in told and value != usual[name]:
+            yield f"  {name}", str(value)
+
+
+def _defaults(section: object) -> dict[str, object]:
+    return vars(type(section)())
+
+
+def _said(name: str, value: object, usual: Mapping[str, object]) -> str:
+    return f"{value} (default)" if usual.get(name) == value else str(value)

@@ -1,0 +1,61 @@
+"""Drawn tasks by name, with knobs: `glyphs`, `attributes`, `rules`, `facts`. They need torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from bottega.errors import MissingDependencyError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.source import Source, read_knobs
+from bottega.evaluation.controls import Wrong
+
+if TYPE_CHECKING:
+    from bottega.tasks.task import Task
+
+
+DRAWN = ("glyphs", "attributes", "rules", "facts")
+
+
+def drawn(source: Source) -> Benchmark:
+    """Knobs are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
+    make = _maker(source.kind)
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
+    task: Task = make(**read_knobs(source.kind, source.knobs, defaults)).draw(source.seed)
+    return Benchmark(
+        source.spec,
+        task.knowledge,
+        task.items,
+        task.labels,
+        episode_of=task.episode_of,
+    )
+
+
+def wrong_answer(spec: str) -> Wrong | None:
+    """How a task's answers go wrong, where another label alone would not be consistent."""
+    if spec.partition(":")[0] != "rules":
+        return None
+    with _needing_torch():
+        from bottega.tasks.rules import misapplied
+
+        return misapplied
+
+
+def _maker(kind: str) -> Any:
+    with _needing_torch():
+        from bottega.tasks.attributes import Attributes
+        from bottega.tasks.facts import Facts
+        from bottega.tasks.glyphs import Glyphs
+        from bottega.tasks.rules import Rules
+
+        return dict(zip(DRAWN, (Glyphs, Attributes, Rules, Facts), strict=True))[kind]
+
+
+@contextmanager
+def _needing_torch() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(error.name or "torch", "local") from error

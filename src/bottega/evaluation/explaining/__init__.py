@@ -1,1 +1,0 @@
-"""How one query was answered, as a page."""

@@ -1,0 +1,305 @@
+"""The figures of a report for other programs (CSV) and for other documents (Markdown)."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from bottega import __version__
+from bottega.errors import MissingDependencyError, SettingError
+from bottega.evaluation.episodes import EXCLUSION_RULE
+from bottega.evaluation.page import Chart, by_cost, by_shots, house
+from bottega.evaluation.report.payload import payload
+from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shot_series
+from bottega.evaluation.report.references import Reference, references
+from bottega.evaluation.report.runs import KeptRun, read_run
+from bottega.evaluation.report.sections import (
+    Breakdown,
+    Confusions,
+    Row,
+    Section,
+    breakdowns,
+    confusions,
+    sections,
+)
+from bottega.image import path_text
+
+COLUMNS = (
+    *("benchmark", "run", "model", "method", "shots", "items", "n", "failed", "missing", "invalid"),
+    *("metric", "value", "low", "high"),
+    *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds_an_answer"),
+)
+
+
+def as_csv(sections: Sequence[Section]) -> str:
+    """One line for each metric of each row, the first of which is what rows are compared by."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for section in sections:
+        for row in section.rows:
+            writer.writerows(_lines(section, row))
+    return buffer.getvalue()
+
+
+def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
+    parts = [f"# {title}", f"{made}. 95 % intervals in brackets. {EXCLUSION_RULE}"]
+    for section in sections:
+        parts += [f"## {_escaped(section.benchmark)}", f"{section.asked:,} items."]
+        parts.append(_table(*_figures(section)))
+        if section.pairs:
+            head = ("method", "less", "shots", "n", "difference", "p")
+            pairs = [
+                (
+                    one.method,
+                    one.against,
+                    one.shots,
+                    one.n,
+                    f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]",
+                    "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
+                )
+                for one in section.pairs
+            ]
+            parts += ["On the same items:", _table(head, pairs)]
+        if published := references(section.benchmark, section.metrics):
+            known = [
+                (
+                    one.paper,
+                    one.table,
+                    one.method,
+                    "best or not stated" if one.shots is None else one.shots,
+                    one.model,
+                    f"{one.value:.2f} %",
+                )
+                for one in published
+            ]
+            head = ("paper", "table", "method", "shots", "model", "value")
+            parts += ["Published figures, of other models:", _table(head, known)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
+    r = row.result
+    names = (section.benchmark, row.run, row.model, r.method, r.shots)
+    counts = (section.asked, r.n, r.failed, r.missing, r.invalid)
+    costs = (r.calls, r.prompt_tokens, r.completion_tokens, r.cost_usd, row.each(r.seconds))
+    yield (*names, *counts, r.metric, r.value, r.low, r.high, *costs)
+    for one in r.also:
+        yield (*names, *counts, one.metric, one.value, one.low, one.high, *costs)
+
+
+def _figures(section: Section) -> tuple[list[str], list[tuple[object, ...]]]:
+    named = len(section.runs) > 1
+    head = [*(("run",) if named else ()), "method", "shots", "n", section.metric, *section.further]
+    head += ["invalid", "failed", "not asked", "calls", "tokens", "USD", "seconds an answer"]
+    rows: list[tuple[object, ...]] = []
+    for row in section.rows:
+        r = row.result
+        also = {one.metric: (one.value, one.low, one.high) for one in r.also}
+        figures = [(r.value, r.low, r.high), *(also.get(name) for name in section.further)]
+        rows.append(
+            (
+                *((row.run,) if named else ()),
+                r.method,
+                r.shots,
+                r.n,
+                *map(_figure, figures),
+                r.invalid,
+                r.failed,
+                r.missing,
+                r.calls,
+                row.tokens,
+                "unknown" if r.cost_usd is None else f"{r.cost_usd:.4f}",
+                "–" if (seconds := row.each(r.seconds)) is None else f"{seconds:.2f}",
+            )
+        )
+    return head, rows
+
+
+def _figure(values: tuple[float | None, float | None, float | None] | None) -> str:
+    if values is None or values[0] is None:
+        return "–"
+    value, low, high = values
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_escaped(str(cell)) for cell in line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+SCRIPTS = ("comparing.js", "items.js")
+HERE = "bottega.evaluation.report"
+MOST_ERRORS = 8
+# Facts of a run that its reader asks for first.
+FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A section with what is drawn and counted of it."""
+
+    section: Section
+    shots: Chart | None
+    costs: Chart | None
+    breakdowns: Sequence[Breakdown]
+    confusions: Confusions | None
+    references: Sequence[Reference]
+    columns: Sequence[str]
+    settings: Mapping[str, Sequence[object]]
+    errors: Sequence[tuple[str, int]]
+
+    @property
+    def unfinished(self) -> list[Row]:
+        return [row for row in self.section.rows if row.result.failed or row.result.missing]
+
+    def published(self, row: Row, column: str) -> float | None:
+        """What a paper has for this method, by the metric that rows are compared by."""
+        return next(
+            (one.value for one in self.references if one.column == column and _matches(one, row)),
+            None,
+        )
+
+
+def render(sections: Sequence[Section], *, title: str, made: str) -> str:
+    told = payload(sections)
+    program = "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
+    return (
+        house()
+        .get_template("report/report.html")
+        .render(
+            title=title,
+            made=made,
+            rule=EXCLUSION_RULE,
+            shown=[_shown(section) for section in sections],
+            data=Markup(told.json.decode()),
+            told=told,
+            style=Markup(files(HERE).joinpath("report.css").read_text("utf-8")),
+            program=Markup(program),
+            digest=digest,
+        )
+    )
+
+
+def _shown(section: Section) -> Shown:
+    answered = any(row.result.value is not None for row in section.rows)
+    metric = section.metric.replace("_", " ")
+    published = references(section.benchmark, section.metrics)
+    beside = [one for one in published if any(_matches(one, row) for row in section.rows)]
+    errors = Counter(error for row in section.rows for error in row.failures.values())
+    return Shown(
+        section,
+        by_shots(shot_series(section), f"{metric} by number of demonstrations, as in the table")
+        if answered
+        else None,
+        by_cost(cost_series(section), f"{metric} by cost, as in the table", cost_axis(section))
+        if answered
+        else None,
+        breakdowns(section),
+        confusions(section),
+        published,
+        list(dict.fromkeys(one.column for one in beside)),
+        _settings(section),
+        errors.most_common(MOST_ERRORS),
+    )
+
+
+def _matches(one: Reference, row: Row) -> bool:
+    return (
+        row.result.method in one.ours
+        and row.result.metric in one.metrics
+        and one.shots in (None, row.result.shots)
+    )
+
+
+def _settings(section: Section) -> dict[str, list[Any]]:
+    """By name, one value a run; what the section's head says already is left out."""
+    runs = section.runs.values()
+    names = dict.fromkeys([*FIRST, *(name for run in runs for name in run.settings)])
+    said = ("benchmark", "metrics")
+    return {
+        name: [run.settings.get(name) for run in runs]
+        for name in names
+        if name not in said and any(name in run.settings for run in runs)
+    }
+
+
+PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
+
+
+@dataclass(frozen=True)
+class Report:
+    """`unplotted` says why there are no plots, None where there are."""
+
+    sections: Sequence[Section]
+    files: Sequence[Path]
+    unplotted: MissingDependencyError | None
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Report:
+    """Reads the runs in `folders` as they are now, and writes to `out`."""
+    runs = dict(zip(_names(folders), map(read_run, folders), strict=True))
+    found = sections(runs)
+    title = f"Report: {', '.join(dict.fromkeys(section.benchmark for section in found))}"
+    made = f"Made {_now()} by bottega {__version__} from {_sources(runs)}"
+    _make(out)
+    texts = {
+        PAGE: render(found, title=title, made=made),
+        CSV: as_csv(found),
+        MARKDOWN: as_markdown(found, title=title, made=made),
+    }
+    files = [_written(out / name, text) for name, text in texts.items()]
+    try:
+        return Report(found, [*files, *plot(found, out)], None)
+    except MissingDependencyError as error:
+        return Report(found, files, error)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' names, with as much of their paths as tells them apart."""
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise SettingError("one folder is named twice", hint="name each run once")
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return [path_text(name) for name in names]
+
+
+def _sources(runs: dict[str, KeptRun]) -> str:
+    return f"run {next(iter(runs))}" if len(runs) == 1 else f"runs {', '.join(runs)}"
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"{out} cannot be made: {error.strerror}", hint="--out names a folder to write to"
+        ) from error
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+    return path
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,187 @@
+"""A run as it stands in its folder at this moment, finished or not."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from sys import intern
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import orjson
+
+from bottega.errors import StoreError
+from bottega.evaluation.methods import METHODS
+from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.run_store import BUSY_SECONDS, FILE, JOURNAL
+from bottega.image import path_text
+from bottega.types import Answer, Example, Query
+
+# The name of a method and its number of demonstrations.
+Key = tuple[str, int]
+
+
+class Shown(NamedTuple):
+    """A demonstration; images are sha256s."""
+
+    answer: str
+    text: str
+    images: tuple[str, ...]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer with what a reader wants to see of its trace, whose id is "" if no model was
+    asked. `replies` are the samples as the model wrote them, `shown` stands in the order shown."""
+
+    scored: Scored
+    seconds: float
+    trace: str
+    replies: tuple[str, ...]
+    shown: tuple[Shown, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """`example` has no pixels; `images` are sha256s."""
+
+    example: Example
+    images: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """`answers` and `failures` go by the item's place."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+    items: tuple[Item, ...]
+    answers: Mapping[Key, Mapping[int, Given]]
+    failures: Mapping[Key, Mapping[int, str]]
+    thumbnails: Mapping[str, bytes]
+
+    @property
+    def methods(self) -> tuple[Key, ...]:
+        """In the order in which tables show them."""
+        return tuple(sorted({*self.answers, *self.failures}, key=_rank))
+
+
+def read_run(folder: Path) -> KeptRun:
+    """Changes nothing, and may read while the run goes on. Raises `StoreError` if `folder` holds no
+    run."""
+    path = folder / FILE
+    name = path_text(path)
+    if not path.is_file():
+        raise StoreError(
+            f"{path_text(folder)} holds no run", hint="name the folder of bottega eval --out"
+        )
+    with (
+        JOURNAL.translated(name),
+        closing(_connected(path)) as connection,
+        _snapshot(connection),
+        JOURNAL.reading(name),
+    ):
+        if not (settings := dict(connection.execute("SELECT name, value FROM settings"))):
+            raise StoreError(f"{name} holds no run yet", hint="wait until it has begun")
+        items = tuple(_items(connection))
+        return KeptRun(
+            folder,
+            {name: orjson.loads(value) for name, value in settings.items()},
+            items,
+            _answers(connection, items),
+            _failures(connection),
+            dict(connection.execute("SELECT sha256, data FROM thumbnails")),
+        )
+
+
+def _rank(key: Key) -> tuple[int, str, int]:
+    method, shots = key
+    return METHODS.index(method) if method in METHODS else len(METHODS), method, shots
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """Where nothing can be written, nobody writes, and no lock can be had."""
+    writable = os.access(path.parent, os.W_OK)
+    logged = path.with_name(f"{path.name}-wal").exists()
+    mode = "mode=rw" if writable else "mode=ro" if logged else "mode=ro&immutable=1"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """All tables as they were at one moment."""
+    JOURNAL.migrate(connection, "the run")
+    connection.execute("BEGIN")
+    yield
+    connection.execute("ROLLBACK")
+
+
+def _items(connection: sqlite3.Connection) -> Iterator[Item]:
+    rows = connection.execute("SELECT * FROM items ORDER BY place")
+    for place, question, images, choices, truth, tags in rows:
+        labels = tuple(orjson.loads(truth))
+        query = Query(question, choices=tuple(orjson.loads(choices)), id=str(place))
+        several = None if len(labels) == 1 else labels
+        example = Example(query, ", ".join(labels), several, tags=orjson.loads(tags))
+        yield Item(example, tuple(orjson.loads(images)))
+
+
+def _answers(
+    connection: sqlite3.Connection, items: tuple[Item, ...]
+) -> dict[Key, dict[int, Given]]:
+    found: defaultdict[Key, dict[int, Given]] = defaultdict(dict)
+    rows = connection.execute(
+        "SELECT method, shots, place, answer, scores, seconds, trace, tier, calls, prompt_tokens,"
+        " completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
+    )
+    for method, shots, place, answer, scores, seconds, trace, *costs in rows:
+        scored = Scored(
+            place, items[place].example, _answer(answer), tuple(orjson.loads(scores)), *costs
+        )
+        found[method, shots][place] = Given(scored, seconds, *_told(trace))
+    return dict(found)
+
+
+def _answer(text: str) -> Answer:
+    row: dict[str, Any] = orjson.loads(text)
+    return Answer(**row | {"labels": tuple(map(intern, row["labels"]))})
+
+
+def _told(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Shown, ...]]:
+    """Of a trace only what is shown, and its many equal texts once: whole traces of ten thousand
+    items would not fit into memory."""
+    if trace is None:
+        return "", (), ()
+    row: dict[str, Any] = orjson.loads(trace)
+    shown = tuple(
+        Shown(
+            intern(one["answer"]),
+            intern(one["text"]),
+            tuple(map(intern, one["images"])),
+            one["score"],
+        )
+        for one in row["demonstrations"]
+    )
+    return row["id"], tuple(intern(one["text"]) for one in row["completions"]), shown
+
+
+def _failures(connection: sqlite3.Connection) -> dict[Key, dict[int, str]]:
+    found: defaultdict[Key, dict[int, str]] = defaultdict(dict)
+    for method, shots, place, error in connection.execute(
+        "SELECT method, shots, place, error FROM failures ORDER BY place"
+    ):
+        found[method, shots][place] = error
+    return dict(found)

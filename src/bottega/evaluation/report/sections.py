@@ -1,0 +1,330 @@
+"""Where a method is right: by label, by tag, and what it takes for what."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from bottega.evaluation.labels import labels_of
+from bottega.evaluation.metrics.intervals import Estimate, mean
+from bottega.evaluation.metrics.labels import MacroF1, macro_f1
+from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.vqa import Answerability
+from bottega.evaluation.outcomes import Scored, titled
+from bottega.evaluation.paired import Paired, compare, paired
+from bottega.evaluation.report.runs import Given, Item, KeptRun, Key
+from bottega.evaluation.runner import Figure, Result, summed
+from bottega.types import Example
+
+MOST_GROUPS = 40
+MOST_CONFUSED = 30
+INVALID, OTHER = "(invalid)", "(another)"
+# Shares of the items that the groups shown, and those of more than one item, must hold together:
+# else labels name single items, as free answers do.
+SHOWN, SHARED = 0.5, 0.7
+
+
+@dataclass(frozen=True)
+class Cell:
+    n: int
+    score: Estimate
+
+
+@dataclass(frozen=True)
+class Group:
+    """The items with this label or tag; None where a row answered none of them."""
+
+    name: str
+    items: int
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """`rest` joins the groups beyond `MOST_GROUPS`, of which there are `more`."""
+
+    by: str
+    groups: tuple[Group, ...]
+    rest: Group | None
+    more: int
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """`counts[i][j]`: how many items of label i were answered with column j."""
+
+    row: Row
+    labels: tuple[str, ...]
+    columns: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    left_out: int
+
+
+def breakdowns(section: Section) -> list[Breakdown]:
+    """By label first, where labels are few enough to say something; then by each such tag."""
+    found = [_breakdown("label", section, labels_of)]
+    tags = dict.fromkeys(tag for item in section.items for tag in item.example.tags)
+    found += [_breakdown(tag, section, _of_tag(tag)) for tag in tags if tag != "episode"]
+    return [one for one in found if one is not None]
+
+
+def confusions(section: Section) -> Confusions | None:
+    """Of the best row that a model answered, where each item has one label of a few."""
+    examples = [item.example for item in section.items]
+    counts = Counter(label for example in examples for label in labels_of(example))
+    labels = tuple(label for label, _ in counts.most_common(MOST_CONFUSED))
+    row = best(section.rows)
+    single = all(len(labels_of(example)) == 1 for example in examples)
+    if row is None or not single or len(labels) < 2 or not _tells(counts, len(examples)):
+        return None
+    answered = [(labels_of(one.item)[0], _said(one)) for one in row.scored]
+    pairs = Counter(
+        (truth, said if said in (*labels, INVALID) else OTHER) for truth, said in answered
+    )
+    shown = {said for truth, said in pairs if truth in labels}
+    columns = (*labels, *(name for name in (OTHER, INVALID) if name in shown))
+    return Confusions(
+        row,
+        labels,
+        columns,
+        tuple(tuple(pairs[truth, said] for said in columns) for truth in labels),
+        len(counts) - len(labels),
+    )
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """By the metric; a row without a model only where no other is."""
+    known = [row for row in rows if row.result.value is not None]
+    asked = [row for row in known if row.result.calls] or known
+    return max(asked, key=lambda row: row.result.value or 0.0, default=None)
+
+
+def _said(one: Scored) -> str:
+    if not one.answer.valid:
+        return INVALID
+    return ", ".join(one.answer.labels) or one.answer.text
+
+
+def _of_tag(tag: str) -> Callable[[Example], tuple[str, ...]]:
+    return lambda example: (example.tags[tag],) if tag in example.tags else ()
+
+
+def _tells(counts: Counter[str], items: int) -> bool:
+    shown = sum(n for _, n in counts.most_common(MOST_GROUPS))
+    shared = sum(n for n in counts.values() if n > 1)
+    return len(counts) > 1 and shown >= SHOWN * items and shared >= SHARED * items
+
+
+def _breakdown(
+    by: str, section: Section, groups_of: Callable[[Example], tuple[str, ...]]
+) -> Breakdown | None:
+    counts = Counter(name for item in section.items for name in groups_of(item.example))
+    if not counts or not _tells(counts, len(section.items)):
+        return None
+    names = [name for name, _ in counts.most_common(MOST_GROUPS)]
+    cells = [_cells(row, groups_of, set(names)) for row in section.rows]
+    groups = tuple(
+        Group(name, counts[name], tuple(of_row.get(name) for of_row in cells)) for name in names
+    )
+    more = len(counts) - len(names)
+    rest = sum(counts.values()) - sum(counts[name] for name in names)
+    others = Group(OTHER, rest, tuple(of_row.get(OTHER) for of_row in cells)) if more else None
+    return Breakdown(by, groups, others, more)
+
+
+def _cells(
+    row: Row, groups_of: Callable[[Example], tuple[str, ...]], names: set[str]
+) -> dict[str, Cell]:
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for one in row.scored:
+        for name in groups_of(one.item):
+            scores[name if name in names else OTHER].append(one.score)
+    return {name: Cell(len(some), mean(some, seed=0)) for name, some in scores.items()}
+
+
+# Figures of a set as a whole are not the mean of its items' scores.
+WHOLE = ("macro", "answerability")
+ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
+    "answerability_ap": "ap",
+    "answerability_f1": "f1",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of one run; `title` names the run too if it is `one_of_several` in its section.
+    Its result's `seconds` are the sum of its answers' times, which may have been waited for
+    together."""
+
+    run: str
+    one_of_several: bool
+    model: str
+    result: Result
+    answers: Mapping[int, Given]
+    failures: Mapping[int, str]
+
+    @property
+    def method(self) -> str:
+        return titled(self.result.method, self.result.shots)
+
+    @property
+    def title(self) -> str:
+        return f"{self.prefix}{self.method}"
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.run}: " if self.one_of_several else ""
+
+    @property
+    def scored(self) -> list[Scored]:
+        return [given.scored for given in self.answers.values()]
+
+    @property
+    def tokens(self) -> int:
+        return self.result.prompt_tokens + self.result.completion_tokens
+
+    def each(self, total: float | None) -> float | None:
+        """Of a sum over the answered items, what an item has of it."""
+        return total / self.result.n if total is not None and self.result.n else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """The rows that asked the same items; `runs` by the name that the report gives them."""
+
+    benchmark: str
+    items: tuple[Item, ...]
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...]
+    pairs: tuple[Paired, ...]
+    runs: Mapping[str, KeptRun]
+
+    @property
+    def metric(self) -> str:
+        return self.metrics[0]
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """What some row has beside its metric."""
+        found = {one.metric for row in self.rows for one in row.result.also}
+        return tuple(sorted(found, key=[*self.metrics, *sorted(found)].index))
+
+    @property
+    def asked(self) -> int:
+        return len(self.items)
+
+
+def sections(runs: Mapping[str, KeptRun]) -> list[Section]:
+    """Runs that asked the same items in the same order stand together, so that they can be compared
+    item by item."""
+    together: dict[object, dict[str, KeptRun]] = {}
+    for name, run in runs.items():
+        together.setdefault(_identity(run), {})[name] = run
+    return [_section(some) for some in together.values()]
+
+
+def estimate(metric: str, place: int, scored: Sequence[Scored], seed: int) -> Estimate | None:
+    """None without an answer, and for a figure that the items' scores alone do not give."""
+    if not scored:
+        return None
+    if metric == MacroF1.name:
+        truth = [labels_of(one.item) for one in scored]
+        said = [one.answer.labels for one in scored]
+        labels = list(dict.fromkeys(label for some in (*truth, *said) for label in some))
+        return macro_f1(truth, said, labels, seed=seed)
+    if metric in ANSWERABILITY:
+        judged = [Judged(one.item, one.answer, one.scores[place]) for one in scored]
+        return _answerability(metric, judged).estimate(judged, seed=seed)
+    if metric.startswith(WHOLE):
+        return None
+    return mean([one.scores[place] for one in scored], seed=seed)
+
+
+def _answerability(metric: str, judged: Sequence[Judged]) -> Answerability:
+    ids = {str(one.item.query.id) for one in judged if one.item.tags.get("answerable") == "0"}
+    return Answerability(ids, ANSWERABILITY[metric])
+
+
+def _identity(run: KeptRun) -> object:
+    items = tuple(
+        (item.example.query.text, item.images, item.example.query.choices, labels_of(item.example))
+        for item in run.items
+    )
+    return run.settings["benchmark"], tuple(run.settings["metrics"]), items
+
+
+def _section(runs: Mapping[str, KeptRun]) -> Section:
+    some, several = next(iter(runs.values())), len(runs) > 1
+    rows = [_row(name, several, run, key) for name, run in runs.items() for key in run.methods]
+    pairs = [*_within(rows), *_across(rows, _seed(some))]
+    return Section(
+        some.settings["benchmark"],
+        some.items,
+        tuple(some.settings["metrics"]),
+        tuple(rows),
+        tuple(pairs),
+        runs,
+    )
+
+
+def _row(name: str, several: bool, run: KeptRun, key: Key) -> Row:
+    answers, failures = run.answers.get(key, {}), run.failures.get(key, {})
+    model = "no model" if _asks_none(answers) else str(run.settings["model"])
+    return Row(name, several, model, _result(run, key, answers, len(failures)), answers, failures)
+
+
+def _asks_none(answers: Mapping[int, Given]) -> bool:
+    return bool(answers) and not any(given.scored.calls for given in answers.values())
+
+
+def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -> Result:
+    scored = [given.scored for given in answers.values()]
+    metrics: list[str] = run.settings["metrics"]
+    found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
+    return summed(
+        key,
+        metrics[0],
+        scored,
+        [Figure(name, one.value, one.low, one.high) for name, one in found.items() if one],
+        asked=len(run.items),
+        failed=failed,
+        seconds=sum(given.seconds for given in answers.values()),
+        seed=_seed(run),
+    )
+
+
+def _within(rows: Sequence[Row]) -> list[Paired]:
+    """What `bottega eval` compares."""
+    compared: list[Paired] = []
+    for name in dict.fromkeys(row.run for row in rows):
+        of_run = [row for row in rows if row.run == name]
+        for one in paired([(row.result, row.scored) for row in of_run]):
+            prefix = of_run[0].prefix
+            compared.append(_renamed(one, f"{prefix}{one.method}", f"{prefix}{one.against}"))
+    return compared
+
+
+def _across(rows: Sequence[Row], seed: int) -> list[Paired]:
+    """The same method at the same number of shots, of each run and the one before it."""
+    compared: list[Paired] = []
+    for key in dict.fromkeys((row.result.method, row.result.shots) for row in rows):
+        same = [row for row in rows if (row.result.method, row.result.shots) == key]
+        for before, after in pairwise(same):
+            if before.result.metric.startswith(WHOLE):
+                continue
+            method, shots = key
+            names = (f"{after.prefix}{method}", f"{before.prefix}{method}")
+            found = compare(*names, shots, after.scored, before.scored, seed)
+            compared += [] if found is None else [found]
+    return compared
+
+
+def _renamed(one: Paired, method: str, against: str) -> Paired:
+    return Paired(method, against, one.shots, one.n, one.value, one.low, one.high, one.p_value)
+
+
+def _seed(run: KeptRun) -> int:
+    return int(run.settings.get("seed", 0))

@@ -1,0 +1,196 @@
+"""The server: what asks a model by doors of its own, everything else by Starlette."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from bottega.gateway.chat import Gateway
+from bottega.gateway.endpoint import WATCHED, Door, Receive, Scope, Send, request_id
+from bottega.gateway.errors import Refusal, refusal_of, refuse
+from bottega.gateway.origins import check_host
+from bottega.gateway.responses.endpoint import Responses
+
+CHAT = ("/v1/chat/completions", "/chat/completions")
+RESPONSES = ("/v1/responses", "/responses")
+CREATED = 1767225600  # of the virtual models: clients want a number
+
+
+class App:
+    """The ASGI application. `more` are further routes, such as the administration's;
+    `troubles` is what `/readyz` tells of tiers."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        door: Door,
+        *,
+        is_ready: Callable[[], bool] = lambda: True,
+        troubles: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        metrics: Callable[[], tuple[bytes, str]] | None = None,
+        more: Sequence[BaseRoute] = (),
+        lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    ) -> None:
+        responses = replace(door, answer=Responses(door.answer).answer)
+        self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
+        self._is_ready = is_ready
+        self._gateway = gateway
+        # Set once its socket is bound. On this port `/metrics` needs no key.
+        self.metrics_port: int | None = None
+        self._rest = _rest(gateway, self, troubles, metrics, more, lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except Refusal as refusal:
+                await refuse(refusal, send)
+                return
+        door = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            door = self._doors.get(scope["path"])
+        await (door or self._rest)(scope, receive, send)
+
+    def is_ready(self) -> bool:
+        return self._is_ready()
+
+    def is_for_metrics(self, scope: Scope) -> bool:
+        """Return whether the connection came to the metrics port. The port is that of the socket,
+        which no header can change."""
+        port = (scope.get("server") or ("", None))[1]
+        return self.metrics_port is not None and port == self.metrics_port
+
+    def _check(self, scope: Scope) -> None:
+        # Probes and Prometheus send the address or service name of the machine.
+        exempt = scope["path"] == "/healthz" or self.is_for_metrics(scope)
+        if self._gateway.authenticate is None and not exempt:
+            named = dict(scope["headers"]).get(b"host")
+            host = None if named is None else named.decode("latin-1")
+            check_host(host, self._gateway.allowed_hosts)
+        if self.is_for_metrics(scope) and scope["path"] not in WATCHED:
+            raise Refusal(
+                "this port serves only /metrics, /healthz and /readyz",
+                status=404,
+                code="not_found",
+                hint="send the request to gateway.port",
+            )
+
+
+def _rest(
+    gateway: Gateway,
+    app: App,
+    troubles: Callable[[], Mapping[str, Sequence[str]]],
+    metrics: Callable[[], tuple[bytes, str]] | None,
+    more: Sequence[BaseRoute],
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
+) -> ASGIApp:
+    async def healthz(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        ready = app.is_ready()
+        status = "ready" if ready else "not ready"
+        return _json({"status": status, **troubles()}, 200 if ready else 503)
+
+    async def models(request: Request) -> Response:
+        account = gateway.check_key(request.headers)
+        rows = [_model(name) for name in gateway.models_of(account)]
+        return _json({"object": "list", "data": rows})
+
+    async def model(request: Request) -> Response:
+        names = gateway.models_of(gateway.check_key(request.headers))
+        name = request.path_params["name"]
+        if name not in names:
+            raise Refusal(
+                f"the model {name[:200]!r} does not exist",
+                status=404,
+                code="model_not_found",
+                param="model",
+                hint=f"use one of {', '.join(names)}",
+            )
+        return _json(_model(name))
+
+    async def kept(request: Request) -> Response:
+        gateway.check_key(request.headers)
+        raise Refusal(
+            "responses are not kept here",
+            status=404,
+            code="not_found",
+            hint="POST /v1/responses with the whole conversation as input; the answer is its reply",
+        )
+
+    async def told(request: Request) -> Response:
+        assert metrics is not None
+        if not app.is_for_metrics(request.scope):
+            _check_watcher(gateway, request)
+        payload, kind = metrics()
+        return Response(payload, media_type=kind)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncGenerator[None]:
+        if lifespan is None:
+            yield
+            return
+        async with lifespan():
+            yield
+
+    routes: list[BaseRoute] = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/v1/responses/{name:path}", kept, methods=["GET", "POST", "DELETE"]),
+        *([Route("/metrics", told)] if metrics is not None else []),
+        *more,
+    ]
+    handlers = {HTTPException: _not_here, Refusal: _refused, Exception: _refused}
+    return Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
+
+
+def _check_watcher(gateway: Gateway, request: Request) -> None:
+    """Raise `Refusal` unless the key is an admin's. Metrics name tenants and what they spend, and a
+    peer on loopback may be a proxy that serves the public, even without proxy headers."""
+    if gateway.authenticate is None:
+        return
+    if not gateway.check_key(request.headers).admin:
+        raise Refusal(
+            "this key may not read the metrics",
+            status=403,
+            type="permission_error",
+            code="not_an_admin",
+            hint="send an admin's key (bottega keys add NAME --admin), or set gateway.metrics_port",
+        )
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": CREATED, "owned_by": "bottega"}
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    refusal = refusal_of(error)
+    headers = {"x-request-id": request_id(), **refusal.headers}
+    return Response(refusal.body, refusal.status, headers=headers, media_type="application/json")
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    said = f"{request.method} {request.url.path[:200]} is not served here"
+    hint = (
+        "POST /v1/chat/completions and /v1/responses, GET /v1/models, /healthz, /readyz and"
+        " /metrics are"
+    )
+    refusal = Refusal(said, status=error.status_code, code="not_found", hint=hint)
+    return await _refused(request, refusal)

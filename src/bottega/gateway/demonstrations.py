@@ -1,0 +1,104 @@
+"""Demonstrations as turns before the client's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from bottega.gateway.ports import Body, Takes
+from bottega.gateway.requests import (
+    CHARACTERS_A_TOKEN,
+    IMAGE_TOKENS,
+    MOST_IMAGE_TOKENS,
+    Chat,
+    non_ascii_bytes,
+)
+from bottega.generation.openai_format import messages_json
+from bottega.image import Image
+from bottega.types import Candidate, Example, Prompt
+
+DataUrl = Callable[[Image], str]
+
+
+def fitting(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> list[Candidate]:
+    """Those that the tier can take beside the request, in their order: the least similar ones are
+    left out first."""
+    kept = list(shown)
+    while kept and not _fits(kept, chat, takes):
+        kept.remove(min(kept, key=lambda candidate: candidate.score))
+    return kept
+
+
+def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
+    """The body with each demonstration as a user turn and an assistant turn behind the
+    instructions, in the order of the client's own: what was retrieved never stands in a system
+    turn. Blocks: images are encoded."""
+    if not shown:
+        return chat.body
+    messages = chat.body["messages"]
+    assert isinstance(messages, list)
+    turns = [turn for one in shown for turn in _turns(one.example, data_url, chat)]
+    joined = [*messages[: chat.before], *turns, *messages[chat.before :]]
+    return {**chat.body, "messages": joined}
+
+
+def prompted(chat: Chat, prompt: Prompt, data_url: DataUrl) -> Body:
+    """Return the body with a pipeline's prompt in place of the last turn. The client's instructions
+    precede the prompt; earlier turns directly precede the prompt's own question. Blocks: encodes
+    images."""
+    messages = chat.body["messages"]
+    assert isinstance(messages, list)
+    own = messages_json(prompt.messages, data_url)
+    last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
+    earlier = messages[chat.before : -1]
+    joined = [*messages[: chat.before], *own[:last], *earlier, *own[last:]]
+    return {**chat.body, "messages": joined}
+
+
+def _turns(example: Example, data_url: DataUrl, chat: Chat) -> list[Body]:
+    asked, detail = example.query, _detail(chat)
+    pictures = [_picture(data_url(image), detail) for image in asked.images]
+    texts: list[Body] = [{"type": "text", "text": asked.text}] if asked.text else []
+    parts = [*texts, *pictures] if chat.text_first else [*pictures, *texts]
+    content: object = parts if pictures else asked.text
+    return [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": worked(example)},
+    ]
+
+
+def worked(example: Example) -> str:
+    """The answer with its reasoning, as the master gave it."""
+    return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
+
+
+def _picture(url: str, detail: str | None) -> Body:
+    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    return {"type": "image_url", "image_url": image}
+
+
+def _detail(chat: Chat) -> str | None:
+    """Examples are looked at as closely as the question is."""
+    return chat.images[-1].detail if chat.images else None
+
+
+def expected_tokens(chat: Chat, shown: Sequence[Candidate]) -> int:
+    """Of the request with its demonstrations: an estimate."""
+    examples = [candidate.example for candidate in shown]
+    texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
+    images = sum(len(example.query.images) for example in examples)
+    seen = images * IMAGE_TOKENS.get(_detail(chat) or "", MOST_IMAGE_TOKENS)
+    return chat.needs.tokens + math.ceil(texts / CHARACTERS_A_TOKEN) + seen
+
+
+def expected_non_ascii_bytes(chat: Chat, shown: Sequence[Candidate]) -> int:
+    """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
+    texts = (text for one in shown for text in (one.example.query.text, worked(one.example)))
+    return chat.needs.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
+
+
+def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> bool:
+    images = sum(len(candidate.example.query.images) for candidate in shown)
+    if takes.images is not None and chat.needs.images + images > takes.images:
+        return False
+    return takes.context is None or expected_tokens(chat, shown) <= takes.context

@@ -1,0 +1,314 @@
+"""Completion of upstream calls after their client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.entries import State
+from bottega.gateway.accounting.limiter import Hold
+from bottega.gateway.errors import CLOSING, Refusal, refusal_of
+from bottega.gateway.upstreams.sse import event
+from bottega.types import Usage
+
+Result = TypeVar("Result")
+
+
+async def shield_for(
+    work: Coroutine[Any, Any, Result],
+    seconds: float,
+    may_finish: Callable[[], bool],
+    idle: asyncio.Event,
+) -> Result:
+    """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
+    work continues for at most `seconds`, and only until `idle` is set; if it ends in time, its
+    result or error replaces the cancellation. Otherwise the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        # `await task` would pass a cancellation of the caller on to the task.
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if may_finish() and not idle.is_set():
+            await _wait_until_idle(task, seconds, idle)  # or cancelled again
+        if not task.done():
+            raise
+        current = asyncio.current_task()
+        assert current is not None
+        current.uncancel()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    return task.result()
+
+
+async def _wait_until_idle(task: asyncio.Task[Result], seconds: float, idle: asyncio.Event) -> None:
+    """Wait until the task is done or idle, for at most `seconds`."""
+    waiting = asyncio.create_task(idle.wait())
+    try:
+        await asyncio.wait([task, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+# Paths for monitoring, which are always answered.
+WATCHED = ("/healthz", "/readyz", "/metrics")
+LOOK_SECONDS = 0.05
+
+
+class Watched:
+    """A request under way."""
+
+    __slots__ = ("_receive", "_watcher", "_work", "has_left")
+
+    def __init__(self, work: asyncio.Task[Any], receive: Receive) -> None:
+        self._work, self._receive = work, receive
+        self._watcher: asyncio.Task[None] | None = None
+        self.has_left = False
+
+    def listen(self) -> None:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._cancel_when_gone())
+
+    def end(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def _cancel_when_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        self._work.cancel()
+
+
+class Watch:
+    """Listens for the end of clients who have waited for a moment. A task or a timer for every
+    request would cost as much as all else that a replay needs: one timer looks after them all."""
+
+    def __init__(self) -> None:
+        self._new: dict[Watched, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, one: Watched) -> None:
+        self._new[one] = None
+        if self._timer is None:
+            self._look_again()
+
+    def end(self, one: Watched) -> None:
+        self._new.pop(one, None)
+        one.end()
+
+    def _look_again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(
+            LOOK_SECONDS, self._look, list(self._new)
+        )
+
+    def _look(self, seen: list[Watched]) -> None:
+        """Those who were here the last time, too."""
+        for one in seen:
+            if one in self._new:
+                del self._new[one]
+                one.listen()
+        self._timer = None
+        if self._new:
+            self._look_again()
+
+
+NOBODY = Account("", "nobody")
+NOTHING = Usage()
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+# Proxies in between must not hold a stream back.
+UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
+CLIENT_LEFT = 499
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of a request, filled in as it goes; told to the watchers when it is over."""
+
+    request_id: str
+    begun: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+    account: Account = NOBODY
+    entered: bool = False
+    hold: Hold | None = None
+    has_left: Callable[[], bool] = lambda: False
+    namespace: str = ""
+    route: str = ""
+    model: str = ""
+    state: State = "failed"
+    fallback: str = ""  # who was to answer and could not
+    why: str = ""  # it passed straight through, or failed
+    shots: int = 0
+    similarity: float | None = None
+    usage: Usage = NOTHING
+    cost_usd: float | None = 0.0
+    dismissed_usd: float = 0.0
+    stored: str | None = None
+    status: int = 200
+    streamed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.clock
+
+
+@dataclass(slots=True)
+class Reply:
+    """Either a `payload` or `events`, which are bytes of a stream as they go out."""
+
+    headers: Mapping[str, str]
+    payload: bytes = b""
+    events: AsyncGenerator[bytes] | None = None
+
+
+Answer = Callable[[Progress, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """`answer` gets the headers and a way to read the body; whatever it raises becomes an error of
+    the OpenAI API. `over` is told how each request ended."""
+
+    answer: Answer
+    over: Callable[[Progress], None]
+    most_bytes: int
+    watch: Watch = field(default_factory=Watch)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        progress = Progress(request_id())
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        started = False
+        work = asyncio.current_task()
+        assert work is not None
+        watched = Watched(work, receive)
+        progress.has_left = lambda: watched.has_left
+
+        async def body() -> bytes:
+            raw = await _body(headers, receive, self.most_bytes)
+            self.watch.begin(watched)
+            return raw
+
+        try:
+            reply = await self.answer(progress, headers, body)
+            if watched.has_left and reply.events is None:
+                raise _LeftError  # the upstream call was finished only to learn its cost
+            started = True
+            await _send(send, progress, reply)
+        except _LeftError:
+            progress.state, progress.status = "failed", CLIENT_LEFT
+            progress.why = "client left"
+        except asyncio.CancelledError:
+            progress.state = "failed"
+            if watched.has_left:
+                progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
+            else:
+                progress.status, progress.why = CLOSING.status, "shutting down"
+                await _cut(send, progress)
+        except Exception as error:
+            self._failed(error, progress)
+            if started:
+                raise
+            refusal = refusal_of(error)
+            progress.status = refusal.status
+            await _send(send, progress, Reply(refusal.headers, refusal.body))
+        finally:
+            self.watch.end(watched)
+            self.over(progress)
+
+    def _failed(self, error: Exception, progress: Progress) -> None:
+        progress.state = "failed"
+        progress.why = getattr(error, "code", None) or type(error).__name__
+        if not isinstance(error, BottegaError):
+            log.error("request %s failed", progress.request_id, exc_info=error)
+        elif not isinstance(error, Refusal):
+            log.warning("request %s failed: %s", progress.request_id, error)
+
+
+def request_id() -> str:
+    return f"req_{random.getrandbits(128):032x}"
+
+
+class _LeftError(Exception):
+    """The client left before its body was complete, or before the reply was."""
+
+
+async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> bytes:
+    stated = headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most:
+        raise _too_large(most)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _LeftError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise _too_large(most)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(most: int) -> Refusal:
+    return Refusal(
+        f"the body is larger than {most >> 20} MB",
+        status=413,
+        code="body_too_large",
+        headers={"connection": "close"},
+        hint="send fewer or smaller images",
+    )
+
+
+async def _send(send: Send, progress: Progress, reply: Reply) -> None:
+    headers = [(b"x-request-id", progress.request_id.encode())]
+    for name, value in reply.headers.items():
+        headers.append((name.encode(), value.encode("latin-1", "replace")))
+    if reply.events is None:
+        length = (b"content-length", str(len(reply.payload)).encode())
+        headers += (JSON, length)
+        await _start(send, progress.status, headers)
+        await send({"type": "http.response.body", "body": reply.payload})
+        return
+    status = progress.status
+    try:
+        # What has not begun does not clean up behind itself.
+        first = await anext(reply.events, b"")
+        await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
+        progress.streamed = True
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for one in reply.events:
+            await send({"type": "http.response.body", "body": one, "more_body": True})
+    finally:
+        await reply.events.aclose()
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _cut(send: Send, progress: Progress) -> None:
+    """The server does not wait any longer."""
+    if not progress.streamed:
+        await _send(send, progress, Reply(CLOSING.headers, CLOSING.body))
+        return
+    await send({"type": "http.response.body", "body": event(CLOSING.body), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,0 +1,182 @@
+"""What a client is told when it gets no answer: one error, in the shape of the OpenAI API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import orjson
+
+from bottega.errors import (
+    BottegaError,
+    EndpointError,
+    EndpointTimeoutError,
+    ImageError,
+    RateLimitedError,
+    RejectedError,
+    SettingError,
+)
+from bottega.gateway.ports import Takes
+from bottega.gateway.requests import Needs
+from bottega.gateway.upstreams.breaker import PausedError
+from bottega.gateway.upstreams.stream import MisconfiguredError, RefusedError
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# The client's libraries would try again what was tried several times already.
+FINAL = {"x-should-retry": "false"}
+
+
+class Refusal(BottegaError):
+    """`type`, `code` and `param` as openai-python shows them; `status` is the HTTP status."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        said = f"{self} ({self.hint})" if self.hint else str(self)
+        error = {"message": said, "type": self.type, "param": self.param, "code": self.code}
+        # Half a character of the client's may stand in a message.
+        error["message"] = said.encode(errors="replace").decode()
+        return orjson.dumps({"error": error})
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """An error of ours as the client may see it; anything else is an accident, of which nothing
+    is told but that it happened. What an upstream said of itself, and where it is, stands in the
+    log alone."""
+    match error:
+        case Refusal():
+            return error
+        case PausedError():
+            return _upstream(
+                503, "upstream_paused", f"{MODEL} has failed too often", error.retry_after
+            )
+        case RateLimitedError():
+            return _upstream(
+                429, "rate_limit_exceeded", f"{MODEL} is asked too often", error.retry_after
+            )
+        case EndpointTimeoutError():
+            return _upstream(504, "upstream_timeout", f"{MODEL} did not answer in time")
+        case MisconfiguredError():
+            who = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
+            said = f"{who} is set up wrongly; the gateway's log tells the operator how"
+            return _upstream(502, "upstream_misconfigured", said)
+        case RefusedError():
+            return Refusal(
+                error.said or "the model refused this request",
+                status=error.status or 400,
+                type=error.kind or "invalid_request_error",
+                code=error.code,
+                param=error.param,
+                headers=FINAL,
+            )
+        case RejectedError():
+            return Refusal(str(error), status=error.status or 400, headers=FINAL)
+        case EndpointError():
+            status = 502 if error.retry_after is None else 503
+            return _upstream(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
+        case ImageError():
+            return Refusal(str(error), code="invalid_image", hint=error.hint)
+        case SettingError():
+            return Refusal(str(error), code="unsupported", hint=error.hint)
+        case BottegaError() if error.retryable:
+            return Refusal(BUSY, status=503, type="server_error", headers=FINAL)
+    return Refusal(FAILED, status=500, type="server_error", headers=FINAL)
+
+
+CLOSING = Refusal(
+    "the gateway is shutting down",
+    status=503,
+    type="server_error",
+    code="shutting_down",
+    headers={"retry-after": "1", "connection": "close"},
+    hint="try again: another one may answer",
+)
+
+
+def unknown_key(key: str) -> Refusal:
+    said, hint = "this API key is not known here", "ask the operator for one"
+    if not key:
+        said, hint = "no API key came with this request", "send Authorization: Bearer KEY; " + hint
+    make = " (`bottega keys add NAME`)"
+    return Refusal(said, status=401, code="invalid_api_key", hint=hint + make)
+
+
+BUSY = "the gateway is busy; try again later"
+FAILED = "the gateway failed; its log tells why"
+MODEL = "the model behind this gateway"
+
+
+def _upstream(status: int, code: str, said: str, wait: float | None = None) -> Refusal:
+    kind = "rate_limit_error" if status == 429 else "server_error"
+    headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
+    return Refusal(said, status=status, type=kind, code=code, headers=headers)
+
+
+async def refuse(refusal: Refusal, send: Send) -> None:
+    """Send the refusal as an ASGI response."""
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(refusal.body)),
+        **refusal.headers,
+    }
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": refusal.body})
+
+
+def unfit(needs: Needs, takes: Sequence[Takes], named: str = "") -> Refusal:
+    """`named` is the tier that the client asked for: the only one that could have answered."""
+    it = "it takes" if named else "they take"
+    found = list(_reasons(needs, takes))
+    if not found:  # each of the needs is met by some tier
+        found = [("all of this only apart", "send less at once")]
+    said = ", ".join(reason for reason, _ in found)
+    instead = " and ".join(dict.fromkeys(hint for _, hint in found))
+    who = f"the tier {named!r} cannot" if named else "no tier can"
+    return Refusal(
+        f"{who} take this request: {it} {said}",
+        code="unsupported_by_tier",
+        hint=f"ask for the model 'bottega', or {instead}" if named else instead,
+    )
+
+
+def _reasons(needs: Needs, takes: Sequence[Takes]) -> list[tuple[str, str]]:
+    images, context = _most([one.images for one in takes]), _most([one.context for one in takes])
+    found = []
+    if needs.tools and not any(one.tools for one in takes):
+        found.append(("no tools", "leave the tools out"))
+    if needs.audio and not any(one.audio for one in takes):
+        found.append(("no audio", "leave the audio out"))
+    if images == 0 and needs.images:
+        found.append(("no images", "leave the images out"))
+    elif images is not None and needs.images > images:
+        said = f"at most {images} images, and these are {needs.images}"
+        found.append((said, "send fewer images"))
+    if context is not None and needs.tokens > context:
+        said = f"at most {context:,} tokens, and these are about {needs.tokens:,}"
+        found.append((said, "send a shorter text"))
+    return found
+
+
+def _most(limits: Sequence[int | None]) -> int | None:
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None

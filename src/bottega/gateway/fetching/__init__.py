@@ -1,1 +1,0 @@
-"""Images from URLs, without a way into the inner network."""

@@ -1,0 +1,292 @@
+"""Which addresses a client may make this machine connect to: those of the public internet."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from ipaddress import IPv4Address, IPv6Address
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from bottega.errors import ImageError
+from bottega.gateway.errors import Refusal
+from bottega.image import Image
+
+# The registries of special addresses. `is_global` alone has been wrong in several Python versions.
+NOT_PUBLIC_V4 = [
+    ipaddress.IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # this network; Linux takes 0.0.0.0 for loopback
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT, with Alibaba's metadata
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's host, though its address looks public
+        "169.254.0.0/16",  # link-local, with most clouds' metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments, with Oracle's metadata
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+    )
+]
+# Everything outside is loopback, mapped, compatible, NAT64, local, link-local or multicast.
+UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
+NOT_PUBLIC_V6 = [
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: an IPv4 address inside
+        "2620:4f:8000::/48",
+        "3fff::/20",  # documentation
+    )
+]
+
+
+def is_public(address: str) -> bool:
+    """Global unicast, and nothing that carries another address inside: whoever needs a tunnel or
+    NAT64 to reach an image does not get it here. False for what is no address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, IPv4Address):
+        special = any(parsed in network for network in NOT_PUBLIC_V4)
+    else:
+        special = _is_special_v6(parsed)
+    return parsed.is_global and not special
+
+
+def _is_special_v6(address: IPv6Address) -> bool:
+    return (
+        address.scope_id is not None
+        or address not in UNICAST_V6
+        or any(address in network for network in NOT_PUBLIC_V6)
+    )
+
+
+LONGEST_URL = 8192
+NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+# What inet_aton takes for an address: 127.1, 0x7f.1, 017700000001, 2130706433.
+ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
+# Parsers disagree on what these mean, and no encoded URL holds them.
+AMBIGUOUS = re.compile(r"[\\\s\x00-\x20\x7f]")
+REDIRECTS = {301, 302, 303, 307, 308}
+# Nothing of the client's: no cookies, no key, no address. An encoded body could be a bomb.
+HEADERS = {
+    "Accept": "image/*",
+    "Accept-Encoding": "identity",
+    "User-Agent": "bottega",
+}
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Connect = Callable[[AbstractResolver], aiohttp.BaseConnector]
+
+
+async def by_system(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def directly(resolver: AbstractResolver) -> aiohttp.BaseConnector:
+    return aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True)
+
+
+class Fetcher:
+    """Each URL, and each of at most `redirects` that follow, is parsed once, resolved once and
+    refused if any of its addresses is not `allowed`; the connection goes to these addresses,
+    whatever the name means a moment later. TLS is verified by the name.
+
+    `hosts` limits where to (None: anywhere public); `.example.com` stands for all names below it.
+    `seconds` and `max_bytes` are for all of it, `concurrency` bounds what is under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = False,
+        hosts: Collection[str] | None = None,
+        ports: Collection[int] = (80, 443),
+        max_bytes: int = 20 << 20,
+        seconds: float = 10.0,
+        redirects: int = 3,
+        concurrency: int = 16,
+        allowed: Callable[[str], bool] = is_public,
+        resolve: Resolve = by_system,
+        connect: Connect = directly,
+    ) -> None:
+        self.enabled = enabled
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._ports, self._max_bytes = frozenset(ports), max_bytes
+        self._seconds, self._redirects = seconds, redirects
+        self._slots = asyncio.Semaphore(concurrency)
+        self._allowed, self._resolve, self._connect = allowed, resolve, connect
+
+    async def fetch(self, url: str, param: str | None = None) -> Image:
+        """`param` names the field that held the URL. Raises `Refusal` (400) for whatever goes
+        wrong; no message tells what the inner network looks like."""
+        if not self.enabled:
+            raise _refusal(
+                "Images are not fetched from URLs here.",
+                param,
+                "send the image as data:image/png;base64,...",
+            )
+        try:
+            async with asyncio.timeout(self._seconds), self._slots:
+                data = await self._follow(url)
+            return await asyncio.to_thread(Image.from_bytes, data)
+        except _Refused as refused:
+            raise _refusal(f"The image was not fetched: {refused}.", param) from refused
+        except ImageError as error:
+            raise _refusal(f"What the URL shows is not used: {error}.", param) from error
+        except TimeoutError as error:
+            said = f"The image was not fetched within {self._seconds:g} seconds."
+            raise _refusal(said, param) from error
+        # ValueError: what aiohttp says of a malformed header or URL.
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _refusal("The image was not fetched: its server failed.", param) from error
+
+    async def _follow(self, url: str) -> bytes:
+        target = self._checked(url)
+        for _ in range(self._redirects + 1):
+            found = await self._get(target, await self._addresses(target))
+            if isinstance(found, bytes):
+                return found
+            target = self._checked(found, target)
+        raise _Refused(f"it is redirected more than {self._redirects} times")
+
+    def _checked(self, text: str, base: URL | None = None) -> URL:
+        if len(text) > LONGEST_URL or AMBIGUOUS.search(text):
+            raise _Refused("its URL is too long, or holds blanks or backslashes")
+        try:
+            url = URL(text)
+            url = url if base is None else base.join(url)
+            host, port = url.raw_host, url.port
+        except ValueError as error:
+            raise _Refused("its URL cannot be read") from error
+        if url.scheme not in ("http", "https") or not host:
+            raise _Refused("only http:// and https:// URLs are fetched")
+        if url.raw_user is not None or url.raw_password is not None:
+            raise _Refused("its URL holds a user name or a password")
+        if port not in self._ports:
+            raise _Refused("its port is not among those that are allowed")
+        if not _is_plain(host):
+            raise _Refused("its host name is malformed")
+        if self._hosts is not None and not self._is_listed(host):
+            raise _Refused("its host is not among those that are allowed")
+        return url
+
+    def _is_listed(self, host: str) -> bool:
+        labels = host.split(".")
+        above = {"." + ".".join(labels[start:]) for start in range(1, len(labels))}
+        return not ({host} | above).isdisjoint(self._hosts or ())
+
+    async def _addresses(self, url: URL) -> list[str]:
+        host = str(url.raw_host)
+        try:
+            literal = _is_literal(host)
+            found = [host] if literal else list(await self._resolve(host, url.port or 0))
+        except (OSError, UnicodeError):
+            found = []
+        # The same words for a name that is unknown: nobody shall list the names of an inner net.
+        if not found or not all(map(self._allowed, found)):
+            raise _Refused("its host has no public address")
+        return found
+
+    async def _get(self, url: URL, addresses: Sequence[str]) -> bytes | str:
+        """The body, or where to look instead."""
+        async with (
+            aiohttp.ClientSession(
+                connector=self._connect(_Pinned(addresses)),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+            ) as session,
+            session.get(url, headers=HEADERS, allow_redirects=False) as response,
+        ):
+            if response.status in REDIRECTS and (location := response.headers.get("Location")):
+                return location
+            return await self._read(response)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        if response.status != 200:
+            raise _Refused(f"its server answered {response.status}")
+        if not response.content_type.startswith("image/"):
+            raise _Refused("its server sent something else than an image")
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _Refused("its server sent it compressed, though asked not to")
+        data = bytearray()
+        if (response.content_length or 0) <= self._max_bytes:
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > self._max_bytes:
+                    break
+            else:
+                return bytes(data)
+        raise _Refused(f"it is larger than {self._max_bytes:,} bytes")
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Pinned(AbstractResolver):
+    """Whatever is asked, it says what was found and checked before."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None: ...
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_plain(host: str) -> bool:
+    """A name as in the DNS, or an address in the form that nobody reads otherwise."""
+    if _is_literal(host):
+        return "%" not in host
+    return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)
+
+
+def _refusal(message: str, param: str | None, hint: str = "") -> Refusal:
+    return Refusal(
+        message,
+        status=400,
+        code="invalid_image_url",
+        param=param,
+        hint=hint or "check the URL, or send the image as data:image/png;base64,...",
+    )

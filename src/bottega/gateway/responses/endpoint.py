@@ -1,0 +1,117 @@
+"""OpenAI's Responses API, without memory: each request becomes a chat completion and is answered as
+one, so keys, limits, routes, examples and repeats are the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import orjson
+
+from bottega.gateway.endpoint import Answer, Progress, Reply
+from bottega.gateway.errors import Refusal
+from bottega.gateway.responses.input import Translated, translated
+from bottega.gateway.responses.output import Events, Frame, whole
+from bottega.gateway.upstreams.sse import LAST
+
+MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
+NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    ".image_url.url": ".image_url",
+}
+SPELLED = re.compile("|".join(map(re.escape, NAMES)))
+
+
+@dataclass(frozen=True)
+class Responses:
+    """`chat` answers chat completions."""
+
+    chat: Answer
+
+    async def answer(
+        self,
+        progress: Progress,
+        headers: Mapping[str, str],
+        body: Callable[[], Awaitable[bytes]],
+    ) -> Reply:
+        asked: list[tuple[Mapping[str, object], Translated]] = []
+
+        async def chat_body() -> bytes:
+            raw = await body()
+            given = _object(raw)
+            if given is None:
+                return raw  # the gateway says what is wrong with it
+            asked.append((given, translated(given)))
+            return _written(asked[0][1])
+
+        try:
+            reply = await self.chat(progress, headers, chat_body)
+        except Refusal as refusal:
+            origins = asked[0][1].origins if asked else ()
+            raise in_responses_terms(refusal, origins) from refusal
+        frame = Frame(progress.request_id.removeprefix("req_"), asked[0][0])
+        if reply.events is None:
+            return replace(reply, payload=whole(reply.payload, frame))
+        return replace(reply, events=_translated(reply.events, Events(frame, progress.model)))
+
+
+def in_responses_terms(refusal: Refusal, origins: Sequence[str]) -> Refusal:
+    """What was wrong with the chat body, said of the request that it was made of."""
+
+    message, param = str(refusal), refusal.param
+    if param is not None:
+        param = MESSAGE.sub(lambda found: _origin(int(found[1]), origins), param)
+        param = SPELLED.sub(lambda found: NAMES[found[0]], param)
+        message = message.replace(refusal.param or param, param)
+    return Refusal(
+        message,
+        status=refusal.status,
+        type=refusal.type,
+        code=refusal.code,
+        param=param,
+        headers=refusal.headers,
+        hint=refusal.hint.replace("chat-completions reference", "Responses reference"),
+    )
+
+
+def _origin(number: int, origins: Sequence[str]) -> str:
+    return origins[number] if number < len(origins) else "input"
+
+
+def _object(raw: bytes) -> Mapping[str, object] | None:
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def _written(chat: Translated) -> bytes:
+    try:
+        return orjson.dumps(chat.body)
+    except orjson.JSONEncodeError as error:  # it reads deeper than it writes
+        raise Refusal(
+            "the request has brackets nested too deeply", code="limit_exceeded", hint="send less"
+        ) from error
+
+
+async def _translated(chunks: AsyncGenerator[bytes], events: Events) -> AsyncGenerator[bytes]:
+    try:
+        async for chunk in chunks:
+            if chunk == LAST:
+                for event in events.end():
+                    yield event
+            elif chunk.startswith(b":"):  # a comment
+                yield chunk
+            else:
+                told = orjson.loads(chunk.removeprefix(b"data: "))
+                failed = isinstance(told.get("error"), dict)
+                for event in events.fail(told["error"]) if failed else events.take(told):
+                    yield event
+    finally:
+        await chunks.aclose()

@@ -1,0 +1,153 @@
+"""One client's connection: what uvicorn leaves open to those who send or read in bad faith."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from bottega.gateway.endpoint import WATCHED, Receive, Scope, Send
+from bottega.gateway.errors import CLOSING, Refusal, refuse
+from bottega.gateway.limits import Limits
+
+LIMITS = Limits()
+# The parser joins the pieces of a header anew with each one that comes: what is endless would
+# stop everybody's requests long before the memory is full.
+CUT = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+
+
+class Connection(HttpToolsProtocol):
+    """Headers have a size and a time to come in, bodies a time; who stops reading an answer is
+    taken for gone. What comes as a header behind a body counts for nothing."""
+
+    head_seconds = 30.0
+    message_seconds = 120.0
+    reading_seconds = 60.0
+    look_every = 5.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._unread = 0  # bytes since the last of a body, or since the message began
+        self._headed = False
+        self._began: float | None = self.loop.time()
+        self._stuck: float | None = None
+        self._looking = self.loop.call_later(self.look_every, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._looking.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > LIMITS.header_bytes and not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(CUT)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._began, self._headed = self.loop.time(), False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._headed:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
+        try:
+            LIMITS.check_headers(self.headers)
+        except Refusal as refusal:
+            refusal.headers["connection"] = "close"
+            self.app = cast(Any, partial(_refusing, refusal))
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unread, self._began = 0, None
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        self._stuck = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stuck = None
+        super().resume_writing()
+
+    def _look(self) -> None:
+        now = self.loop.time()
+        patience = self.message_seconds if self._headed else self.head_seconds
+        slow = self._began is not None and now - self._began > patience
+        if (slow and not self.flow.read_paused) or (
+            self._stuck is not None and now - self._stuck > self.reading_seconds
+        ):
+            self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(self.look_every, self._look)
+
+
+async def _refusing(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    await refuse(refusal, send)
+
+
+FULL = Refusal(
+    "the gateway answers as many requests as it can",
+    status=503,
+    type="server_error",
+    code="overloaded",
+    headers={"retry-after": "1"},
+    hint="try again in a moment",
+)
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Doorway:
+    """Counts requests and refuses those that are too many, in the OpenAI API's shape; who watches
+    the gateway always comes in, and is told by `/readyz` when it is `closing`."""
+
+    def __init__(self, app: App, most: int) -> None:
+        self._app = app
+        self.most = most
+        self.under_way = 0
+        self.closing = False
+        self._empty = asyncio.Event()
+
+    async def close(self, within: float) -> None:
+        """Lets nobody in any more, and waits so many seconds for those that are in."""
+        self.closing = True
+        if self.under_way:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), within)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] in WATCHED:
+            if self.closing and scope["path"] == "/readyz":
+                await refuse(CLOSING, send)
+            else:
+                await self._app(scope, receive, send)
+        elif self.closing:
+            await refuse(CLOSING, send)
+        elif self.under_way >= self.most:
+            await refuse(FULL, send)
+        else:
+            self.under_way += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self.under_way -= 1
+                if self.closing and not self.under_way:
+                    self._empty.set()

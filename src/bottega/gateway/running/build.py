@@ -1,0 +1,211 @@
+"""From a configuration to a gateway that answers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from typing import cast
+
+from bottega.errors import SettingError
+from bottega.gateway.accounting.access import Access, KeyDefaults
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.admin.routes import admin_routes
+from bottega.gateway.chat import Gateway, Replaying
+from bottega.gateway.completion import Answering, Fallback
+from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
+from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
+from bottega.gateway.finalization import Settling
+from bottega.gateway.image_fetcher import Fetcher
+from bottega.gateway.images import Fetch
+from bottega.gateway.limits import Limits
+from bottega.gateway.response_cache.keys import Identity
+from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
+from bottega.gateway.response_cache.replay import StoredRepeats
+from bottega.gateway.running.caches import CacheFile, Namespaces
+from bottega.gateway.running.pipeline_target import OnePipeline
+from bottega.gateway.running.server import House, Spaces
+from bottega.gateway.running.tiers import Staff, hire, hired
+from bottega.gateway.shadow import Shadowing
+from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.metrics import Metrics
+from bottega.generation.lru import Recent
+from bottega.image import Image
+from bottega.pipeline import Pipeline
+
+KEEP_ENCODED = 64 * MB
+NOTHING = re.compile(r"(?!)")
+
+
+def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
+    """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
+    `SettingError` and `StoreError`."""
+    staff = hire(config, environment)
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(one.name for one in staff.served)
+        decoding = DecodeBudget(config.limits.decoding_mb * MB)
+        staff = staff.decoding_within(decoding).timed(metrics)
+        file = CacheFile(config, staff, metrics, ledger, decoding)
+        file.check()
+        spaces = Namespaces(file.open, config.cache.open_namespaces)
+        house = _house(config, file.staff, spaces, metrics, accounts, ledger, decoding)
+        opened.pop_all()
+    gateway = house.gateway
+    repeats = gateway.replaying.repeats if gateway.replaying else None
+    if repeats is not None:
+        gateway.settle = replace(gateway.settle, remember=ledger.set_repeat)
+        gateway.stored = StoredRepeats(ledger.repeat)
+    if config.shadow.rate:
+        gateway.shadowing = Shadowing(
+            gateway.answering, gateway.settle, house.over, file.measured, repeats
+        )
+
+    def forget(namespace: str) -> None:
+        if repeats is not None:
+            spaces.soon(repeats.clear)
+
+    house.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
+    return house
+
+
+def build_around(pipeline: Pipeline, config: Config) -> House:
+    """A gateway for a pipeline that somebody else made."""
+    with _opened(config) as (accounts, ledger, opened):
+        metrics = Metrics(tier.name for tier in pipeline.tiers)
+        decoding = DecodeBudget(config.limits.decoding_mb * MB)
+        staff = hired(pipeline).decoding_within(decoding).timed(metrics)
+        if pipeline.retrieve is not None:
+            pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
+        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)
+        house.gateway.background = NOTHING  # a pipeline answers every text
+        opened.pop_all()
+    house.open_door()
+    return house
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
+    """Both are closed again if what follows fails."""
+    with ExitStack() as opened:
+        config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        accounts = Accounts.open(config.gateway.data / FILE)
+        opened.callback(accounts.close)
+        ledger = Ledger.open(config.gateway.data / FILE, repeat_seconds=config.replay.seconds)
+        opened.callback(ledger.close)
+        ledger.set_master(config.master.name)
+        yield accounts, ledger, opened
+
+
+def _house(
+    config: Config,
+    staff: Staff,
+    spaces: Spaces,
+    metrics: Metrics,
+    accounts: Accounts,
+    ledger: Ledger,
+    decoding: DecodeBudget,
+) -> House:
+    protected = check_keys(config, accounts)
+    limiter = Limiter(ledger)
+    warn = Warn(lambda what: metrics.warned.labels(what).inc())
+    gateway = Gateway(
+        Answering(
+            staff.served,
+            _data_urls(),
+            warn=warn,
+            fallback=cast(Fallback, config.route.fallback),
+            decoding=decoding,
+            finish_seconds=config.gateway.finish_seconds,
+        ),
+        spaces,
+        Settling(staff.prices, warn),
+        models(config),
+        limits=limits_of(config.limits),
+        authenticate=accounts.authenticate if protected else None,
+        access=Access(accounts.claim_namespace, key_defaults(config)),
+        limiter=limiter,
+        replaying=_replaying(config),
+        fetch=fetch_of(config.limits),
+        allowed_hosts=config.gateway.allowed_hosts,
+        decoding=decoding,
+        more_fields=frozenset(config.limits.fields),
+    )
+    return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
+
+
+def check_keys(config: Config, accounts: Accounts) -> bool:
+    """Return whether requests need a key. Raises `SettingError` if they do and there is none.
+
+    Revoked keys count: revoking all keys must not open the gateway to clients without one.
+    """
+    made = accounts.list()
+    required = config.needs_keys(bool(made))
+    if required and all(account.revoked is not None for account in made):
+        where = config.gateway.data
+        raise SettingError(
+            f"requests to {config.gateway.host} need a key, and there are none in {where}",
+            hint=f"run bottega keys add NAME --data {where}, or on loopback set [keys] required ="
+            " false",
+        )
+    return required
+
+
+def key_defaults(config: Config) -> KeyDefaults:
+    keys = config.keys
+    half = max(1, config.gateway.max_concurrent // 2)
+    return KeyDefaults(keys.max_concurrent or half, keys.tiers, keys.max_namespaces)
+
+
+def models(config: Config) -> dict[str, str]:
+    """What clients may ask for: by default the router chooses."""
+    names = [VIRTUAL, *sorted(config.aliases)]
+    return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
+
+
+def _replaying(config: Config) -> Replaying | None:
+    """Most of the memory holds bodies: replies are short, images are not."""
+    replay, memory = config.replay, int(config.replay.memory_mb * MB)
+    if not (replay.seconds and memory):
+        return None
+    return Replaying(
+        Repeats(memory // 4, replay.seconds),
+        Bodies(memory - memory // 4),
+        Flights(),
+        cast(Identity, replay.identity),
+        replay.sampled,
+    )
+
+
+def limits_of(given: ClientLimits) -> Limits:
+    known = {one.name for one in fields(Limits)}
+    return Limits(**{name: value for name, value in vars(given).items() if name in known})
+
+
+def fetch_of(given: ClientLimits) -> Fetch | None:
+    if not given.fetch_images:
+        return None
+    fetcher = Fetcher(
+        enabled=True,
+        hosts=given.fetch_hosts or None,
+        max_bytes=given.fetch_mb * MB,
+        seconds=given.fetch_seconds,
+    )
+    return fetcher.fetch
+
+
+def _data_urls() -> Callable[[Image], str]:
+    """The same few examples are shown again and again."""
+    encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
+
+    def data_url(image: Image) -> str:
+        url = encoded.get(image.sha256)
+        if url is None:
+            encoded.put(image.sha256, url := image.data_url)
+        return url
+
+    return data_url

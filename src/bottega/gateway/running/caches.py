@@ -1,0 +1,348 @@
+"""Caches of all namespaces, each with its pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import cast
+
+import orjson
+
+from bottega.errors import (
+    BottegaError,
+    EmbedderMismatchError,
+    NotFoundError,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+)
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.config.settings import Cache, Config, Route
+from bottega.gateway.decode_budget import (
+    BudgetedKeeper,
+    BudgetedRetriever,
+    DecodeBudget,
+    FairSemaphore,
+)
+from bottega.gateway.endpoint import Progress
+from bottega.gateway.ports import Pair, Workshop
+from bottega.gateway.running.tiers import Staff
+from bottega.gateway.telemetry.metrics import Metrics
+from bottega.gateway.upstreams.timing import TimedKeeper, TimedRetriever
+from bottega.knowledge import (
+    Eviction,
+    KnowledgeBase,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastSaving,
+    Random,
+)
+from bottega.naming import NOTE, open_embedder
+from bottega.parsing import FinalAnswerParser, agreement, most_frequent
+from bottega.pipeline import Pipeline
+from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
+from bottega.recipes import cache_of_thought
+from bottega.recording import Remember
+from bottega.reranking import Gated, Order, TopK
+from bottega.retrieval import BM25, Alike, Dense, Shared, UnlessEmpty
+from bottega.routing import BenefitGate, Budgeted, Covered, Shadow, Unsure, always, coin, cold_start
+from bottega.types import Candidate, Example, Query
+
+
+def routed(
+    route: Route, tiers: Sequence[Tier], retrieve: Retriever, held: int
+) -> tuple[Router, Escalation | None]:
+    """Objects of one namespace: what one tenant asks changes no other's routes. `held` examples
+    are in its cache already, and warm start so far."""
+    router, escalation = _router(route, tiers, retrieve), None
+    if route.by == "confidence":
+        assert route.below is not None
+        escalation = Unsure(tiers, route.below)
+    left = route.cold_start - held
+    return cold_start(left, tiers[-1], then=router) if left > 0 else router, escalation
+
+
+def _router(route: Route, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
+    match route.by:
+        case "coin":
+            return coin(tiers, route.master_rate or 0.0, route.seed)
+        case "budget":
+            assert route.usd_per_1k is not None
+            return Budgeted(tiers, route.usd_per_1k, seed=route.seed)
+        case "coverage":
+            return Covered(
+                tiers,
+                retrieve,
+                at_least=route.at_least,
+                master_rate=route.master_rate,
+                seed=route.seed,
+            )
+    named = (tier for tier in tiers if tier.name == route.tier)
+    return always(next(named, tiers[0]))
+
+
+log = logging.getLogger(__name__)
+
+CACHE = "cache.db"
+AGREES = 0.5
+FIRST_MEASURED = (
+    "the gate of %r has too few samples: every answer of an apprentice is compared until it has"
+    " enough, and no examples are shown until then"
+)
+EVICT: dict[str, Callable[[], Eviction]] = {
+    "least-recent": LeastRecentlyUsed,
+    "least-frequent": LeastFrequentlyUsed,
+    "least-saving": LeastSaving,
+    "random": Random,
+}
+
+
+class Near:
+    """Leaves out what is less similar than `at_least`."""
+
+    def __init__(self, retrieve: Retriever, at_least: float) -> None:
+        self._retrieve, self._at_least = retrieve, at_least
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return [one for one in await self._retrieve(query, k) if one.score >= self._at_least]
+
+
+@dataclass
+class CacheFile:
+    """Opens namespaces, all of one file, all with one embedder. What shadow samples have taught
+    the gates is in the ledger, and outlives the process."""
+
+    config: Config
+    staff: Staff
+    metrics: Metrics
+    ledger: Ledger
+    decoding: DecodeBudget
+    _gates: dict[str, BenefitGate] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    @property
+    def file(self) -> Path:
+        return self.config.cache.file or self.config.gateway.data / CACHE
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        return open_embedder(self.config.cache.embed)
+
+    def check(self) -> None:
+        """Raises `StoreError` for a file that waiting makes no cache, before anything is loaded."""
+        if not self.file.is_file() or not self.file.stat().st_size:  # as a kill may leave it
+            return
+        with suppress(StoreBusyError):  # there will be another try when it is needed
+            KnowledgeBase.open(self.file, None).close()
+
+    def open(self, namespace: str) -> Opened:
+        """Blocks; the first time while the embedder is loaded."""
+        base = self._base(namespace)
+        try:
+            return self._workshop(base, namespace), base
+        except BaseException:
+            base.close()
+            raise
+
+    def measured(self, progress: Progress, similarity: float, pair: Pair) -> None:
+        """A shadow sample: counted, and kept with what its gate knows now."""
+        namespace, gate = progress.namespace, self._gates[progress.namespace]
+        self.ledger.note_shadow(
+            namespace, similarity, pair.shown, pair.hidden, time.time(), progress.request_id
+        )
+        (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
+        self.ledger.set_gate(namespace, orjson.dumps(gate.state()).decode())
+
+    def _base(self, namespace: str) -> KnowledgeBase:
+        cache = self.config.cache
+        try:
+            base = KnowledgeBase.open(
+                self.file,
+                self.embedder,
+                capacity=cache.capacity,
+                evict=EVICT[cache.evict]() if cache.capacity else None,
+                namespace=namespace,
+            )
+        except EmbedderMismatchError as error:
+            raise SettingError(
+                f"{self.config.file}: cache.embed is {cache.embed!r}, and {self.file} was filled"
+                f" with {error.stored!r}",
+                hint=f"name that one, or bottega reindex {self.file} --embed {cache.embed}",
+            ) from error
+        if base.note(NOTE) is None:
+            base.set_note(NOTE, cache.embed)
+        return base
+
+    def _workshop(self, base: KnowledgeBase, namespace: str) -> Workshop:
+        config, teachers = self.config, frozenset(self.config.teachers)
+        keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
+        timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
+        # The router and the demonstrations look for the same.
+        found = self._search(base)
+        pipeline = self._pipeline(base, found)
+        example = partial(_example, base)
+        if not config.shadow.rate:
+            return Workshop(pipeline, timed, teachers, best=found.best, example=example)
+        gate = self._gate(namespace)
+        shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
+        if config.shadow.gate and not gate.is_measured and namespace not in self._told:
+            self._told.add(namespace)
+            log.info(FIRST_MEASURED, namespace)
+        assert pipeline.rerank is not None
+        gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
+        shown = gated if config.shadow.gate else pipeline
+        charge = getattr(pipeline.route, "charge", None)
+        return Workshop(
+            shown,
+            timed,
+            teachers,
+            shadow,
+            ungated=pipeline,
+            charge=charge,
+            best=found.best,
+            example=example,
+        )
+
+    def _search(self, base: KnowledgeBase) -> Shared:
+        timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
+        most = max(1, *(tier.shots for tier in self.staff.tiers))
+        budgeted = BudgetedRetriever(timed, self.decoding)
+        return Shared(UnlessEmpty(Alike(budgeted)), least=most)
+
+    def _pipeline(self, base: KnowledgeBase, found: Shared) -> Pipeline:
+        config, tiers = self.config, self.staff.tiers
+        cache = config.cache
+        route, escalate = routed(config.route, tiers, found, len(base))
+        pipeline = cache_of_thought(
+            base,
+            tiers=tiers,
+            route=route,
+            escalate=escalate,
+            retrieve=found if cache.at_least is None else Near(found, cache.at_least),
+            rerank=TopK(cast(Order, cache.order)),
+            parse=FinalAnswerParser(),
+            reasoning=False,
+            remember=False,
+            price=self.staff.prices,
+        )
+        if config.route.samples is not None:
+            pipeline = replace(pipeline, choose=most_frequent)
+        return pipeline
+
+    def _gate(self, namespace: str) -> BenefitGate:
+        if namespace not in self._gates:
+            gate = self._gates[namespace] = BenefitGate()
+            if (state := self.ledger.gate(namespace)) is not None:
+                try:
+                    gate.restore(orjson.loads(state))
+                except (BottegaError, ValueError) as error:
+                    log.warning("the gate of %r measures anew: %s", namespace, error)
+        return self._gates[namespace]
+
+
+def _example(base: KnowledgeBase, id: str) -> Example | None:
+    """Return the example, None if it was deleted, evicted or replaced by a newer answer."""
+    try:
+        return base.get(id)
+    except NotFoundError:
+        return None
+
+
+def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:
+    if cache.retrieve == "bm25":
+        return BM25(base, exclude="same-question")
+    return Dense(partial(base.search, exclude="same-question"))
+
+
+Opened = tuple[Workshop, KnowledgeBase]
+
+
+class Namespaces:
+    """At most `most` stay open, the least recently used goes first: it is closed once no request
+    holds its workshop any more. `open_one` blocks and is called in a thread, one call at a time, so
+    that an embedder is loaded once. Clients take turns: one that opens many namespaces does not
+    delay the others."""
+
+    def __init__(self, open_one: Callable[[str], Opened], most: int) -> None:
+        self._open_one = open_one
+        self._most = most
+        self._opened: OrderedDict[str, asyncio.Future[Opened]] = OrderedDict()
+        self._endings: list[weakref.finalize[..., Workshop]] = []
+        self._turns = FairSemaphore(1, 1)
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
+        self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self, namespace: str, /) -> Workshop:
+        """Raises `StoreError`; the next call tries again."""
+        return (await self._both(namespace))[0]
+
+    def base(self, namespace: str) -> KnowledgeBase:
+        """The handle that the gateway itself uses, for another thread than the event loop's."""
+        if self._loop is None:
+            raise StoreError("the gateway is not running yet", hint="try again in a moment")
+        return asyncio.run_coroutine_threadsafe(self._both(namespace), self._loop).result()[1]
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """On the event loop, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(work)
+
+    async def _both(self, namespace: str) -> Opened:
+        self._loop = asyncio.get_running_loop()
+        found = self._opened.get(namespace)
+        if found is None:
+            found = asyncio.ensure_future(self._open_in_turn(namespace))
+            found.add_done_callback(lambda done: self._came(namespace, done))
+            self._opened[namespace] = found
+        self._opened.move_to_end(namespace)
+        return await asyncio.shield(found)
+
+    async def _open_in_turn(self, namespace: str) -> Opened:
+        await self._turns.acquire(1)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._opener, self._open_one, namespace)
+        finally:
+            self._turns.release(1)
+
+    def counts(self) -> dict[str, int]:
+        """Examples of each open namespace. Blocks."""
+        done = {name: one.result() for name, one in list(self._opened.items()) if one.done()}
+        return {name: len(base) for name, (_, base) in done.items()}
+
+    async def aclose(self) -> None:
+        """Closes all, also those that a request still holds. What was kept is durable anyway."""
+        await asyncio.gather(*self._opened.values(), return_exceptions=True)
+        self._opened.clear()
+        for ending in self._endings:
+            ending()
+        await asyncio.to_thread(self._closer.shutdown)
+        self._opener.shutdown(wait=False)
+
+    def _came(self, namespace: str, done: asyncio.Future[Opened]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._opened.pop(namespace, None)
+            return
+        workshop, base = done.result()
+        ending = weakref.finalize(workshop, self._closer.submit, _close, base, namespace)
+        ending.atexit = False
+        self._endings = [*(one for one in self._endings if one.alive), ending]
+        while len(self._opened) > self._most:
+            self._opened.popitem(last=False)
+
+
+def _close(base: KnowledgeBase, namespace: str) -> None:
+    try:
+        base.close()
+    except Exception:
+        log.exception("the cache of the namespace %r was not closed as it should", namespace)

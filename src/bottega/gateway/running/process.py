@@ -1,0 +1,195 @@
+"""The process: a port, uvicorn on it, and an end that lets requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from bottega.errors import SettingError
+from bottega.gateway.config.settings import Config, Listening
+from bottega.gateway.running.admission import Connection, Doorway
+from bottega.gateway.running.reload import reload
+from bottega.gateway.running.server import House, return_large_blocks
+
+log = logging.getLogger(__name__)
+
+# The ledger and the log are written by threads: at most so long does the event loop wait for one.
+SWITCH_SECONDS = 0.0005
+# After draining: what still runs is cut.
+CUT_SECONDS = 1
+# After that: a thread that loads a model cannot be told to stop.
+LEAVE_SECONDS = 5.0
+
+
+def bound(listening: Listening) -> socket.socket:
+    """The port, before anything is loaded. Raises `SettingError`."""
+    host, port = listening.host, listening.port
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(2048)
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        raise SettingError(
+            f"nothing can listen on {host}:{port}: {error.strerror}",
+            hint=_elsewhere(error, port),
+        ) from error
+    return found
+
+
+def bound_for_metrics(listening: Listening) -> socket.socket | None:
+    """Return the bound socket of the metrics port, None if it is not set. Raises `SettingError`."""
+    if listening.metrics_port is None:
+        return None
+    try:
+        return bound(replace(listening, host=listening.metrics_host, port=listening.metrics_port))
+    except SettingError as error:
+        raise SettingError(
+            str(error), hint="change gateway.metrics_port and gateway.metrics_host"
+        ) from error
+
+
+def _elsewhere(error: OSError, port: int) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
+    other = port + 1 if 1023 < port < 65535 else 8000
+    return f"--port {other} takes another port, --port 0 any that is free"
+
+
+def base_url(listening: Listening, port: int) -> str:
+    """As a client on this machine writes it."""
+    host = listening.host
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{shown}]' if ':' in shown and '[' not in shown else shown}:{port}/v1"
+
+
+def run(
+    house: House,
+    listener: socket.socket,
+    started: Callable[[], None],
+    *,
+    metrics: socket.socket | None = None,
+    read: Callable[[], Config] | None = None,
+) -> None:
+    """Blocks until SIGTERM or SIGINT, and then until requests under way have ended, at most
+    `drain_seconds`; a second signal does not wait. SIGHUP applies the settings that `read` returns;
+    without `read` it ends the process like SIGTERM."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return_large_blocks()
+    house.when_ready = _leave_alone_what_was_loaded
+    config = configured(house.app)
+    seconds = house.config.gateway.drain_seconds
+    sockets = [listener]
+    if metrics is not None:
+        house.inner.metrics_port = metrics.getsockname()[1]
+        sockets.append(metrics)
+    server = Draining(config, house.app, seconds, started, _leave_soon)
+    if read is not None:
+        server.reload = partial(reload, house, read)
+    server.run(sockets)
+    log.info("stopped")
+
+
+def _leave_alone_what_was_loaded() -> None:
+    """By the collector, which would walk over all of it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _leave_soon() -> None:
+    leaving = threading.Timer(LEAVE_SECONDS, _leave)
+    leaving.daemon = True
+    leaving.start()
+
+
+def _leave() -> None:
+    """What was kept is durable: nothing is lost but the rest of a model's loading."""
+    log.warning("stopped, while something was still being loaded or closed")
+    logging.getLogger().handlers[0].close()
+    os._exit(0)
+
+
+def configured(app: Any) -> uvicorn.Config:
+    """As the gateway meets its clients."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=CUT_SECONDS,
+        server_header=False,
+        proxy_headers=False,  # whoever says where he comes from is not believed
+        ws="none",
+    )
+
+
+class Draining(uvicorn.Server):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        doorway: Doorway,
+        seconds: float,
+        started: Callable[[], None] = lambda: None,
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(config)
+        self._over = over
+        self._doorway, self._seconds, self._told = doorway, seconds, started
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self.reload: Callable[[], None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP"):  # its default ends the process without draining
+            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+        await super().startup(sockets)
+        if self.started:
+            self._told()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._doorway.closing or self._loop is None:
+            self._over()
+            self.should_exit = self.force_exit = True
+            return
+        self._doorway.closing = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _hung_up(self) -> None:
+        if self.reload is not None:
+            self.reload()
+        else:
+            self.handle_exit(signal.SIGHUP, None)
+
+    def _drain(self) -> None:
+        log.info("draining: %d requests under way", self._doorway.under_way)
+        self._draining = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        """The port stays open meanwhile: `/readyz` tells load balancers, and who comes in spite of
+        it is told to go elsewhere."""
+        await self._doorway.close(self._seconds)
+        self._over()
+        self.should_exit = True

@@ -1,0 +1,184 @@
+"""Return of freed memory to the operating system."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.routing import BaseRoute
+
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.asgi import App
+from bottega.gateway.chat import Gateway
+from bottega.gateway.config.settings import MB, Config
+from bottega.gateway.endpoint import Door, Progress
+from bottega.gateway.ports import Workshops
+from bottega.gateway.running.admission import Doorway
+from bottega.gateway.running.tiers import Staff
+from bottega.gateway.telemetry.logs import log_request
+from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from bottega.types import Usage
+
+M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+BLOCK = 1 << 20
+
+
+def return_large_blocks() -> bool:
+    """Make malloc map each block of 1 MB or more separately and unmap it when it is freed. Return
+    whether the C library supports this.
+
+    By default glibc raises this threshold to the largest block freed so far: after the first large
+    image, the next ones come from heaps, where one small block above them keeps them allocated.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, BLOCK))
+
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0
+COUNT_SECONDS = 15.0
+
+
+class Spaces(Workshops, Protocol):
+    def counts(self) -> dict[str, int]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class House:
+    """Everything that serves, with its doors: `app` is what uvicorn runs. Whoever does not run
+    `app` through its lifespan awaits `aclose`."""
+
+    config: Config
+    staff: Staff
+    spaces: Spaces
+    metrics: Metrics
+    accounts: Accounts
+    ledger: Ledger
+    gateway: Gateway
+    limiter: Limiter
+    is_ready: bool = False
+    when_ready: Callable[[], None] = lambda: None
+    app: Doorway = field(init=False)
+    inner: App = field(init=False)
+
+    def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
+        """`more` are further routes, such as the administration's."""
+        door = Door(self.gateway.answer, self.over, self.gateway.limits.body_mb * MB)
+        app = App(
+            self.gateway,
+            door,
+            is_ready=lambda: self.is_ready,
+            troubles=self.staff.troubles,
+            metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
+            more=more,
+            lifespan=self.living,
+        )
+        self.inner = app
+        self.app = Doorway(app, self.config.gateway.max_concurrent)
+        self.metrics.in_flight.set_function(lambda: self.app.under_way)
+        self.metrics.lost_rows(lambda: self.ledger.lost)
+
+    def over(self, progress: Progress) -> None:
+        """What is kept of a request: a row, counts and a line."""
+        entry = entry_of(progress)
+        self.ledger.note(entry)
+        self.metrics.observe(entry)
+        log_request(entry, progress.why, progress.fallback)
+        if progress.entered and self.gateway.access is not None:
+            self.gateway.access.leave(progress.account)
+        if progress.hold is not None:
+            progress.hold.release()
+
+    @asynccontextmanager
+    async def living(self) -> AsyncGenerator[None]:
+        """The port is open while models and embedders are loaded: `/readyz` says when they are."""
+        work = [asyncio.create_task(self.warm()), asyncio.create_task(self._count())]
+        try:
+            yield
+        finally:
+            for one in work:
+                one.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            await self.aclose()
+
+    async def warm(self) -> None:
+        """Ends when the cache is open and a tier can answer; until then it tries again."""
+        while True:
+            opened, answering = await asyncio.gather(
+                self._succeeds("the cache", self.spaces.open("")),
+                asyncio.gather(
+                    *(self._succeeds(one.name, one.upstream.check()) for one in self.staff.served)
+                ),
+            )
+            if opened and any(answering):
+                break
+            await asyncio.sleep(AGAIN_SECONDS)
+        for one in self.staff.served:  # the tables of prices take long to load
+            await asyncio.to_thread(self.staff.prices, one.upstream.model, Usage())
+        self.is_ready = True
+        self.when_ready()
+        log.info("ready")
+
+    async def _succeeds(self, name: str, work: Awaitable[object]) -> bool:
+        try:
+            await work
+        except BottegaError as error:
+            log.warning("%s is not ready: %s", name, error)
+        except Exception:
+            log.exception("%s is not ready", name)
+        else:
+            return True
+        return False
+
+    async def _count(self) -> None:
+        while True:
+            try:
+                for name, count in (await asyncio.to_thread(self.spaces.counts)).items():
+                    self.metrics.cache_entries(name, count)
+            except BottegaError as error:  # closed meanwhile, or a disk that fails
+                log.warning("the cache's entries are not counted: %s", error)
+            await asyncio.sleep(COUNT_SECONDS)
+
+    async def aclose(self) -> None:
+        if self.gateway.shadowing is not None:
+            await self.gateway.shadowing.aclose()
+        await self.staff.aclose()
+        await self.spaces.aclose()
+        await asyncio.to_thread(self.ledger.close)
+        await asyncio.to_thread(self.accounts.close)
+
+
+def entry_of(progress: Progress) -> Entry:
+    usage = progress.usage
+    return Entry(
+        progress.begun,
+        progress.request_id,
+        progress.account.id,
+        progress.namespace,
+        progress.route,
+        progress.model,
+        progress.state,
+        progress.shots,
+        progress.similarity,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.cached_tokens,
+        progress.cost_usd,
+        progress.seconds,
+        progress.status,
+        dismissed_usd=progress.dismissed_usd,
+    )

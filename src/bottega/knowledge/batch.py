@@ -1,0 +1,136 @@
+"""One batch on its way into a knowledge base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from bottega.errors import EmbeddingError, ImageError, LoadError, SettingError
+from bottega.image import CHECKED_SIDE
+from bottega.knowledge.errors import OnBad
+from bottega.knowledge.ports import Capacity, Embedded, RowStore
+from bottega.knowledge.records import CONTEXT, Standing, identity, is_text, question_digest, with_id
+from bottega.knowledge.views import View
+from bottega.types import Example
+
+TEXTS = (
+    "question, choices, answer, labels, rationale, tags and sources are texts that UTF-8 can write,"
+    " without NUL characters"
+)
+
+
+def store_batch(
+    examples: Sequence[Example],
+    rows: RowStore,
+    views: Mapping[str, View],
+    on_bad: OnBad,
+    capacity: Capacity | None = None,
+    standings: Mapping[str, Standing] | None = None,
+    supersede: bool = False,
+) -> tuple[int, int]:
+    """How many were new, and how many bad; the rest is stored already."""
+    storable = [example for example in examples if _is_storable(example, on_bad)]
+    fresh = _unknown(storable, rows)
+    decoded = [example for example in fresh if _decodes(example, on_bad)]
+    sound, embedded = _embedded(decoded, views, on_bad)
+    new = rows.put(sound, embedded, capacity, standings, supersede) if sound else 0
+    return new, len(examples) - len(storable) + len(fresh) - len(sound)
+
+
+def replace_batch(
+    examples: Sequence[Example],
+    rows: RowStore,
+    views: Mapping[str, View],
+    on_bad: OnBad,
+    capacity: Capacity | None = None,
+) -> list[str | None]:
+    """The id under which each one's question is answered now, None for a bad one. Where a pinned
+    answer stays that is its id."""
+    asked = [
+        question_digest(example) if _is_storable(example, on_bad) else None for example in examples
+    ]
+    pairs = zip(asked, examples, strict=True)
+    newest = {digest: example for digest, example in pairs if digest is not None}
+    store_batch(list(newest.values()), rows, views, on_bad, capacity, supersede=True)
+    ids = {digest: identity(example) for digest, example in newest.items()}
+    stored = rows.keys(ids.values())
+    answered = {digest: id for digest, id in ids.items() if id in stored}
+    pinned = rows.pinned_answers(ids.keys() - answered.keys())
+    return [None if digest is None else (pinned | answered).get(digest) for digest in asked]
+
+
+def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
+    """Raises `LoadError` for what cannot be stored, `SettingError` for what would be another
+    example."""
+    if not all(map(is_text, (*tags, *tags.values(), *([] if rationale is None else [rationale])))):
+        raise LoadError("the annotation cannot be stored", hint=TEXTS)
+    if CONTEXT in tags:
+        raise SettingError(
+            f"the tag {CONTEXT!r} is part of what was asked, and so of the example's id",
+            hint="delete the example and add another one",
+        )
+
+
+def _is_storable(example: Example, on_bad: OnBad) -> bool:
+    try:
+        storable = all(map(is_text, _texts(example)))
+    except (TypeError, AttributeError):  # what should hold texts is something else
+        storable = False
+    if not storable:
+        name = example.source or example.query.text
+        on_bad(LoadError(f"{name!a} cannot be stored", hint=TEXTS))
+    return storable
+
+
+def _texts(example: Example) -> Iterator[str]:
+    query, tags = example.query, example.tags
+    yield from (query.text, *query.choices, example.answer, *(example.labels or ()))
+    yield from (*tags, *tags.values())
+    optional = [example.rationale, example.source, *(image.source for image in query.images)]
+    yield from (text for text in optional if text is not None)
+
+
+def _unknown(examples: Sequence[Example], rows: RowStore) -> list[Example]:
+    named: dict[str, Example] = {}
+    for example in examples:
+        named.setdefault(identity(example), example)
+    known = rows.keys(named)
+    return [with_id(example, id) for id, example in named.items() if id not in known]
+
+
+def _decodes(example: Example, on_bad: OnBad) -> bool:
+    # Also for embedders that read only the text: a demonstration shows the image later.
+    try:
+        for image in example.query.images:
+            image.decode(at_least=CHECKED_SIDE)
+    except ImageError as error:
+        on_bad(error)
+        return False
+    return True
+
+
+def _embedded(
+    examples: list[Example], views: Mapping[str, View], on_bad: OnBad
+) -> tuple[list[Example], dict[str, Embedded]]:
+    """All at once; if that fails one by one, so that only the culprits are left out."""
+    try:
+        return examples, _vectors(examples, views)
+    except EmbeddingError:
+        sound = [example for example in examples if _embeds(example, views, on_bad)]
+        return sound, _vectors(sound, views)
+
+
+def _embeds(example: Example, views: Mapping[str, View], on_bad: OnBad) -> bool:
+    try:
+        _vectors([example], views)
+    except EmbeddingError as error:
+        name = example.source or repr(example.query.text)
+        on_bad(EmbeddingError(f"{name}: {error}", hint=error.hint))
+        return False
+    return True
+
+
+def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, Embedded]:
+    return {
+        name: Embedded(view.embed.fingerprint, view.vectors(examples))
+        for name, view in views.items()
+    }

@@ -1,0 +1,281 @@
+"""One index that keeps up with the rows: loaded, caught up, and rebuilt in the background."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+from bottega.errors import BottegaError, StoreError
+from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
+from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
+from bottega.knowledge.index_files import Head, Snapshot, load, save, snapshot_path, unfinished_path
+from bottega.knowledge.ports import RowStore, StoredView
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
+
+log = logging.getLogger(__name__)
+
+PAGE = 4096
+BUILT_AT_ONCE = 256
+# Rows that a new index may still lack when it takes over: milliseconds of work.
+SMALL_LAG = 64
+DEAD_SHARE = 0.2
+SAVED_EVERY = 5000
+# Delay before a graph is built: a process that ends sooner would discard it.
+BUILD_AFTER_SECONDS = 2.0
+
+
+class OutOfDate(Exception):
+    """This follower is closed, or its view was made anew: another one must be asked."""
+
+
+class Follower:
+    """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
+    built in the background, and searches stay exact until it is there. A process that ends before
+    saves the plain vectors to a file, which the next process reads instead of every row."""
+
+    def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
+        self._rows = rows
+        self._view = view
+        self._metric: Metric = metric
+        self._hnsw_above = hnsw_above
+        self._path = snapshot_path(rows.path, view.name, rows.namespace)
+        self._index: FaissIndex | None = None
+        self._ready: FaissIndex | None = None
+        self._saved_at = 0
+        self._lock = Lock()
+        self._worker: Thread | None = None
+        self._stopping = Event()
+        self._awaited = Event()  # set when a caller waits for the background worker
+        self._gave_up = False
+
+    def current(self) -> FaissIndex:
+        """The index with every change that any process has committed. Raises `OutOfDate`."""
+        with self._lock:
+            last = self._rows.last_seq()
+            if self._stopping.is_set():
+                raise OutOfDate
+            if self._index is None:
+                self._check_view()
+                self._index = self._loaded() or self._exact()
+                self._maintain(self._index)
+            if self._ready is not None:
+                self._index, self._ready = self._ready, None
+            if self._index.watermark < last:
+                self._check_view()
+                if not self._catch_up(self._index):
+                    self._index = self._exact()
+                self._maintain(self._index)
+            return self._index
+
+    def close(self, *, keep: bool = True) -> None:
+        """Wait for the background worker, and save a large index for the next start."""
+        self._stopping.set()
+        self._awaited.set()
+        if self._worker is not None:
+            self._worker.join()
+        with self._lock:
+            index = self._ready or self._index
+            if keep and index is not None and self._is_unsaved(index):
+                self._save(index)
+            self._index = self._ready = None
+
+    @property
+    def is_building(self) -> bool:
+        return self._worker is not None and self._worker.is_alive()
+
+    def settle(self) -> None:
+        """Waits until nothing is being built."""
+        self._awaited.set()
+        while self.is_building:
+            if self._worker is not None:
+                self._worker.join()
+            with suppress(OutOfDate):
+                self.current()
+
+    @property
+    def _shape(self) -> tuple[int, Metric]:
+        return self._view.dimension, self._metric
+
+    def _check_view(self) -> None:
+        if self._rows.views().get(self._view.name) != self._view:
+            raise OutOfDate
+
+    def _is_unsaved(self, index: FaissIndex) -> bool:
+        if isinstance(index, HnswIndex):
+            return index.watermark > self._saved_at
+        return len(index) > self._hnsw_above and self._may_write() and self._is_far_behind(index)
+
+    def _is_far_behind(self, index: FaissIndex) -> bool:
+        """Return whether the file is missing or lacks more than a tenth of the changes."""
+        lag = index.watermark - self._saved_at
+        return not self._saved_at or lag > max(SAVED_EVERY, len(index) // 10)
+
+    def _may_write(self) -> bool:
+        return self._path is not None and os.access(self._path.parent, os.W_OK)
+
+    def _loaded(self) -> FaissIndex | None:
+        found = load(self._path) if self._path else None
+        if found is None or not self._fits(found.head):
+            return None
+        index = self._restored(found)
+        # In one moment, or another process's commit in between would look like damage.
+        with self._rows.snapshot():
+            told = self._catch_up(index)
+            whole = index.digest() == self._rows.keys_digest()
+        if not told:
+            log.info("%s is too far behind and will be made again", self._path)
+            return None
+        if not whole:
+            log.warning("%s does not match its rows and will be made again", self._path)
+            return None
+        self._saved_at = found.head.seq
+        return index
+
+    def _restored(self, found: Snapshot) -> FaissIndex:
+        if isinstance(found.index, faiss.IndexFlat):
+            return FlatIndex.restored(found.index, found.keys, self._metric, found.head.seq)
+        return self._graph_of(found)
+
+    def _graph_of(self, found: Snapshot) -> HnswIndex:
+        return restored(
+            found.index,
+            found.keys,
+            self._metric,
+            exact_up_to=self._hnsw_above,
+            watermark=found.head.seq,
+        )
+
+    def _fits(self, head: Head) -> bool:
+        return head.mark is not None and head == self._head(head.seq)
+
+    def _head(self, seq: int) -> Head:
+        view, space = self._view, self._rows.namespace
+        made_by = (view.number, view.fingerprint, view.dimension, self._metric)
+        return Head(*made_by, space, seq, self._rows.mark(seq))
+
+    def _exact(self) -> FaissIndex:
+        index = self._filled(FlatIndex(*self._shape))
+        if self._stopping.is_set():  # which cuts filling short
+            raise OutOfDate
+        return index
+
+    def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
+        """Add the rows after the last one that the index holds. Those before are as they were at
+        its watermark."""
+        watermark = index.watermark if len(index) else self._rows.last_seq()
+        index.fill(self._pages(page, index.last_key()), watermark)
+        return index
+
+    def _pages(self, size: int, key: int = 0) -> Iterator[Sequence[tuple[int, Vectors]]]:
+        while not self._stopping.is_set():
+            page = self._rows.vectors_after(key, size, self._view.number)
+            if not page:
+                return
+            for found, vector in page:
+                self._check_width(found, vector)
+            yield page
+            key = page[-1][0]
+
+    def _catch_up(self, index: FaissIndex, within: int = 0) -> bool:
+        """False if the log has lost what the index lacks, which has to be filled anew."""
+        while index.watermark + within < self._rows.last_seq():
+            changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
+            if index.watermark < self._rows.pruned():
+                return False
+            for change in changes:
+                if change.vector is not None:
+                    self._check_width(change.key, change.vector)
+            index.apply(changes)
+        return True
+
+    def _check_width(self, key: int, vector: Vectors) -> None:
+        if len(vector) != self._view.dimension:
+            raise StoreError(
+                f"{self._rows.name} is damaged: the vector {self._view.name!r} of row {key} has"
+                f" {len(vector)} numbers, not {self._view.dimension}",
+                hint="verify(repair=True) makes it again, or bottega verify --repair",
+            )
+
+    def _maintain(self, index: FaissIndex) -> None:
+        if self._gave_up or self.is_building:
+            return
+        if isinstance(index, HnswIndex):
+            stale = index.dead_share > DEAD_SHARE
+            unsaved = self._is_far_behind(index)
+            work = self._rebuild if stale else self._save if unsaved else None
+        else:
+            work = self._rebuild if len(index) > self._hnsw_above else None
+        if work is not None:
+            self._worker = Thread(target=self._quietly, args=(work, index), daemon=True)
+            self._worker.start()
+
+    def _quietly(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
+        """What is there goes on serving if this fails."""
+        try:
+            # Of this thread only: searches keep the others.
+            faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+            work(index)
+        except (BottegaError, RuntimeError, MemoryError) as error:
+            self._gave_up = True
+            if not self._stopping.is_set():
+                log.warning("the index of %s was not rebuilt: %s", self._rows.path, error)
+
+    def _rebuild(self, old: FaissIndex) -> None:
+        if isinstance(old, FlatIndex):
+            self._awaited.wait(BUILD_AFTER_SECONDS)
+        if self._stopping.is_set():
+            return
+        new: FaissIndex = FlatIndex(*self._shape)
+        if len(old) > self._hnsw_above:
+            new = self._unfinished() or HnswIndex(
+                empty_graph(*self._shape), self._metric, exact_up_to=self._hnsw_above
+            )
+        begun = len(new)
+        self._filled(new, BUILT_AT_ONCE)
+        if self._stopping.is_set():
+            if isinstance(new, HnswIndex) and len(new) - begun >= SAVED_EVERY:
+                self._save(new, unfinished=True)
+            return
+        if not self._catch_up(new, SMALL_LAG) or (begun and not self._is_whole(new)):
+            self._forget_unfinished()
+            return
+        if isinstance(new, HnswIndex):
+            self._save(new)
+            self._forget_unfinished()
+        self._ready = new
+
+    def _unfinished(self) -> HnswIndex | None:
+        """Return the partial graph that an earlier process has saved, if it still fits."""
+        found = load(unfinished_path(self._path)) if self._path else None
+        if found is None or not self._fits(found.head):
+            return None
+        return self._graph_of(found)
+
+    def _forget_unfinished(self) -> None:
+        if self._path is not None:
+            with suppress(OSError):
+                unfinished_path(self._path).unlink()
+
+    def _is_whole(self, index: FaissIndex) -> bool:
+        with self._rows.snapshot():
+            return self._catch_up(index) and index.digest() == self._rows.keys_digest()
+
+    def _save(self, index: FaissIndex, unfinished: bool = False) -> None:
+        if self._path is None:
+            return
+        copy, keys, seq = index.copied()
+        found = Snapshot(self._head(seq), copy, keys)
+        if unfinished:
+            save(unfinished_path(self._path), found)
+        else:
+            save(self._path, found)
+            self._saved_at = seq

@@ -1,0 +1,218 @@
+"""What an embedder gave, before it is stored or compared."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.errors import EmbeddingError, StoreError, StoreFullError
+from bottega.protocols import Vectors
+
+# Tokens are kept in float16, which holds no more.
+LARGEST = float(np.finfo(np.float16).max)
+
+
+def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
+    """Raises `EmbeddingError` unless they are (tokens, dimension) numbers that float16 holds."""
+    if rows.ndim != 2 or rows.shape[1] != dimension:
+        raise EmbeddingError(
+            f"the tokens of {of} are {rows.shape}, not (tokens, {dimension})",
+            hint="give the embedder that the index was made for",
+        )
+    if not np.isfinite(rows).all():
+        raise EmbeddingError(f"the tokens of {of} are not all finite", hint="check the embedder")
+    if len(rows) and float(np.abs(rows).max()) > LARGEST:
+        raise EmbeddingError(
+            f"the tokens of {of} hold numbers beyond {LARGEST:.0f}",
+            hint="scale them, as to unit length",
+        )
+
+
+def one_for_each(made: Iterable[Vectors], count: int) -> list[Vectors]:
+    """Raises `EmbeddingError` unless there are as many as texts were embedded."""
+    found = list(made)
+    if len(found) != count:
+        raise EmbeddingError(
+            f"the embedder gave the tokens of {len(found)} queries, not of {count}",
+            hint="it must give one matrix for each, an empty one where there are no tokens",
+        )
+    return found
+
+
+CHUNK = 1 << 22
+LOCK = "lock"
+
+
+def append(path: Path, content: bytes, *, at: int, crc: int) -> int:
+    """Writes from byte `at`, over whatever an interrupted append left there; the new checksum."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return zlib.crc32(content, crc)
+
+
+def checksum(path: Path, size: int) -> int | None:
+    """Of the first `size` bytes; None if there are not as many."""
+    if not path.is_file() or path.stat().st_size < size:
+        return None
+    crc = 0
+    with path.open("rb") as file:
+        while size > 0:
+            chunk = file.read(min(CHUNK, size))
+            crc = zlib.crc32(chunk, crc)
+            size -= len(chunk)
+    return crc
+
+
+def mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Read-only; an empty file cannot be mapped and needs not be."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, mode="r", shape=shape)
+
+
+def lock(folder: Path) -> int | None:
+    """A file descriptor that holds the folder until it is closed; None if another has it."""
+    with suppress(ModuleNotFoundError):  # where there is no fcntl, the user sees to it
+        import fcntl
+
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+VERSION = 1
+MANIFEST = "manifest.json"
+# How every manifest begins, also one that was damaged or cut off since.
+BEGINNING = b'{"content": {"crcs": '
+
+
+@dataclass
+class Manifest:
+    """Bytes beyond the sizes here are of an append that was interrupted."""
+
+    fingerprint: str
+    dimension: int
+    version: int = VERSION
+    generation: int = 0
+    scale: float = 0.0  # of the int8 copy
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file
+    crcs: dict[str, int] = field(default_factory=dict)
+    deleted: list[int] = field(default_factory=list)  # positions
+
+
+def believed(folder: Path, fingerprint: str, dimension: int) -> Manifest | None:
+    """The folder's, if it is of this embedder and its files are whole."""
+    content = read_manifest(folder)
+    if content is None or content.get("version") != VERSION:
+        return None
+    held = Manifest(**content)
+    if (held.fingerprint, held.dimension) != (fingerprint, dimension):
+        return None
+    whole = all(
+        checksum(folder / f"{name}.{held.generation}", size) == held.crcs[name]
+        for name, size in held.sizes.items()
+    )
+    return held if whole else None
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    body = json.dumps(content, sort_keys=True)
+    text = json.dumps({"crc": zlib.crc32(body.encode()), "content": content}, sort_keys=True)
+    draft = folder / f"{MANIFEST}.new"
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """None if there is none, or none that can be believed."""
+    try:
+        held = json.loads((folder / MANIFEST).read_text())
+        content, crc = held["content"], held["crc"]
+        body = json.dumps(content, sort_keys=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return content if isinstance(content, dict) and zlib.crc32(body.encode()) == crc else None
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether it was written here, damaged or not: another program may use the same name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
+
+
+HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
+DATA = re.compile(rf"({HALF}|{EIGHTH}|{OFFSETS}|{IDS}|{CODES})\.[0-9]+(\.new)?")
+OWN = frozenset((LOCK, MANIFEST, f"{MANIFEST}.new"))
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def prepared(folder: str | Path) -> Path:
+    """The folder, made if need be. Raises `StoreError` if it holds what no array has written:
+    an array empties its folder when it does not fit, and must never do that to another's."""
+    if "\0" in str(folder):
+        raise StoreError(f"{str(folder)!r} is no path: it holds a NUL", hint="give another folder")
+    path = Path(folder)
+    with storing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not _is_own(path):
+            raise StoreError(
+                f"{path} holds files that are not an index's",
+                hint="give an empty folder, or one that does not exist yet",
+            )
+    return path
+
+
+def temporary() -> Path:
+    with storing(Path("a temporary folder")):
+        return Path(mkdtemp(prefix="bottega-late-"))
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Those that an array, of whatever generation, has written beside its manifest."""
+    return [path for path in folder.iterdir() if DATA.fullmatch(path.name) and path.is_file()]
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[None]:
+    """What the system refuses, as a `StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{folder} cannot be read or written: {error.strerror or error}"
+        if error.errno in FULL:
+            raise StoreFullError(reason, hint="make room, or give another folder") from error
+        raise StoreError(reason, hint="check that it is a folder, and your rights in it") from error
+
+
+def _is_own(folder: Path) -> bool:
+    names = {path.name for path in folder.iterdir()}
+    if MANIFEST in names:
+        return is_manifest(folder / MANIFEST)
+    # An array makes its lock before all else and may lose its manifest.
+    return not names or (LOCK in names and all(n in OWN or DATA.fullmatch(n) for n in names))

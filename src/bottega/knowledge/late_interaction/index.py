@@ -1,0 +1,225 @@
+"""What an index has to embed and to drop: from a change log, or by comparing ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
+from bottega.exclusion import Exclude, is_excluded
+from bottega.knowledge.database import Closing
+from bottega.knowledge.late_interaction.folder import one_for_each
+from bottega.knowledge.late_interaction.search import Effort, TokenIndex
+from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.protocols import MultiVectorEmbedder, Vectors
+from bottega.types import Candidate, Changed, Example, Query
+
+Held = Callable[[], Collection[str]]
+
+
+class Followed(Protocol):
+    """The part of a knowledge base that an index follows. What an id stands for never changes."""
+
+    def ids(self) -> Sequence[str]: ...
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]: ...
+
+
+@runtime_checkable
+class Logged(Protocol):
+    """A source that can also say what happened after change number `since`, in order.
+
+    One that no longer knows all of it raises `StoreError`, or begins at `since` or before.
+    """
+
+    def changes(self, since: int, /) -> Iterable[Changed]: ...
+
+
+@dataclass(frozen=True)
+class News:
+    """`upto` is the change that they end with, None where there is no log."""
+
+    gone: list[str]
+    new: list[str]
+    upto: int | None = None
+
+
+def news(source: Followed, since: int | None, held: Held) -> News:
+    """What happened after `since`, or what the ids say where no log tells it (None: all of it)."""
+    if since is not None:
+        told = _told(source, since)
+        if told is not None:
+            return _of_log(told, since, held)
+    # The log's end first: what comes between the two readings is then told once more, not missed.
+    upto = _end(source)
+    wanted, there = dict.fromkeys(source.ids()), dict.fromkeys(held())
+    gone = [id for id in there if id not in wanted]
+    return News(gone, [id for id in wanted if id not in there], upto)
+
+
+def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
+    """Those of the ids that are still there, with their examples."""
+    try:
+        return list(zip(ids, source.get_many(ids), strict=True))
+    except NotFoundError:
+        if len(ids) <= 1:
+            return []
+    half = len(ids) // 2
+    return [*present(source, ids[:half]), *present(source, ids[half:])]
+
+
+def _of_log(told: Sequence[Changed], since: int, held: Held) -> News:
+    if not told:
+        return News([], [], since)
+    last: dict[str, bool] = {}
+    for change in told:
+        last.pop(change.id, None)  # what came back is the newest
+        last[change.id] = change.deleted
+    there = set(held())
+    gone = [id for id, deleted in last.items() if deleted and id in there]
+    new = [id for id, deleted in last.items() if not deleted and id not in there]
+    return News(gone, new, told[-1].seq)
+
+
+def _told(source: Followed, since: int) -> list[Changed] | None:
+    """None where the log has a gap."""
+    if not isinstance(source, Logged):
+        return None
+    try:
+        told = list(source.changes(since))
+    except StoreError:
+        return None
+    return None if told and told[0].seq <= since else told
+
+
+def _end(source: Followed) -> int | None:
+    """The number of the last change there is. Read through once: entries are small."""
+    if not isinstance(source, Logged):
+        return None
+    end = 0
+    try:
+        for change in source.changes(0):
+            end = change.seq
+    except StoreError:
+        return None
+    return end
+
+
+class LateIndex(Closing):
+    """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
+    embedder gives image and text tokens.
+
+    Every search first embeds what was added to the knowledge base and drops what was deleted: the
+    first one compares ids, the others read `changes` from where the last one stopped, or compare
+    again where there is no such log. `folder` keeps the tokens between runs; None keeps them as
+    long as the index lives. Every method blocks. A retriever is `Dense(index.search)`.
+    """
+
+    def __init__(
+        self,
+        knowledge: Followed,
+        embed: MultiVectorEmbedder,
+        folder: str | Path | None = None,
+        *,
+        effort: Effort | None = None,
+        seed: int = 0,
+        batch_size: int = 32,
+    ) -> None:
+        self._knowledge = knowledge
+        self._embed = embed
+        self._batch_size = batch_size
+        array = TokenArray(folder, embed.fingerprint, embed.dimension)
+        self._tokens = TokenIndex(array, effort=effort, seed=seed)
+        self._following = Lock()
+        self._seq: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def follow(self) -> int:
+        """Brings the index up to date; how many examples were embedded or dropped for it.
+
+        Batches that were embedded before an error remain.
+        """
+        with self._following:
+            self._tokens.check_open()
+            found = news(self._knowledge, self._seq, self._tokens.ids)
+            if found.gone:
+                self._tokens.delete(found.gone)
+            for start in range(0, len(found.new), self._batch_size):
+                self._add(found.new[start : start + self._batch_size])
+            # Only now: after an error the same changes are read again.
+            self._seq = found.upto
+            return len(found.gone) + len(found.new)
+
+    def search(
+        self,
+        query: Query,
+        k: int,
+        *,
+        include_self: bool = False,
+        exclude: Exclude = "same-image",
+        within: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Candidate]:
+        """The `k` examples of the highest MaxSim, best first; fewer only if there are fewer.
+
+        Excludes the query's own id and, as `exclude` says, every example that shares an image with
+        it or only the same question. `include_self` excludes nothing. `within` restricts the search
+        to these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
+        """
+        self._tokens.check_open()
+        [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
+        self._catch_up()
+        return self._found(query, tokens, k, None if include_self else exclude, within, exact)
+
+    def _catch_up(self) -> None:
+        self.follow()
+        if len(self) == 0:
+            raise EmptyKnowledgeBaseError(
+                "the knowledge base holds no examples", hint="add some first: bottega add"
+            )
+
+    def _found(
+        self,
+        query: Query,
+        tokens: Vectors,
+        k: int,
+        exclude: Exclude | None,
+        within: Collection[str] | None,
+        exact: bool,
+    ) -> list[Candidate]:
+        wanted = k
+        while True:
+            hits = self._tokens.search(tokens, wanted, within=within, exact=exact)
+            scores = dict(hits)
+            found = [
+                Candidate(example, scores[id])
+                for id, example in present(self._knowledge, list(scores))
+                if exclude is None or not is_excluded(query, example, exclude)
+            ]
+            if len(found) >= k or len(hits) < wanted:
+                return found[:k]
+            wanted *= 2
+
+    def close(self) -> None:
+        """Waits for what is being followed. The index cannot be used again (`StoreError`)."""
+        with self._following:
+            self._tokens.close()
+
+    def _add(self, ids: Sequence[str]) -> None:
+        # What is gone by now has its own entry in the log, or is missing when ids are compared.
+        known = present(self._knowledge, ids)
+        if known:
+            made = self._embed.embed_documents([example.query for _, example in known])
+            tokens = one_for_each(made, len(known))
+            self._tokens.append([id for id, _ in known], [self._marked(rows) for rows in tokens])
+
+    def _marked(self, rows: Vectors) -> Vectors:
+        """An example of which no token is left gets one that is like none: its score is 0."""
+        return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)

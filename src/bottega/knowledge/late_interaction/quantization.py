@@ -1,0 +1,231 @@
+"""Each token's nearest centroid: what most documents are ruled out by, with no products at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.knowledge.late_interaction.maxsim import Positions, Rows, scores, sums_of_maxima, taken
+from bottega.knowledge.records import unit
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    import faiss
+else:
+    from bottega.knowledge import lazy_faiss as faiss
+
+Codes = NDArray[np.uint16]
+TOKENS_A_CENTROID = 64
+FEWEST, MOST = 64, 4096
+ROUNDS = 5
+SAMPLE_A_CENTROID = 40
+AT_ONCE = 1 << 16
+BLOCK_BYTES = 1 << 19
+GROUP = 64
+
+
+def trained_centroids(tokens: Rows, seed: int) -> Vectors:
+    """(centroids, dimension) unit rows by spherical K-means on a sample."""
+    count = 1 << (max(len(tokens) // TOKENS_A_CENTROID, 1)).bit_length() - 1
+    count = min(max(count, FEWEST), MOST, len(tokens))
+    wanted = min(len(tokens), count * SAMPLE_A_CENTROID)
+    chosen = np.random.default_rng(seed).choice(len(tokens), wanted, replace=False)
+    sample = np.ascontiguousarray(tokens[np.sort(chosen)], dtype=np.float32)
+    kmeans = faiss.Kmeans(
+        tokens.shape[1], count, niter=ROUNDS, seed=seed, spherical=True, min_points_per_centroid=1
+    )
+    kmeans.train(sample)
+    return unit(np.asarray(kmeans.centroids, np.float32))
+
+
+def nearest_centroids(tokens: Rows, centroids: Vectors) -> Codes:
+    index = faiss.IndexFlatIP(centroids.shape[1])
+    index.add(centroids)
+    found = np.empty(len(tokens), np.uint16)
+    for start in range(0, len(tokens), AT_ONCE):
+        rows = np.ascontiguousarray(tokens[start : start + AT_ONCE], dtype=np.float32)
+        found[start : start + AT_ONCE] = index.search(rows, 1)[1][:, 0]
+    return found
+
+
+@dataclass(frozen=True)
+class _Group:
+    documents: Positions
+    codes: NDArray[np.intp]  # (documents, longest)
+
+
+class CodeScan:
+    """MaxSim with every document token replaced by its centroid (PLAID, sec. 3.2: centroid
+    interaction). A query costs one small product and a table look-up a token."""
+
+    def __init__(self, centroids: Vectors, codes: Codes, offsets: Positions) -> None:
+        self._centroids = centroids
+        self._count = len(offsets) - 1
+        self._groups = list(_grouped(codes, offsets))
+
+    def scores(self, query: Vectors) -> Vectors:
+        """(documents,) approximate, for ranking only."""
+        table = product_bytes(self._centroids @ query.T)
+        found = np.empty(self._count, np.float32)
+        for group in self._groups:
+            _fill(found, group, table)
+        return products_of(found, len(query))
+
+
+def _fill(found: Vectors, group: _Group, table: NDArray[np.uint8]) -> None:
+    longest = group.codes.shape[1]
+    size = max(1, BLOCK_BYTES // (longest * table.shape[1]))
+    for start in range(0, len(group.documents), size):
+        codes = group.codes[start : start + size]
+        found[group.documents[start : start + size]] = sums_of_maxima(taken(table, codes))
+
+
+def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
+    """Documents with like numbers of different codes; fewer are filled up with the last one, which
+    changes no maximum."""
+    bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+    different = [np.unique(codes[start:stop]) for start, stop in bounds]
+    order = np.argsort([len(held) for held in different], kind="stable")
+    for start in range(0, len(order), GROUP):
+        chosen = order[start : start + GROUP]
+        longest = len(different[chosen[-1]])
+        rows = [np.pad(different[i], (0, longest - len(different[i])), "edge") for i in chosen]
+        yield _Group(chosen, np.stack(rows).astype(np.intp))
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Centroids, and the code of each of the first tokens of an array."""
+
+    centroids: Vectors
+    codes: Codes
+
+    @classmethod
+    def of(cls, tokens: Rows, seed: int) -> Coded:
+        centroids = trained_centroids(tokens, seed)
+        return cls(centroids, nearest_centroids(tokens, centroids))
+
+    def extended(self, tokens: Rows) -> Coded:
+        """With codes for the tokens that have none yet."""
+        more = nearest_centroids(tokens[len(self.codes) :], self.centroids)
+        return Coded(self.centroids, np.concatenate([self.codes, more]))
+
+    def outgrown(self, tokens: int) -> bool:
+        """Whether so many tokens deserve more centroids."""
+        return len(self.centroids) < MOST and tokens >= 4 * TOKENS_A_CENTROID * len(self.centroids)
+
+    def save(self, path: Path) -> None:
+        draft = path.with_name(path.name + ".new")
+        with draft.open("wb") as file:
+            np.savez(file, centroids=self.centroids, codes=self.codes)
+        draft.replace(path)
+
+    @classmethod
+    def load(cls, path: Path, dimension: int) -> Coded | None:
+        """None if there is no such file or it is damaged: zip files carry checksums."""
+        try:
+            with np.load(path, allow_pickle=False) as held:
+                found = cls(held["centroids"], held["codes"])
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            return None
+        fits = found.centroids.shape[1:] == (dimension,) and found.codes.dtype == np.uint16
+        return found if fits else None
+
+
+Bytes = NDArray[np.uint8]
+# Documents use 7 bits around 64. A pair of 8-bit products would overflow the 16-bit sums of AVX2.
+ZERO, STEPS = 64, 63
+# Kernels are laid out for multiples of eight columns.
+MULTIPLE = 8
+# Products are kept in 8 bits as well, from -0.33 to 1: no maximum that matters is further below 0.
+PRODUCT_ZERO, PRODUCT_SCALE = 64, 1 / (255 - 64)
+# What lies beyond is cut off, so that one odd number does not cost all others their precision.
+KEPT = 0.9999
+
+
+def fitting_scale(tokens: Vectors) -> float:
+    """The step of one scale for all numbers."""
+    largest = float(np.quantile(np.abs(tokens[:4096]), KEPT)) if tokens.size else 0.0
+    return max(largest, 1e-3) / STEPS
+
+
+def quantized(tokens: Vectors, scale: float) -> Bytes:
+    steps = np.rint(tokens / scale) + ZERO
+    held: Bytes = np.clip(steps, 0, ZERO + STEPS).astype(np.uint8)
+    return held
+
+
+def product_bytes(products: Vectors) -> Bytes:
+    steps = np.rint(products / np.float32(PRODUCT_SCALE)) + PRODUCT_ZERO
+    held: Bytes = np.clip(steps, 0, 255).astype(np.uint8)
+    return held
+
+
+def products_of(sums: Vectors, columns: int) -> Vectors:
+    """The sums of products behind sums of `columns` bytes."""
+    return (sums - PRODUCT_ZERO * columns) * np.float32(PRODUCT_SCALE)
+
+
+def int8_scores(
+    query: Vectors, tokens: Bytes, scale: float, offsets: Positions, documents: Positions
+) -> Vectors:
+    """As `exact_scores`, to about 1 %: good enough to say which documents are worth scoring."""
+    padding = -len(query) % MULTIPLE
+    padded = np.pad(query.astype(np.float32), ((0, padding), (0, 0)))
+    found = scores(
+        tokens,
+        offsets,
+        documents,
+        _multiplier(padded, scale),
+        query_tokens=len(padded),
+        itemsize=1,
+    )
+    return products_of(found, len(padded))
+
+
+def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
+    try:
+        import torch
+
+        operation: Any = torch.ops.onednn.qlinear_pointwise
+        packing: Any = torch.ops.onednn.qlinear_prepack
+    except (ImportError, AttributeError):
+        return _in_float32(query, scale)
+    step = max(float(np.abs(query).max()), 1e-6) / 127
+    weights = torch.from_numpy(np.rint(query / step).astype(np.int8))
+    packed = packing(weights, None)
+    steps = torch.full((len(query),), step)
+    zeros = torch.zeros(len(query), dtype=torch.int32)
+
+    def multiply(rows: Rows) -> Rows:
+        # torch._int_mm has a fast kernel only where the CPU has VNNI; this one also for AVX2, and
+        # it writes a quarter of the bytes.
+        products: Rows = operation(
+            torch.from_numpy(rows),
+            scale,
+            ZERO,
+            packed,
+            steps,
+            zeros,
+            None,
+            PRODUCT_SCALE,
+            PRODUCT_ZERO,
+            torch.uint8,
+            "none",
+            [],
+            "",
+        ).numpy()
+        return products
+
+    return multiply
+
+
+def _in_float32(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
+    columns = np.ascontiguousarray(query.T) * np.float32(scale)
+    return lambda rows: product_bytes((rows.astype(np.float32) - ZERO) @ columns)

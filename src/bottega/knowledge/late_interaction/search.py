@@ -1,0 +1,186 @@
+"""The nearest documents by MaxSim: ruled out by centroids, ranked in int8, scored in float32."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge.late_interaction.folder import check_tokens, storing
+from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
+from bottega.knowledge.late_interaction.quantization import Bytes, Coded, CodeScan, int8_scores
+from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.protocols import Vectors
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is looked at. `shortlist` is the share of the documents that centroids leave to the
+    int8 scan (1: all, which needs no clusters in the data), `rescored` how many of those are scored
+    exactly. Up to `small` documents are not ruled out by centroids."""
+
+    shortlist: float = 0.3
+    rescored: int = 64
+    small: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shortlist <= 1:
+            raise SettingError(f"shortlist is {self.shortlist}", hint="use a share such as 0.3")
+        if self.rescored < 1:
+            raise SettingError(f"rescored is {self.rescored}", hint="use 64")
+
+
+@dataclass(frozen=True)
+class TokenCopies:
+    """One set of tokens at each precision; document i is the rows offsets[i]:offsets[i + 1]."""
+
+    offsets: Positions
+    half: Rows  # (tokens, dimension) float16
+    eighth: Bytes
+    scale: float
+    codes: CodeScan | None
+
+
+def nearest(
+    query: Vectors, copies: TokenCopies, documents: Positions, k: int, effort: Effort
+) -> tuple[Positions, Vectors]:
+    """The `k` best of `documents`, best first, with float32 scores of the float16 tokens."""
+    rescored = max(effort.rescored, 2 * k)
+    if copies.codes is not None and effort.shortlist < 1 and len(documents) > effort.small:
+        wanted = max(int(effort.shortlist * len(documents)), effort.small, rescored)
+        documents = best(documents, copies.codes.scores(query)[documents], wanted)
+    if len(documents) > rescored:
+        rough = int8_scores(query, copies.eighth, copies.scale, copies.offsets, documents)
+        documents = best(documents, rough, rescored)
+    scores = exact_scores(query, copies.half, copies.offsets, documents)
+    order = np.argsort(-scores, kind="stable")[:k]
+    return documents[order], scores[order]
+
+
+def best(documents: Positions, scores: Vectors, count: int) -> Positions:
+    """Those `count` of the documents, in their order of position."""
+    if len(documents) <= count:
+        return documents
+    return np.sort(documents[np.argpartition(-scores, count)[:count]])
+
+
+log = logging.getLogger(__name__)
+
+# Below this many documents centroids cost more than they save.
+WORTH_CODING = 1024
+MOST_WASTED = 0.25
+
+
+class TokenIndex:
+    """MaxSim over a `TokenArray`. Safe for several threads; a change waits for no search.
+
+    Centroids are learnt, with `seed`, when the array has 1,024 documents, and again when it has
+    outgrown them; that takes seconds to a minute and happens in the search that first needs them.
+    """
+
+    def __init__(self, array: TokenArray, *, effort: Effort | None = None, seed: int = 0) -> None:
+        self._array = array
+        self._effort = effort or Effort()
+        self._seed = seed
+        self._lock = Lock()
+        self._coded: Coded | None = None
+        self._copies: TokenCopies | None = None
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def ids(self) -> list[str]:
+        return self._array.ids()
+
+    def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        with self._lock:
+            self._array.append(ids, documents)
+            self._copies = None
+
+    def delete(self, ids: Collection[str]) -> int:
+        """How many there were. Once a quarter of the array is deleted it is written anew."""
+        with self._lock:
+            count = self._array.delete(ids)
+            if self._array.wasted > MOST_WASTED:
+                self._compact()
+            return count
+
+    def search(
+        self, query: Vectors, k: int, *, within: Collection[str] | None = None, exact: bool = False
+    ) -> list[tuple[str, float]]:
+        """The `k` best ids with their MaxSim, best first; of `within` alone if that is given.
+
+        `query` is (tokens, dimension). `exact` scores every document in float32. Raises
+        `EmbeddingError` for a query of another width or with numbers that float16 cannot hold.
+        """
+        if k < 1:
+            raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
+        if len(query):
+            check_tokens("the query", query, self._array.dimension)
+        with self._lock:
+            self._array.check_open()
+            copies = self._current()
+            documents = self._array.positions(within)
+            ids = self._array.ids_by_position()
+        if len(documents) == 0 or len(query) == 0:
+            return []
+        if exact:
+            scores = exact_scores(query, copies.half, copies.offsets, documents)
+            order = np.argsort(-scores, kind="stable")[:k]
+            found, scores = documents[order], scores[order]
+        else:
+            found, scores = nearest(query, copies, documents, k, self._effort)
+        pairs = zip(found.tolist(), scores.tolist(), strict=True)
+        return [(ids[position], score) for position, score in pairs]
+
+    def check_open(self) -> None:
+        self._array.check_open()
+
+    def close(self) -> None:
+        with self._lock:
+            self._array.close()
+
+    def _compact(self) -> None:
+        """What was deleted is deleted, whether or not there is room to write the rest anew."""
+        try:
+            self._array.compact()
+        except StoreError as error:
+            log.warning("the token array was not written anew: %s", error)
+        else:
+            self._coded = self._copies = None
+
+    def _current(self) -> TokenCopies:
+        if self._copies is None:
+            array, coded = self._array, self._codes()
+            scan = None
+            if coded is not None:
+                scan = CodeScan(coded.centroids, coded.codes, array.offsets)
+            self._copies = TokenCopies(array.offsets, array.half, array.eighth, array.scale, scan)
+        return self._copies
+
+    def _codes(self) -> Coded | None:
+        """For every token of the array; None while there are too few documents."""
+        array, tokens = self._array, len(self._array.half)
+        if len(array.offsets) - 1 < WORTH_CODING or self._effort.shortlist == 1:
+            return None
+        held = self._coded or Coded.load(array.codes_path, array.dimension)
+        if held is None or held.outgrown(tokens) or len(held.codes) > tokens:
+            current = Coded.of(array.half, self._seed)
+        else:
+            current = held if len(held.codes) == tokens else held.extended(array.half)
+        if current is not held:
+            self._save(current)
+        self._coded = current
+        return current
+
+    def _save(self, coded: Coded) -> None:
+        """Only so that the next one who opens the array need not learn them."""
+        try:
+            with storing(self._array.codes_path):
+                coded.save(self._array.codes_path)
+        except StoreError as error:
+            log.warning("the centroids were not kept: %s", error)

@@ -1,0 +1,251 @@
+"""Token matrices of many documents as one flat array on disk, derived and therefore expendable."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from bottega.errors import EmbeddingError, StoreBusyError, StoreError
+from bottega.knowledge.late_interaction import folder as array_folder
+from bottega.knowledge.late_interaction.folder import (
+    CODES,
+    EIGHTH,
+    HALF,
+    IDS,
+    OFFSETS,
+    Manifest,
+    believed,
+    check_tokens,
+    data_files,
+    prepared,
+    storing,
+    temporary,
+    write_manifest,
+)
+from bottega.knowledge.late_interaction.maxsim import Positions, Rows
+from bottega.knowledge.late_interaction.quantization import Bytes, fitting_scale, quantized
+from bottega.protocols import Vectors
+
+
+class TokenArray:
+    """Documents as flat (tokens, dimension) rows in float16 and int8, memory-mapped, and offsets.
+
+    A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
+    must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
+    and nothing is lost, because the array is derived. A folder that holds other files and was never
+    an array's is refused (`StoreError`). Without a folder a temporary one is used.
+    Documents are known by their ids and by their positions; a position is kept until `compact`.
+    """
+
+    def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
+        self._folder = temporary() if folder is None else prepared(folder)
+        with storing(self._folder):
+            lock = array_folder.lock(self._folder)
+        if lock is None:
+            raise StoreBusyError(
+                f"{self._folder} is in use by another process",
+                hint="wait for it, or give each process its own folder",
+            )
+        # Also where nobody closes the array.
+        self._release = finalize(self, _release, lock, self._folder if folder is None else None)
+        self._manifest = Manifest(fingerprint, dimension)
+        self._ids: list[str] = []
+        self._positions: dict[str, int] = {}
+        try:
+            with storing(self._folder):
+                self._open()
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def codes_path(self) -> Path:
+        """Where whoever searches this generation may keep what it derives from the tokens."""
+        return self._path(CODES)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._manifest.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self._manifest.dimension
+
+    @property
+    def generation(self) -> int:
+        """Rises with each `compact`: positions of another generation mean nothing."""
+        return self._manifest.generation
+
+    @property
+    def scale(self) -> float:
+        return self._manifest.scale
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def ids(self) -> list[str]:
+        return list(self._positions)
+
+    def ids_by_position(self) -> Sequence[str]:
+        """Also of deleted documents. What was returned is never changed, only replaced."""
+        return self._ids
+
+    def positions(self, ids: Collection[str] | None = None) -> Positions:
+        """Of those that are there, ascending; of all documents without `ids`."""
+        chosen = self._positions if ids is None else self._positions.keys() & set(ids)
+        found = [self._positions[id] for id in chosen]
+        return np.sort(np.array(found, np.int64))
+
+    def document(self, id: str) -> Vectors:
+        """(tokens, dimension) float32, as stored in float16."""
+        place = self._positions[id]
+        rows: Vectors = self.half[self.offsets[place] : self.offsets[place + 1]].astype(np.float32)
+        return rows
+
+    def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        """All of them or none. A document whose id is there already takes its place."""
+        self.check_open()
+        latest = dict(zip(ids, documents, strict=True))
+        if not latest:
+            return
+        for id, rows in latest.items():
+            self._check(id, rows)
+        self._write(
+            list(latest),
+            np.concatenate(list(latest.values())).astype(np.float32, copy=False),
+            [len(rows) for rows in latest.values()],
+        )
+
+    def delete(self, ids: Collection[str]) -> int:
+        """How many of them there were. Their rows stay on disk until `compact`."""
+        self.check_open()
+        gone = self.positions(ids)
+        if len(gone):
+            self._commit(deleted=sorted({*self._manifest.deleted, *gone.tolist()}))
+        return len(gone)
+
+    def compact(self) -> None:
+        """Writes what is left into new folder, with a new scale for int8. Positions change."""
+        self.check_open()
+        kept = [(id, self.document(id)) for id in self._positions]
+        before, ids, positions = self._manifest, self._ids, self._positions
+        self._manifest = Manifest(
+            before.fingerprint, before.dimension, generation=before.generation + 1
+        )
+        self._ids, self._positions = [], {}
+        try:
+            if kept:
+                self.append([id for id, _ in kept], [rows for _, rows in kept])
+            else:
+                self._commit()
+        except BaseException:  # a full disk must not leave an array without its documents
+            self._manifest, self._ids, self._positions = before, ids, positions
+            raise
+        with storing(self._folder):
+            self._remove_leftovers()
+
+    @property
+    def wasted(self) -> float:
+        """The share of the documents on disk that are deleted."""
+        return len(self._manifest.deleted) / max(len(self._ids), 1)
+
+    def close(self) -> None:
+        """Gives the folder free; a temporary one is removed. Nothing can be done with it then."""
+        self._release()
+
+    def check_open(self) -> None:
+        """Whoever writes without the lock may write over another's array."""
+        if not self._release.alive:
+            raise StoreError("the index is closed", hint="open another one of the same folder")
+
+    def _open(self) -> None:
+        self._manifest = believed(self._folder, self.fingerprint, self.dimension) or self._manifest
+        self._read()
+        self._remove_leftovers()
+
+    def _check(self, id: str, rows: Vectors) -> None:
+        check_tokens(repr(id), rows, self.dimension)
+        if len(rows) == 0:
+            raise EmbeddingError(
+                f"{id!r} has no tokens", hint="leave it out, or give it a row of zeros"
+            )
+
+    def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
+        scale = self._manifest.scale or fitting_scale(rows)
+        starts = len(self.half) if self._ids else 0
+        parts = {
+            HALF: rows.astype(np.float16).tobytes(),
+            EIGHTH: quantized(rows, scale).tobytes(),
+            OFFSETS: (np.cumsum(lengths, dtype=np.int64) + starts).tobytes(),
+            IDS: "".join(json.dumps(id) + "\n" for id in ids).encode(),
+        }
+        sizes, crcs = dict(self._manifest.sizes), dict(self._manifest.crcs)
+        for name, content in parts.items():
+            at = sizes.get(name, 0)
+            path = self._path(name)
+            with storing(self._folder):
+                crcs[name] = array_folder.append(path, content, at=at, crc=crcs.get(name, 0))
+            sizes[name] = at + len(content)
+        replaced = self.positions(ids).tolist()
+        deleted = sorted({*self._manifest.deleted, *replaced})
+        self._commit(scale=scale, sizes=sizes, crcs=crcs, deleted=deleted)
+
+    def _commit(self, **changes: Any) -> None:
+        """The one step after which an append or a deletion has happened."""
+        content = asdict(self._manifest) | changes
+        before = self._manifest
+        try:
+            with storing(self._folder):
+                write_manifest(self._folder, content)
+                self._manifest = Manifest(**content)
+                self._read()
+        except BaseException:
+            self._manifest = before
+            raise
+
+    def _read(self) -> None:
+        sizes, dimension = self._manifest.sizes, self.dimension
+        count = sizes.get(OFFSETS, 0) // 8
+        tokens = sizes.get(HALF, 0) // (2 * dimension)
+        shape = (tokens, dimension)
+        half = array_folder.mapped(self._path(HALF), np.float16, shape)
+        eighth = array_folder.mapped(self._path(EIGHTH), np.uint8, shape)
+        ends = array_folder.mapped(self._path(OFFSETS), np.int64, (count,))
+        ids = list(self._read_ids()) if count else []
+        # Nothing fails from here on, or an array would be half of one state, half of another.
+        self.half: Rows = half
+        self.eighth: Bytes = eighth
+        self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
+        deleted = set(self._manifest.deleted)
+        self._ids = ids
+        self._positions = {id: place for place, id in enumerate(ids) if place not in deleted}
+
+    def _read_ids(self) -> Iterator[str]:
+        with self._path(IDS).open("rb") as file:
+            text = file.read(self._manifest.sizes[IDS]).decode()
+        return (json.loads(line) for line in text.splitlines())
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.{self._manifest.generation}"
+
+    def _remove_leftovers(self) -> None:
+        """Files of other generations, and of appends that never came to a manifest."""
+        sizes = self._manifest.sizes
+        kept = {self._path(name) for name in (HALF, EIGHTH, OFFSETS, IDS, CODES) if sizes}
+        for path in data_files(self._folder):
+            if path not in kept:
+                path.unlink()
+
+
+def _release(lock: int, temporary: Path | None) -> None:
+    os.close(lock)
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)

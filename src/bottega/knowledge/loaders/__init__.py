@@ -1,0 +1,24 @@
+"""Examples from files: each loader is a generator that gives what it cannot read to `on_bad`, and
+without one stops there by raising it."""
+
+from bottega.knowledge.loaders.folders import (
+    QUESTION,
+    has_splits,
+    load_digits,
+    load_image_folder,
+    load_manyicl,
+)
+from bottega.knowledge.loaders.jsonl import load_jsonl, load_passage_lines, read_jsonl
+from bottega.knowledge.loaders.tables import load_hugging_face
+
+__all__ = [
+    "QUESTION",
+    "has_splits",
+    "load_digits",
+    "load_hugging_face",
+    "load_image_folder",
+    "load_jsonl",
+    "load_manyicl",
+    "load_passage_lines",
+    "read_jsonl",
+]

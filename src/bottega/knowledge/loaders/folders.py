@@ -1,0 +1,270 @@
+"""Loaders of labelled images: class folders, ManyICL tables, scikit-learn's digits."""
+
+from __future__ import annotations
+
+import csv
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image as Pillow
+
+from bottega.errors import ImageError, LoadError
+from bottega.image import Image, path_text
+from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.types import Example, Query
+
+# The question of the Visual RAG paper (appendix A).
+QUESTION = "What is in the image above?"
+NO_LABEL = "none"
+
+
+def label_text(name: str) -> str:
+    """Two spellings that look the same are the same label."""
+    text = unicodedata.normalize("NFC", name).strip()
+    if not text:
+        raise LoadError("the label is empty", hint="give every class a name")
+    return text
+
+
+def open_within(folder: Path, name: str) -> Image:
+    """A row is only data: it may not send any file of this computer to an endpoint."""
+    path = folder / name
+    try:
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle
+        inside = False
+    if not inside:
+        raise ImageError(
+            f"{path_text(path)} leads out of {path_text(folder)}",
+            hint="keep the images beside or below the file that names them",
+        )
+    return Image.open(path)
+
+
+def joined(labels: Sequence[str]) -> str:
+    """How a demonstration shows a multi-label answer."""
+    return ", ".join(labels) or NO_LABEL
+
+
+def labelled(
+    image: Image, labels: tuple[str, ...], *, question: str, source: str, multi: bool = False
+) -> Example:
+    return Example(
+        Query(question, (image,)),
+        joined(labels),
+        labels=labels if multi else None,
+        source=source,
+    )
+
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+BRIGHTEST = 16
+DIGIT_QUESTION = "Which digit is this?"
+
+
+def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterator[Example]:
+    """scikit-learn's 1,797 handwritten digits in its order: 8 x 8 pixels, bright on black.
+
+    Labels are "zero" to "nine", or "0" to "9" without `words`.
+    """
+    for number, (image, digit) in enumerate(_pictures()):
+        label = WORDS[digit] if words else str(digit)
+        source = f"scikit-learn digits, {number}"
+        yield labelled(image, (label,), question=question, source=source)
+
+
+@cache
+def _pictures() -> list[tuple[Image, int]]:
+    from sklearn import datasets  # a second to import
+
+    digits = datasets.load_digits()
+    pixels = (digits.images * (255 / BRIGHTEST)).round().astype(np.uint8)
+    return [
+        (Image.from_pillow(Pillow.fromarray(one), source=f"scikit-learn digits, {number}"), digit)
+        for number, (one, digit) in enumerate(zip(pixels, digits.target.tolist(), strict=True))
+    ]
+
+
+SPLITS = ("train", "test")
+SUFFIXES = frozenset(
+    [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
+)
+EXPORTED = ("examples.jsonl", "images")
+LAYOUT = "expected is FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
+
+
+def load_image_folder(
+    folder: str | Path,
+    *,
+    question: str = QUESTION,
+    split: str | None = None,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """Each subfolder is a class, named by the folder; deeper folders belong to it too.
+
+    `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
+    Files that are not named like images are ignored. Images that cannot be read go to `on_bad`,
+    which raises unless it is given, as does an image that the folder of another class holds too:
+    the first class keeps it. What `export_to` wrote is refused.
+    """
+    report = or_raise(on_bad)
+    root = _root(Path(folder), split)
+    paths = _labelled_paths(root, report)
+    for stray in _images(root, "*"):
+        report(LoadError(f"{path_text(stray)} lies in no class folder", hint=LAYOUT))
+    first: dict[str, tuple[str, Path]] = {}
+    for label, path in paths:
+        try:
+            image = Image.open(path)
+            _check_label(label, path, *first.setdefault(image.sha256, (label, path)))
+        except (ImageError, LoadError) as error:
+            report(error)
+        else:
+            yield labelled(image, (label,), question=question, source=path_text(path))
+
+
+def has_splits(folder: str | Path) -> bool:
+    return all((Path(folder) / split).is_dir() for split in SPLITS)
+
+
+def _root(folder: Path, split: str | None) -> Path:
+    if not folder.is_dir():
+        raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
+    if all((folder / name).exists() for name in EXPORTED):  # one class of all, called images
+        raise LoadError(
+            f"{path_text(folder)} is what export wrote, not a folder of classes",
+            hint=f"bottega import K.db {path_text(folder)}, or import_from in Python",
+        )
+    if split is None and has_splits(folder):
+        raise LoadError(
+            f"{path_text(folder)} holds the splits train and test",
+            hint=f"choose the split train or test (--split), or name {path_text(folder / 'train')}",
+        )
+    root = folder if split is None else folder / split
+    if not root.is_dir():
+        raise LoadError(
+            f"{path_text(folder)} has no folder {split!r}",
+            hint="leave out the split if the class folders lie directly in it",
+        )
+    return root
+
+
+def _check_label(label: str, path: Path, first_label: str, first_path: Path) -> None:
+    if label != first_label:
+        raise LoadError(
+            f"{path_text(path)} is the same image as {path_text(first_path)}, in another class",
+            hint="delete the one in the wrong folder",
+        )
+
+
+def _labelled_paths(root: Path, on_bad: OnBadRow) -> list[tuple[str, Path]]:
+    classes = [folder for folder in root.iterdir() if folder.is_dir() and _visible(folder, root)]
+    found: list[tuple[str, Path]] = []
+    for folder in classes:
+        try:
+            label = label_text(path_text(folder.name))
+        except LoadError as error:
+            on_bad(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
+        else:
+            found += [(label, path) for path in _images(folder, "**/*")]
+    if not classes:
+        raise LoadError(f"{path_text(root)} has no class folders", hint=LAYOUT)
+    if not found:
+        raise LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
+    return sorted(found, key=lambda pair: (pair[0], path_text(pair[1])))
+
+
+def _images(folder: Path, pattern: str) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if path.suffix.lower() in SUFFIXES and path.is_file() and _visible(path, folder)
+    )
+
+
+def _visible(path: Path, root: Path) -> bool:
+    """Not what archives and file managers leave behind."""
+    return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
+
+
+MANYICL_LAYOUT = "expected are FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
+
+# Line number, file name, labels.
+Row = tuple[int, str, tuple[str, ...]]
+
+
+def load_manyicl(
+    folder: str | Path,
+    split: str = "demo",
+    *,
+    question: str = QUESTION,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """The rows of FOLDER/demo.csv or FOLDER/test.csv, in their order.
+
+    A table with a row of several labels, or of none, is multi-label throughout. Rows that
+    cannot be read, and images that are missing, damaged or outside of FOLDER/images, go to
+    `on_bad`, which raises unless it is given.
+    """
+    table = Path(folder) / f"{split}.csv"
+    report = or_raise(on_bad)
+    rows = _rows(table, report)
+    multi = any(len(labels) != 1 for _, _, labels in rows)
+    for line, name, labels in rows:
+        source = f"{path_text(table)}, line {line}"
+        try:
+            image = open_within(table.parent / "images", name)
+        except ImageError as error:
+            report(ImageError(f"{source}: {error}", hint=error.hint))
+        else:
+            yield labelled(image, labels, question=question, source=source, multi=multi)
+
+
+def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
+    shown = path_text(table)
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines)
+            names = next(reader, [])[1:]
+            found = [(reader.line_num, fields) for fields in reader if fields]
+    except OSError as error:
+        raise LoadError(f"{shown} cannot be read: {error.strerror}", hint=MANYICL_LAYOUT) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise LoadError(
+            f"{shown} is not a CSV file in UTF-8: {error}", hint=MANYICL_LAYOUT
+        ) from error
+    if not names or not all(map(str.strip, names)):
+        raise LoadError(f"{shown} has no class columns, or one without a name", hint=MANYICL_LAYOUT)
+    classes = [label_text(name) for name in names]
+    rows: list[Row] = []
+    for line, fields in found:
+        try:
+            rows.append((line, fields[0], _labels(fields[1:], classes)))
+        except ValueError as error:
+            on_bad(
+                LoadError(
+                    f"{shown}, line {line}: {error}",
+                    hint="a file name and one number for each class",
+                )
+            )
+    return rows
+
+
+def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
+    if len(values) != len(classes):
+        raise ValueError(f"{len(values)} values for {len(classes)} classes")
+    numbers = [_number(value) for value in values]
+    present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
+    return tuple(dict.fromkeys(present))
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    # Compared with 0.5, a missing value would look like "not of this class".
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is neither 0 nor 1")
+    return number

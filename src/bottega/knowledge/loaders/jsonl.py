@@ -1,0 +1,248 @@
+"""One JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from bottega.errors import ImageError, LoadError
+from bottega.image import Image, path_text
+from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
+from bottega.types import Example, Query
+
+FIELDS = (
+    '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
+    " labels, choices, rationale, tags"
+)
+
+PASSAGE = '{"text": "..."}; also possible are id, image, images, tags'
+ANSWERS = ("answer", "label", "labels")
+
+Row = Mapping[str, object]
+
+
+def load_jsonl(
+    path: str | Path, *, question: str = QUESTION, on_bad: OnBadRow | None = None
+) -> Iterator[Example]:
+    """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
+    `question`, `choices`, `rationale` and `tags` (an object). Other fields are ignored.
+
+    An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
+    an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
+    are sent to the model. A line that cannot be read goes to `on_bad` with its number, as does an
+    answer that is not its own label or among its own choices; `on_bad` raises unless it
+    is given. Blank lines are skipped.
+    """
+    path = Path(path)
+    with _opened(path) as lines:
+        yield from read_jsonl(
+            lines, path_text(path), folder=path.parent, question=question, on_bad=on_bad
+        )
+
+
+def load_passage_lines(path: str | Path, *, on_bad: OnBadRow | None = None) -> Iterator[Example]:
+    """Lines with `text`, and optionally `id`, `image` (or a list `images`) and `tags`: passages,
+    which are examples without an answer. Images and bad lines as in `load_jsonl`."""
+    path = Path(path)
+    shown = path_text(path)
+
+    def passage(row: Row, source: str) -> Example:
+        if answered := [name for name in ANSWERS if row.get(name) is not None]:
+            raise LoadError(
+                f"a passage has no {answered[0]}",
+                hint="what has one is an example: add it without --passages",
+            )
+        text = (_text(row, "text") or "").strip()
+        if not text:
+            raise LoadError("there is no text", hint=PASSAGE)
+        query = Query(text, _images(row, path.parent, source), id=_text(row, "id"))
+        # One source for all: a text for each would weigh more than some passages.
+        return Example(query, "", tags=_tags(row), source=shown)
+
+    with _opened(path) as lines:
+        yield from _read(lines, shown, passage, on_bad)
+
+
+def read_jsonl(
+    lines: Iterable[bytes],
+    name: str,
+    *,
+    folder: Path | None = None,
+    question: str = QUESTION,
+    whole_replies: bool = False,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """The same of lines from elsewhere, called `name`. Without a folder no text is a path: lines
+    that a stranger sent open no file. `whole_replies` of a model say more than one of the
+    choices."""
+
+    def example(row: Row, source: str) -> Example:
+        if not whole_replies:
+            _check_choices(row)
+        return _example(row, folder, question, source)
+
+    return _read(lines, name, example, on_bad)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise LoadError(
+            f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+
+
+def _read(
+    lines: Iterable[bytes],
+    name: str,
+    make: Callable[[Row, str], Example],
+    on_bad: OnBadRow | None,
+) -> Iterator[Example]:
+    report = or_raise(on_bad)
+    for number, line in enumerate(lines, 1):
+        source = f"{name}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            example = make(_parsed(line), source)
+        except (LoadError, ImageError) as error:
+            report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            yield example
+
+
+def _parsed(line: bytes) -> Row:
+    try:
+        row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        raise LoadError(
+            f"not valid JSON: {error.msg}", hint="write each object on one line"
+        ) from error
+    if not isinstance(row, dict):
+        raise _wrong("the line", "an object", row)
+    return row
+
+
+def _example(row: Row, folder: Path | None, question: str, source: str) -> Example:
+    labels, answer = _labels(row)
+    query = Query(
+        _text(row, "question") or question,
+        _images(row, folder, source),
+        _texts(row, "choices") or (),
+    )
+    return Example(
+        query,
+        answer,
+        labels=labels,
+        rationale=_text(row, "rationale"),
+        tags=_tags(row),
+        source=source,
+    )
+
+
+def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
+    given = _texts(row, "labels")
+    labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
+    answer, label = _text(row, "answer"), _text(row, "label")
+    if label is not None:
+        answer = _agreed(label_text(label), answer)
+    if answer is None and labels is not None:
+        answer = joined(labels)
+    if answer is None:
+        raise LoadError("there is no answer, label or labels", hint=FIELDS)
+    if not answer.strip():
+        raise LoadError("the answer is empty", hint=FIELDS)
+    return labels, answer
+
+
+def _agreed(label: str, answer: str | None) -> str:
+    if answer is None:
+        return label
+    if answer.strip() and label_text(answer).casefold() != label.casefold():
+        raise LoadError(
+            f"the label {label!r} and the answer {answer!r} contradict each other",
+            hint="give one of them, or the class in labels and what is said of it in answer",
+        )
+    return answer
+
+
+def _check_choices(row: Row) -> None:
+    choices = _texts(row, "choices")
+    if not choices:
+        return
+    labels, answer = _labels(row)
+    known = {label_text(choice) for choice in choices}
+    for each in (answer,) if labels is None else labels:
+        if label_text(each) not in known:
+            raise LoadError(
+                f"{each!r} is not among the choices {', '.join(choices)}",
+                hint="spell the answer as in choices",
+            )
+
+
+def _images(row: Row, folder: Path | None, source: str) -> tuple[Image, ...]:
+    images = _texts(row, "images") or ()
+    single = _text(row, "image")
+    if single is not None:
+        images = (single, *images)
+    return tuple(_image(text, folder, source) for text in images)
+
+
+def _image(text: str, folder: Path | None, source: str) -> Image:
+    if text.startswith("data:"):
+        return Image.from_data_url(text, source=source)
+    if folder is not None and _is_path(folder / text):
+        return Image.open(folder / text) if Path(text).is_absolute() else open_within(folder, text)
+    try:
+        return Image.from_data_url(text, source=source)
+    except ImageError as error:
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        if folder is None:
+            raise ImageError(
+                f"{shown!r} is not base64 of an image", hint="send images as data URLs"
+            ) from error
+        raise ImageError(
+            f"{shown!r} is neither a file nor base64 of an image",
+            hint="paths are relative to the JSONL file",
+        ) from error
+
+
+def _is_path(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long for a path, or a null byte
+        return False
+
+
+def _text(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise _wrong(name, "a text", value)
+
+
+def _texts(row: Row, name: str) -> tuple[str, ...] | None:
+    value = row.get(name)
+    if value is None:
+        return None
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise _wrong(name, "a list of texts", value)
+
+
+def _tags(row: Row) -> dict[str, str]:
+    tags = row.get("tags") or {}
+    if not isinstance(tags, dict):
+        raise _wrong("tags", "an object of texts", tags)
+    return {name: text for name in tags if (text := _text(tags, name)) is not None}
+
+
+def _wrong(name: str, wanted: str, value: object) -> LoadError:
+    return LoadError(f"{name} should be {wanted}, not {type(value).__name__}", hint=FIELDS)

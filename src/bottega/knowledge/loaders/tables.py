@@ -1,0 +1,247 @@
+"""What the libraries that read tables raise, and how tables hold an image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
+from bottega.image import Image, path_text
+from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
+from bottega.types import Example, Query
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@contextmanager
+def foreign_errors(name: str) -> Iterator[None]:
+    """Around the reading of `name`: every error becomes ours."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(error.name or "datasets", "eval") from error
+    except BottegaError:
+        raise
+    except Exception as error:  # datasets, pyarrow, the hub's client: each has its own tree
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LoadError(
+            f"{path_text(name)} cannot be loaded: {reason}",
+            hint="check the name, the split and the network, or give a folder of parquet files",
+        ) from error
+
+
+def image_cell(value: object, folder: Path | None, source: str, *, hint: str) -> Image:
+    """Encoded bytes, or a path inside of the folder. Raises `ImageError` with the hint."""
+    match value:
+        case bytes(data) | {"bytes": bytes(data)}:
+            return Image.from_bytes(data, source=source)
+        case str(path) | {"path": str(path)} if folder is not None:
+            return open_within(folder, path)
+    raise ImageError(f"{source}: {type(value).__name__} is not an image", hint=hint)
+
+
+IMAGE_NAMES = ("image", "img", "picture", "decoded_image")
+LABEL_NAMES = ("label", "labels", "class", "category", "fine_label")
+QUESTION_NAMES = ("question", "query", "prompt")
+ANSWER_NAMES = ("answer", "answers", "multiple_choice_answer")
+
+NAME_ONE = "name the column of encoded images with image_column"
+
+Row = Mapping[str, object]
+# Column names to the feature types of `datasets`.
+Features = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Names:
+    image: str | None = None
+    label: str | None = None
+    question: str | None = None
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """`classes` are the names behind the numbers of the label column, if it has any. Images that
+    are paths are read only from `folder`."""
+
+    names: Names
+    classes: tuple[str, ...]
+    question: str
+    folder: Path | None
+
+    @classmethod
+    def guessed(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
+        names = Names(
+            given.image or _of_type(features, "Image") or _named(features, IMAGE_NAMES),
+            given.label or _labels(features),
+            given.question or _named(features, QUESTION_NAMES),
+            given.answer or _named(features, ANSWER_NAMES),
+        )
+        _check(names, features)
+        return cls(names, _classes(features.get(names.label or "")), question, folder)
+
+    def example(self, row: Row, source: str) -> Example:
+        names = self.names
+        value = None if names.image is None else row[names.image]
+        images = () if value is None else (image_cell(value, self.folder, source, hint=NAME_ONE),)
+        asked = None if names.question is None else row[names.question]
+        query = Query(self.question if asked is None else str(asked), images)
+        if names.answer is not None:
+            return Example(query, _answer(row[names.answer]), source=source)
+        value = row[names.label or ""]
+        if isinstance(value, list):
+            labels = tuple(self._label(part) for part in value)
+            return Example(query, joined(labels), labels=labels, source=source)
+        return Example(query, self._label(value), source=source)
+
+    def _label(self, value: object) -> str:
+        if value == -1:  # how hidden test labels are published
+            value = None
+        if not self.classes or not isinstance(value, int):
+            return label_text(_text(value, "label"))
+        if not 0 <= value < len(self.classes):
+            raise LoadError(
+                f"label {value} is none of the {len(self.classes)} classes",
+                hint="the file is damaged, or its classes are those of another",
+            )
+        return label_text(self.classes[value])
+
+
+def _named(features: Features, usual: Sequence[str]) -> str | None:
+    return next((name for name in usual if name in features), None)
+
+
+def _of_type(features: Features, type_name: str) -> str | None:
+    return next((name for name in features if type(features[name]).__name__ == type_name), None)
+
+
+def _labels(features: Features) -> str | None:
+    with_classes = [name for name in features if _classes(features[name])]
+    return _named(features, LABEL_NAMES) or next(iter(with_classes), None)
+
+
+def _classes(feature: object) -> tuple[str, ...]:
+    """Of a ClassLabel, or of a list of them."""
+    return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
+
+
+def _check(names: Names, features: Features) -> None:
+    there = f"its columns are {', '.join(features)}"
+    for name in (names.image, names.label, names.question, names.answer):
+        if name is not None and name not in features:
+            raise LoadError(f"there is no column {name!r}", hint=there)
+    if names.label is None and names.answer is None:
+        raise LoadError(
+            "no column looks like labels or answers",
+            hint=f"name one with label_column or answer_column; {there}",
+        )
+    if names.image is None and names.question is None:
+        raise LoadError(
+            "no column looks like images or questions",
+            hint=f"name one with image_column or question_column; {there}",
+        )
+
+
+def _answer(value: object) -> str:
+    match value:
+        case {"text": [first, *_]}:  # SQuAD: the spellings of one answer
+            return _text(first, "answer")
+        case {"text": one} | {"answer": one}:
+            return _text(one, "answer")
+        case [_, *_]:
+            answers = [_answer(part) for part in value]
+            return Counter(answers).most_common(1)[0][0]
+    return _text(value, "answer")
+
+
+def _text(value: object, what: str) -> str:
+    is_nan = value != value
+    if value is None or is_nan or value == [] or not str(value).strip():
+        raise LoadError(f"there is no {what}", hint=f"choose a split with {what}s")
+    if not isinstance(value, str | int | float):
+        raise LoadError(
+            f"{type(value).__name__} is not a text", hint=f"name another column for the {what}"
+        )
+    return str(value)
+
+
+PARQUET = ".parquet"
+
+
+def load_hugging_face(
+    id_or_path: str | Path,
+    split: str = "train",
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    question_column: str | None = None,
+    answer_column: str | None = None,
+    question: str = QUESTION,
+    on_bad: OnBadRow | None = None,
+) -> Iterator[Example]:
+    """A hub id, a folder with parquet files, or one parquet file. Rows are streamed.
+
+    Columns that are not named are guessed from their types and usual names. An answer column
+    outweighs a label column; of several answers the most frequent counts (the first of a tie), of
+    SQuAD's spellings the first; a list of labels is multi-label. Images that are paths must lie
+    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_bad`,
+    which raises unless it is given.
+    """
+    report = or_raise(on_bad)
+    name = str(id_or_path)
+    given = Names(image_column, label_column, question_column, answer_column)
+    with foreign_errors(name):
+        stream = _stream(name, split)
+        columns = Columns.guessed(stream.features or {}, given, question, _folder(Path(name)))
+        rows = _rows(stream, columns)
+    number = 0
+    while (row := _next(rows, name)) is not None:
+        source = f"{path_text(name)}, {split}, row {number}"
+        number += 1
+        try:
+            example = columns.example(row, source)
+        except (LoadError, ImageError) as error:
+            report(LoadError(f"{source}: {error}", hint=error.hint))
+        else:
+            yield example
+
+
+def _stream(name: str, split: str) -> datasets.IterableDataset:
+    import datasets
+
+    path = Path(name)
+    if path.suffix == PARQUET and path.is_file():
+        files = {split: name}
+        return datasets.load_dataset("parquet", data_files=files, split=split, streaming=True)
+    if path.is_absolute() and not path.exists():
+        raise LoadError(f"{path_text(name)} does not exist", hint="check the path")
+    return datasets.load_dataset(name, split=split, streaming=True)
+
+
+def _folder(path: Path) -> Path | None:
+    """Where images that are paths may lie; a data set on the hub has no such place here."""
+    if path.is_dir():
+        return path
+    return path.parent if path.is_file() else None
+
+
+def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
+    import datasets
+
+    image = columns.names.image
+    if image is not None and isinstance(stream.features[image], datasets.Image):
+        # The bytes as they are: decoding and encoding again would change the picture's hash.
+        stream = stream.cast_column(image, datasets.Image(decode=False))
+    return iter(stream)
+
+
+def _next(rows: Iterator[Row], name: str) -> Row | None:
+    with foreign_errors(name):
+        return next(rows, None)

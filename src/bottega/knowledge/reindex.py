@@ -1,0 +1,150 @@
+"""New vectors for old examples: another embedder for a view, or a view that was not there."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+
+from bottega.errors import EmbeddingError, SettingError, StoreError
+from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.ports import StoredView
+from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.views import View, check_name
+from bottega.knowledge.writer import check_widths, checked_blob
+from bottega.types import Example
+
+LACKING = (
+    "FROM examples WHERE NOT EXISTS"
+    " (SELECT 1 FROM vectors WHERE vectors.key = examples.key AND view = ?)"
+)
+
+
+def reindex(
+    rows: SqliteRows,
+    name: str,
+    view: View,
+    *,
+    batch_size: int,
+    progress: Callable[[int], None] | None,
+) -> int:
+    """How many examples were embedded, those of every namespace.
+
+    The new vectors are stored beside the old ones, which go on being searched, and take over in
+    one commit when no example lacks one. Stopped halfway it goes on where it was. Of two for one
+    view the one that began last goes on, and the other raises `StoreError`.
+    """
+    check_name(name)
+    if batch_size < 1:
+        raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
+    number, complete = _begun(rows, name, view)
+    if progress is not None:
+        progress(_there(rows, number))
+    done = 0
+    while not _taken_over(rows, name, number):
+        for keys in _lacking(rows, number, batch_size):
+            _embed(rows, keys, number, view, logged=complete)  # some index lacks them
+            done += len(keys)
+            if progress is not None:
+                progress(len(keys))
+    return done
+
+
+def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) -> None:
+    """Replaces vectors and tells the indexes."""
+    _embed(rows, keys, number, view, logged=True)
+
+
+def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
+    """The number of the view to fill, and whether it is the one that is searched."""
+    fingerprint = view.embed.fingerprint
+    with rows.transaction() as connection:
+        _drop(connection, name, "NOT complete AND fingerprint != ?", fingerprint)
+        connection.execute(
+            "INSERT OR IGNORE INTO views (name, fingerprint, dimension, complete)"
+            " VALUES (?, ?, ?, 0)",
+            (name, fingerprint, view.embed.dimension),
+        )
+        number, complete, *stored = connection.execute(
+            "SELECT number, complete, number, name, fingerprint, dimension FROM views"
+            " WHERE name = ? AND fingerprint = ?",
+            (name, fingerprint),
+        ).fetchone()
+        check_widths({name: StoredView(*stored)}, {name: view.embed.dimension})
+    return int(number), bool(complete)
+
+
+def _there(rows: SqliteRows, number: int) -> int:
+    """How many examples have the new vector from an earlier run."""
+    counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
+    return int(rows.read(counted, number)[0][0])
+
+
+def _lacking(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
+    keys = [row[0] for row in rows.read(f"SELECT key {LACKING} ORDER BY key", number)]
+    return [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
+
+
+def _embed(
+    rows: SqliteRows, keys: Sequence[int], number: int, view: View, *, logged: bool = False
+) -> None:
+    examples = rows.by_keys(keys)
+    try:
+        vectors = view.vectors(list(examples.values()))
+    except EmbeddingError as error:
+        raise _naming(error, examples, view) from error
+    with rows.transaction() as connection:
+        _check_there(connection, number)
+        # Only for rows that are still there.
+        connection.executemany(
+            "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
+            " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
+            [(number, *checked_blob(v), key) for key, v in zip(examples, vectors, strict=True)],
+        )
+        if logged:
+            connection.execute(
+                "INSERT INTO changes (op, key, id, namespace) SELECT 'put', key, id, namespace"
+                f" FROM examples WHERE key IN {LISTED}",
+                [listed(list(examples))],
+            )
+
+
+def _naming(error: EmbeddingError, examples: Mapping[int, Example], view: View) -> EmbeddingError:
+    for example in examples.values():
+        try:
+            view.vectors([example])
+        except EmbeddingError as own:
+            hint = own.hint or f"bottega rm FILE {example.id} removes it; the rest is kept"
+            return EmbeddingError(f"example {example.id}: {own}", hint=hint)
+    return error
+
+
+def _taken_over(rows: SqliteRows, name: str, number: int) -> bool:
+    """Whether no example lacked the new vector, in which case it is the view's now."""
+    with rows.transaction() as connection:
+        complete = _check_there(connection, number)
+        if connection.execute(f"SELECT EXISTS (SELECT 1 {LACKING})", [number]).fetchone()[0]:
+            return False
+        if complete:
+            return True
+        _drop(connection, name, "number != ?", number)
+        connection.execute("UPDATE views SET complete = 1 WHERE number = ?", [number])
+        # Tells the other handles that their vectors are gone.
+        connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
+    return True
+
+
+def _check_there(connection: sqlite3.Connection, number: int) -> bool:
+    """Whether the view is complete; raises if another reindexing has dropped it meanwhile."""
+    found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
+    if found is None:
+        raise StoreError(
+            "another process began to reindex this view with another embedder",
+            hint="let one of them finish, then begin again if it was the wrong one",
+        )
+    return bool(found[0])
+
+
+def _drop(connection: sqlite3.Connection, name: str, which: str, value: str | int) -> None:
+    chosen = f"SELECT number FROM views WHERE name = ? AND {which}"
+    connection.execute(f"DELETE FROM vectors WHERE view IN ({chosen})", (name, value))
+    connection.execute(f"DELETE FROM views WHERE number IN ({chosen})", (name, value))

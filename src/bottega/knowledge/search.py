@@ -1,0 +1,312 @@
+"""Search of one handle: indexes, filters, exclusion."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import numpy as np
+
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
+from bottega.exclusion import Exclude
+from bottega.knowledge.change_log import Recent
+from bottega.knowledge.filters import Filter
+from bottega.knowledge.index import FaissIndex, Keys, Metric
+from bottega.knowledge.index_follower import Follower, OutOfDate
+from bottega.knowledge.ports import Hit, RowStore, StoredView
+from bottega.knowledge.rows import Listing, SqliteRows
+from bottega.knowledge.views import View, Views, embedded
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Query
+
+FILTERS_KEPT = 64
+GONE_KEPT = 1000
+
+
+@dataclass
+class Resolved:
+    """The keys that a filter chose among the rows up to change `seq` and key `last`."""
+
+    seq: int = -1
+    last: int = 0
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class Searcher:
+    def __init__(self, rows: RowStore, views: Views, metric: Metric, hnsw_above: int) -> None:
+        self._rows = rows
+        self._views = views
+        self._metric: Metric = metric
+        self._hnsw_above = hnsw_above
+        self._followers: dict[str, Follower] = {}
+        self._filters: OrderedDict[Filter, Resolved] = OrderedDict()
+        self._default: str | None = None  # the name of the view that is first
+        self._recent = Recent()
+        self._lock = Lock()
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        """The stored view of that name and how to embed for it; the first one by default."""
+        stored = self._rows.views()
+        given = self._views.over(stored)
+        name = next(iter(given)) if by is None else by
+        if name not in given:
+            raise SettingError(
+                f"there is no view {name!r}", hint=f"by one of {', '.join(given)}, as opened"
+            )
+        if name not in stored:
+            raise _empty(self._rows)
+        return stored[name], given[name]
+
+    def follow(self, by: str | None) -> FaissIndex:
+        """The index with every change that any process has committed."""
+        while True:
+            follower = self._follower(by)
+            try:
+                index = follower.current()
+                break
+            except OutOfDate:
+                self._drop(follower)
+        if not len(index):
+            raise _empty(self._rows)
+        return index
+
+    def nearest(
+        self,
+        vectors: Vectors,
+        k: int,
+        *,
+        by: str | None,
+        where: Filter | None,
+        within: Collection[str] | None,
+        excluded_for: Sequence[Query] | None,
+        exclude: Exclude,
+    ) -> list[list[Candidate]]:
+        rebuilt = False
+        while True:
+            index = self.follow(by)
+            own = None
+            if excluded_for is not None:
+                own = [self._rows.own_keys(query, exclude) for query in excluded_for]
+            allowed = self._allowed(where, within, most=len(index))
+            searched = index.watermark
+            hits = index.search(vectors, k, allowed=allowed, excluded=own)
+            candidates = self._candidates(hits, len(index))
+            if candidates is not None:
+                return candidates
+            if searched == self._rows.last_seq():  # no other process's delete explains it
+                if rebuilt:
+                    raise _unlogged(self._rows)
+                self._drop(self._follower(by))
+                rebuilt = True
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        view, _ = self.view(by)
+        with self._rows.snapshot():
+            keys = self._rows.keys(ids)
+            found = self._rows.vectors(keys.values(), view.number)
+        missing = [id for id in ids if keys.get(id) not in found]
+        if missing:
+            raise NotFoundError(
+                f"there is no vector of {missing[0]!r}", hint="bottega verify finds missing ones"
+            )
+        rows = [found[keys[id]] for id in ids]
+        return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
+
+    def forget(self) -> None:
+        """Closes every index; the next search begins anew."""
+        with self._lock:
+            for follower in self._followers.values():
+                follower.close()
+            self._followers.clear()
+            self._recent.clear()
+
+    def settle(self) -> None:
+        """Waits for indexes that are being built."""
+        with self._lock:
+            followers = list(self._followers.values())
+        for follower in followers:
+            follower.settle()
+
+    def _follower(self, by: str | None) -> Follower:
+        with self._lock:
+            name = self._default if by is None else by
+            follower = None if name is None else self._followers.get(name)
+            if follower is None:
+                view, _ = self.view(by)
+                if by is None:
+                    self._default = view.name
+                follower = self._followers.get(view.name) or Follower(
+                    self._rows, view, self._metric, self._hnsw_above
+                )
+                self._followers[view.name] = follower
+            return follower
+
+    def _drop(self, follower: Follower) -> None:
+        """One that is out of date; nothing of it is kept."""
+        with self._lock:
+            for name, each in list(self._followers.items()):
+                if each is follower:
+                    del self._followers[name]
+        follower.close(keep=False)
+
+    def _allowed(
+        self, where: Filter | None, within: Collection[str] | None, most: int
+    ) -> Keys | None:
+        keys = None if where is None else self._resolved(where, most)
+        if within is not None:
+            chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
+            keys = chosen if keys is None else np.intersect1d(chosen, keys)
+        return keys
+
+    def _resolved(self, where: Filter, most: int) -> Keys:
+        """Rows never change, so only those that are new are asked about; what was deleted the
+        index leaves out."""
+        with self._lock:
+            kept = self._filters.setdefault(where, Resolved())
+            self._filters.move_to_end(where)
+            if len(self._filters) > FILTERS_KEPT:
+                self._filters.popitem(last=False)
+            seq = self._rows.last_seq()
+            if kept.seq != seq:
+                if len(kept.keys) > GONE_KEPT + 2 * most:  # most of them were deleted since
+                    kept.last, kept.keys = 0, np.empty(0, np.int64)
+                last = self._rows.last_key()
+                new = self._rows.keys_where(where, kept.last)
+                kept.keys = np.union1d(kept.keys, np.array(new, np.int64))
+                kept.seq, kept.last = seq, last
+            return kept.keys
+
+    def _candidates(self, hits: list[list[Hit]], living: int) -> list[list[Candidate]] | None:
+        """None if another process has deleted one of them since the search."""
+        wanted = {hit.key for found in hits for hit in found}
+        examples = self._recent.among(wanted)
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched, most=living + GONE_KEPT)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
+
+
+def _unlogged(rows: RowStore) -> StoreError:
+    return StoreError(
+        f"{rows.name} lacks examples whose removal is not in its change log",
+        hint="verify(repair=True), or bottega verify --repair, mends the log",
+    )
+
+
+def _empty(rows: RowStore) -> EmptyKnowledgeBaseError:
+    where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
+    return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
+
+
+class Searchable(Listing):
+    def __init__(
+        self, rows: SqliteRows, path: str, metric: Metric, views: Views, hnsw_above: int
+    ) -> None:
+        super().__init__(rows, path, metric)
+        self._views = views
+        self._searcher = Searcher(rows, views, metric, hnsw_above)
+
+    def search(
+        self,
+        query: Query,
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        include_self: bool = False,
+        exclude: Exclude = "same-image",
+    ) -> list[Candidate]:
+        """The `k` nearest examples, best first; fewer only if there are fewer.
+
+        Excludes the query's own id and, as `exclude` says, every example that shares an image with
+        it or only the same question (images, text, choices, context). `include_self` excludes
+        nothing. `by` names the view, `where` and `within` (ids) restrict the search. Raises
+        `EmptyKnowledgeBaseError` for an empty knowledge base.
+        """
+        found = self.search_many(
+            [query],
+            k,
+            by=by,
+            where=where,
+            within=within,
+            include_self=include_self,
+            exclude=exclude,
+        )
+        return found[0]
+
+    def search_many(
+        self,
+        queries: Sequence[Query],
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        include_self: bool = False,
+        exclude: Exclude = "same-image",
+    ) -> list[list[Candidate]]:
+        """As `search`, with all queries embedded and compared at once."""
+        _check_k(k)
+        self._check_embeds()
+        self._searcher.follow(by)  # before the embedder works for nothing
+        if not queries:
+            return []
+        vectors = embedded(self._searcher.view(by)[1].embed, queries, "queries")
+        own = None if include_self else queries
+        return self.nearest(
+            vectors, k, by=by, where=where, within=within, excluded_for=own, exclude=exclude
+        )
+
+    def nearest(
+        self,
+        vectors: Vectors,
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        excluded_for: Sequence[Query] | None = None,
+        exclude: Exclude = "same-image",
+    ) -> list[list[Candidate]]:
+        """As `search_many`, with the caller's own vectors (n, dimension).
+
+        `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
+        """
+        _check_k(k)
+        self._check_embeds()
+        return self._searcher.nearest(
+            vectors,
+            k,
+            by=by,
+            where=where,
+            within=within,
+            excluded_for=excluded_for,
+            exclude=exclude,
+        )
+
+    def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
+        """As they are stored: (n, dimension) float32, in the order of the ids."""
+        self._check_embeds()
+        return self._searcher.vectors(ids, by)
+
+    def settle(self) -> None:
+        """Waits for indexes that are being built in the background."""
+        self._searcher.settle()
+
+    def _check_embeds(self) -> None:
+        if not self._views:
+            raise SettingError(
+                f"{self._path} was opened without an embedder",
+                hint="KnowledgeBase.open(path, embed=...) to search or to add",
+            )
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")

@@ -1,0 +1,220 @@
+"""A knowledge base as a folder that people and other programs can read: examples.jsonl and
+images/. `load_jsonl` reads it too, apart from pins, counters and examples without an answer."""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bottega.errors import ImageError, LoadError, StoreError
+from bottega.image import Image, path_text
+from bottega.knowledge.errors import OnBad
+from bottega.knowledge.loaders.folders import open_within
+from bottega.knowledge.records import (
+    Standing,
+    damage,
+    identity,
+    identity_without_choices,
+    is_text,
+)
+from bottega.knowledge.rows import SqliteRows
+from bottega.types import Example, Query
+
+EXAMPLES, IMAGES = "examples.jsonl", "images"
+AT_ONCE = 64
+AGAIN = (
+    "restore the file from a copy, or delete it, with all that show its images, and add it again"
+)
+MOST = 2**62
+NO_NUMBERS = "its standing should be of numbers"
+
+
+@dataclass(frozen=True)
+class Imported:
+    example: Example
+    standing: Standing
+
+
+def export(
+    rows: SqliteRows,
+    folder: Path,
+    on_bad: OnBad,
+    progress: Callable[[int], None] | None,
+) -> int:
+    """How many examples were written; what is damaged is not. The list comes last: a folder with
+    one is whole."""
+    _check_name(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
+    part, count = folder / f"{EXAMPLES}.part", 0
+    try:
+        (folder / IMAGES).mkdir(parents=True)
+        with part.open("wb") as file:
+            for example, standing in _everything(rows, on_bad):
+                file.write(orjson.dumps(_line(example, standing, folder)) + b"\n")
+                count += 1
+                if progress is not None:
+                    progress(1)
+        part.replace(folder / EXAMPLES)
+    except OSError as error:
+        raise StoreError(
+            f"{path_text(folder)} cannot be written: {error.strerror}",
+            hint="check its permissions and the space left",
+        ) from error
+    return count
+
+
+def _check_name(folder: Path) -> None:
+    try:
+        written = os.fsencode(folder)
+    except UnicodeEncodeError:
+        written = b"\0"
+    if b"\0" in written:
+        raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
+
+
+def _everything(rows: SqliteRows, on_bad: OnBad) -> Iterator[tuple[Example, Standing]]:
+    ids = []
+    for id in rows.ids_where():
+        if is_text(id):
+            ids.append(id)
+        else:
+            on_bad(StoreError(f"an example's id is {id!a}, which is damaged", hint=AGAIN))
+    for start in range(0, len(ids), AT_ONCE):
+        keys = rows.keys(ids[start : start + AT_ONCE])
+        standings = rows.standings(keys.values())
+        for key, example in sorted(_sound(rows, keys, on_bad).items()):
+            if key not in standings:  # deleted meanwhile
+                continue
+            if _is_of_numbers(standings[key]):
+                yield example, standings[key]
+            else:
+                on_bad(StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=AGAIN))
+
+
+def _sound(rows: SqliteRows, keys: Mapping[str, int], on_bad: OnBad) -> dict[int, Example]:
+    try:
+        found = rows.by_keys(keys.values())
+    except StoreError as error:
+        if len(keys) > 1:  # only what cannot be read shall be missing
+            alone = [_sound(rows, {id: key}, on_bad) for id, key in keys.items()]
+            return {key: example for each in alone for key, example in each.items()}
+        for id in keys:
+            on_bad(StoreError(f"example {id} cannot be read: {error}", hint=AGAIN))
+        return {}
+    wrong = {key: what for key, example in found.items() if (what := damage(example))}
+    for key, what in wrong.items():
+        on_bad(StoreError(f"example {found[key].id} is damaged: {what}", hint=AGAIN))
+    return {key: example for key, example in found.items() if key not in wrong}
+
+
+def _line(example: Example, standing: Standing, folder: Path) -> dict[str, object]:
+    query = example.query
+    return {
+        "id": example.id,
+        "images": [_kept(image, folder) for image in query.images],
+        "image_sources": [image.source for image in query.images],
+        "question": query.text,
+        "answer": example.answer,
+        "labels": example.labels,
+        "choices": query.choices,
+        "rationale": example.rationale,
+        "tags": dict(example.tags),
+        "source": example.source,
+        "standing": standing,
+    }
+
+
+def _kept(image: Image, folder: Path) -> str:
+    name = f"{IMAGES}/{image.sha256}{mimetypes.guess_extension(image.media_type) or '.bin'}"
+    path = folder / name
+    if not path.exists():
+        path.write_bytes(image.data)
+    return name
+
+
+def read_export(folder: Path, on_bad: OnBad) -> Iterator[Imported]:
+    """What cannot be read goes to `on_bad` with its line; the others are given."""
+    path = folder / EXAMPLES
+    _check_name(folder)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+            raise LoadError(f"{path_text(path)} is not a regular file", hint="check the path")
+        lines = path.open("rb")
+    except OSError as error:
+        raise LoadError(
+            f"{path_text(path)} cannot be read: {error.strerror}",
+            hint="give a folder that bottega export wrote",
+        ) from error
+    with lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                imported = _imported(orjson.loads(line), folder)
+            except (ImageError, ValueError, TypeError, KeyError) as error:
+                hint = getattr(error, "hint", "") or "export the knowledge base again"
+                what = f"{path_text(path)}, line {number}: {error}"
+                on_bad(LoadError(what, hint=hint))
+            else:
+                yield imported
+
+
+def _imported(row: dict[str, Any], folder: Path) -> Imported:
+    fields = _Fields(**{name: row[name] for name in _Fields.__dataclass_fields__})
+    if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
+        raise TypeError("question and answer should be texts")
+    images = [
+        _image(folder, name, source)
+        for name, source in zip(fields.images, fields.image_sources, strict=True)
+    ]
+    example = Example(
+        Query(fields.question, tuple(images), tuple(fields.choices)),
+        fields.answer,
+        labels=None if fields.labels is None else tuple(fields.labels),
+        rationale=fields.rationale,
+        tags=dict(fields.tags),
+        source=fields.source,
+    )
+    if fields.id not in (identity(example), identity_without_choices(example)):
+        raise ValueError("its id is not that of its question, choices, answer and images")
+    return Imported(example, _standing(fields.standing))
+
+
+def _image(folder: Path, name: str, source: str | None) -> Image:
+    image = open_within(folder, name)
+    if image.sha256 != Path(name).stem:
+        raise ValueError(f"{name} has other bytes than were exported")
+    return replace(image, source=source)
+
+
+def _standing(fields: dict[str, Any]) -> Standing:
+    standing = Standing(**fields)
+    if not _is_of_numbers(standing):
+        raise TypeError(NO_NUMBERS)
+    return standing
+
+
+def _is_of_numbers(standing: Standing) -> bool:
+    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
+    return all(isinstance(number, int | float) and abs(number) < MOST for number in numbers)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    id: str
+    images: list[str]
+    image_sources: list[str | None]
+    question: str
+    answer: str
+    labels: list[str] | None
+    choices: list[str]
+    rationale: str | None
+    tags: dict[str, str]
+    source: str | None
+    standing: dict[str, Any]

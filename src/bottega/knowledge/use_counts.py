@@ -1,0 +1,111 @@
+"""Use counters of examples, and pruning of the change log."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection
+from threading import Lock
+
+from bottega.errors import SettingError
+from bottega.knowledge.ports import RowStore, Use
+from bottega.knowledge.records import is_text
+from bottega.sqlite import may_only_be_read
+
+FLUSHED_AT = 256
+FLUSHED_AFTER = 30.0
+MOST_USD = 1e15  # far from where sums become infinite
+
+
+class UseBuffer:
+    """Written when there are many, when they are old, and when the handle is closed. A process
+    that is killed loses the last half minute of counts, never an example."""
+
+    def __init__(self, rows: RowStore) -> None:
+        self._rows = rows
+        self._uses: dict[str, Use] = {}
+        self._since = time.monotonic()
+        self._lock = Lock()
+
+    def note(self, ids: Collection[str], saved_usd: float) -> None:
+        # One that cannot be written would keep all the others from it.
+        if not all(map(is_text, ids)) or not is_amount(saved_usd):
+            raise SettingError(
+                f"ids {list(ids)!a} cannot have saved {saved_usd!a} US dollars",
+                hint="give ids as texts and a finite number",
+            )
+        now = time.time()
+        share = saved_usd / max(1, len(ids))
+        with self._lock:
+            if not self._uses:
+                self._since = time.monotonic()
+            for id in ids:
+                before = self._uses.get(id, Use(0, now, 0.0))
+                self._uses[id] = Use(before.count + 1, now, before.saved_usd + share)
+            old = time.monotonic() - self._since > FLUSHED_AFTER
+            due = len(self._uses) >= FLUSHED_AT or old
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Where nothing may be written the counts go: nothing is evicted there either."""
+        with self._lock:
+            uses, self._uses = self._uses, {}
+        if not uses:
+            return
+        try:
+            self._rows.add_uses(uses)
+        except BaseException as error:
+            if may_only_be_read(error):
+                return
+            self._put_back(uses)
+            raise
+
+    def _put_back(self, uses: dict[str, Use]) -> None:
+        with self._lock:
+            for id, use in uses.items():
+                later = self._uses.get(id, Use(0, use.last, 0.0))
+                self._uses[id] = Use(
+                    use.count + later.count, later.last, use.saved_usd + later.saved_usd
+                )
+
+
+def is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= MOST_USD
+
+
+KEPT = 10_000
+# An index file may be behind by a tenth of its rows, and should still be of use.
+KEPT_SHARE = 5
+LOOKED_EVERY = 1000
+# Up to where the log has been looked through, and the last change that each namespace has lost.
+HORIZON = "SELECT coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned'), 0)"
+LOST = "pruned of "
+DROPPED = (
+    "FROM changes WHERE seq <= ?"
+    " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
+    " AND seq NOT IN (SELECT max(seq) FROM changes GROUP BY namespace)"
+)
+
+
+def prune(connection: sqlite3.Connection, added: int) -> None:
+    """Within the transaction that has added so many rows. It reads the whole log, so it waits
+    until the log has grown by a fifth of the rows."""
+    last, pruned = connection.execute(f"SELECT max(seq), ({HORIZON}) FROM changes").fetchone()
+    # Each row that came may have driven out another.
+    if last % LOOKED_EVERY >= 2 * added or last - pruned <= 2 * KEPT:
+        return
+    rows = connection.execute("SELECT count(*) FROM examples").fetchone()[0]
+    kept = max(KEPT, rows // KEPT_SHARE)
+    if last - pruned > 2 * kept:
+        _drop(connection, last - kept)
+
+
+def _drop(connection: sqlite3.Connection, upto: int) -> None:
+    connection.execute(
+        f"INSERT OR REPLACE INTO meta SELECT '{LOST}' || namespace, max(seq) {DROPPED}"
+        " GROUP BY namespace",
+        [upto],
+    )
+    connection.execute(f"DELETE {DROPPED}", [upto])
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned', ?)", [upto])

@@ -1,0 +1,204 @@
+"""Checkpoints of training: whole or not there, and only for the run that wrote them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bottega.errors import LoadError, SettingError
+from bottega.racc.racc import Racc
+from bottega.racc.training_loss import Course, Lesson, Lessons, Teaching, scores_of
+
+NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class State:
+    """`step` is the next one to take, `worse` how many validations ago the best one was."""
+
+    step: int = 0
+    best: float = math.inf
+    worse: int = 0
+
+    def next(self) -> State:
+        return replace(self, step=self.step + 1)
+
+
+class Checkpoints:
+    """One file, replaced as a whole. Without a folder nothing is kept but the best weights."""
+
+    def __init__(
+        self, folder: Path | None, course: Course, racc: Racc, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._path = folder / NAME if folder else None
+        self._racc, self._optimizer = racc, optimizer
+        self._best: dict[str, torch.Tensor] | None = None
+        self._of = json.dumps({"course": asdict(course), "shape": asdict(racc.shape)})
+
+    def restored(self) -> State:
+        if self._path is None or not self._path.exists():
+            return State()
+        try:
+            kept = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever a damaged file provokes
+            raise LoadError(
+                f"{self._path} cannot be read: {error}", hint="delete it to train from the start"
+            ) from error
+        if kept["of"] != self._of:
+            raise LoadError(
+                f"{self._path} is from training with other settings",
+                hint="use another folder, or the settings that it was begun with",
+            )
+        self._racc.load_state_dict(kept["weights"])
+        self._optimizer.load_state_dict(kept["optimizer"])
+        self._best = kept["best_weights"]
+        return State(**kept["state"])
+
+    def validated(self, state: State, loss: float) -> State:
+        if loss < state.best:
+            self._best = {name: one.clone() for name, one in self._racc.state_dict().items()}
+            return replace(state, best=loss, worse=0)
+        return replace(state, worse=state.worse + 1)
+
+    def keep(self, state: State) -> None:
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".part")
+        with unfinished.open("wb") as file:
+            torch.save(
+                {
+                    "of": self._of,
+                    "state": asdict(state),
+                    "weights": self._racc.state_dict(),
+                    "optimizer": self._optimizer.state_dict(),
+                    "best_weights": self._best,
+                },
+                file,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._path)
+
+    def restore_best(self) -> None:
+        if self._best is not None:
+            self._racc.load_state_dict(self._best)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After a step, the first being 0. `validation` where one was made."""
+
+    step: int
+    loss: float
+    rate: float
+    validation: float | None = None
+
+
+def train(
+    racc: Racc,
+    teaching: Teaching,
+    lessons: Lessons,
+    course: Course,
+    *,
+    folder: Path | None = None,
+    held_out: Sequence[Lesson] = (),
+    report: Callable[[Progress], None] = lambda progress: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Trains in place. With `folder` it leaves checkpoints there and goes on from the last one: the
+    losses are then those of a run that was never stopped. Raises `LoadError` for a checkpoint of
+    another course or another shape, and `SettingError` once a loss or a gradient is no number: the
+    weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after
+    the step and returns False.
+
+    With `held_out` lessons and `course.validate_every` the best weights by their loss are what
+    remains.
+    """
+    racc.to(teaching.hyper.device)
+    optimizer = torch.optim.AdamW(
+        racc.parameters(), lr=course.rate, weight_decay=course.weight_decay
+    )
+    checkpoints = Checkpoints(folder, course, racc, optimizer)
+    state = checkpoints.restored()
+    while state.step < course.steps and state.worse < course.patience:
+        rate = course.rate_at(state.step)
+        loss = _step(racc, teaching, lessons, course, optimizer, state.step, rate)
+        validation = None
+        if held_out and course.validate_every and (state.step + 1) % course.validate_every == 0:
+            validation = _validated(racc, teaching, held_out, course)
+            _finite(validation, "validation loss", state.step)
+            state = checkpoints.validated(state, validation)
+        report(Progress(state.step, loss, rate, validation))
+        state = state.next()
+        asked_to_stop = stopped() and state.step < course.steps
+        if state.step % course.checkpoint_every == 0 or state.step == course.steps or asked_to_stop:
+            checkpoints.keep(state)
+        if asked_to_stop:
+            return False
+    checkpoints.restore_best()
+    return True
+
+
+def _step(
+    racc: Racc,
+    teaching: Teaching,
+    lessons: Lessons,
+    course: Course,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    rate: float,
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad()
+    total = 0.0
+    for part in range(course.accumulate):
+        number = step * course.accumulate + part
+        batch = lessons(number)
+        with _precision(course, teaching):
+            loss = teaching.loss(racc, batch, course, _hidden(batch, course, number))
+        torch.autograd.backward(loss / course.accumulate)
+        total += _finite(loss.item(), "loss", step) / course.accumulate
+    length = nn.utils.clip_grad_norm_(racc.parameters(), course.clip)
+    _finite(length.item(), "gradient", step)
+    optimizer.step()
+    return total
+
+
+def _finite(number: float, what: str, step: int) -> float:
+    if not math.isfinite(number):
+        raise SettingError(
+            f"the {what} of step {step + 1} is {number}: training went astray",
+            hint="begin in another folder with a lower rate, or weigh answer and cache less",
+        )
+    return number
+
+
+def _hidden(batch: Sequence[Lesson], course: Course, number: int) -> Tensor:
+    """The scores, those of a share of the lessons all alike."""
+    lots = random.Random(f"{course.seed}:{number}")
+    told = torch.tensor([[float(lots.random() >= course.flat)] for _ in batch])
+    return scores_of(batch) * told
+
+
+def _validated(racc: Racc, teaching: Teaching, held_out: Sequence[Lesson], course: Course) -> float:
+    with torch.no_grad(), _precision(course, teaching):
+        return teaching.loss(racc, held_out, course, scores_of(held_out)).item()
+
+
+def _precision(course: Course, teaching: Teaching) -> AbstractContextManager[None]:
+    if not course.half_precision:
+        return nullcontext()
+    kind = teaching.hyper.device.type
+    autocast: AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16)
+    return autocast

@@ -1,0 +1,53 @@
+"""What a compressor is trained between, and what it starts as. Needs torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bottega.errors import SettingError
+from bottega.generation.loaded import LoadedModel
+from bottega.racc import Hyper, Racc, Shape, Texts, pipe
+from bottega.racc.texts import rows
+from bottega.racc.training_loss import Teaching
+from bottega.types import Example, Query
+
+# PIPE: the paper's sentence for documents, and one of ours for what is asked.
+HARD_PROMPTS = (
+    "Summarize the key information of the given passage in a concise manner.",
+    "Say what the image shows and what the question asks for.",
+)
+
+
+def teaching(base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1) -> Teaching:
+    """`hyper` compresses for `base`, which does it itself if nobody is named. `layer` is the one
+    whose hidden states are read, see `Hyper`. Raises `SettingError` for one that is not there."""
+    texts = Texts(base.encode, base.ends)
+    compresses = Hyper((hyper or base).model, layer=layer)
+    if not compresses.has_layer:
+        raise SettingError(
+            f"there is no layer {layer}",
+            hint=f"use 0 (the embeddings) to {compresses.depth}, or -1 (the last)",
+        )
+    return Teaching(
+        compresses,
+        texts if hyper is None else Texts(hyper.encode, hyper.ends),
+        base.model,
+        texts,
+        min(base.ends),
+    )
+
+
+def untrained(shape: Shape, teaching: Teaching, *, seed: int = 0) -> Racc:
+    """To be calibrated by `Teaching.calibrate`."""
+    torch.manual_seed(seed)
+    return Racc(shape, None if shape.prompting == "reading" else _hard(shape, teaching))
+
+
+def _hard(shape: Shape, teaching: Teaching) -> tuple[Tensor, Tensor]:
+    spelt = (rows(teaching.texts.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS)
+    documents, queries = (
+        pipe(teaching.hyper, torch.tensor(ids), count)
+        for ids, count in zip(spelt, (shape.document_prompts, shape.query_prompts), strict=True)
+    )
+    return documents, queries

@@ -1,0 +1,141 @@
+"""RCTS as a composition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bottega.errors import SettingError
+from bottega.knowledge import KnowledgeBase
+from bottega.parsing import LabelParser, same_answer
+from bottega.pipeline import Pipeline
+from bottega.prompting import Concluding, Continuing, Interleaved
+from bottega.protocols import (
+    Generator,
+    Parser,
+    Pricer,
+    Prompter,
+    Recorder,
+    Retriever,
+    Searcher,
+    Tier,
+    turns_only,
+)
+from bottega.recipes.visual_rag import suited_prompt
+from bottega.reranking import (
+    Agree,
+    Mutual,
+    Reward,
+    SelfConsistency,
+    TreeSearch,
+    Variant,
+    Weighted,
+    check_depth,
+)
+from bottega.retrieval import Dense
+from bottega.routing import always
+from bottega.types import Prompt, Query, Sampling
+
+
+def rcts(
+    knowledge: KnowledgeBase,
+    generator: Generator,
+    *,
+    labels: Sequence[str] = (),
+    shots: int = 3,
+    fetch: int = 20,
+    rollouts: int = 10,
+    alpha: float = 0.2,
+    parallel: int = 1,
+    variant: Variant = "paper",
+    reward: Reward | None = None,
+    search: Searcher | None = None,
+    retrieve: Retriever | None = None,
+    prompt: Prompter | None = None,
+    parse: Parser | None = None,
+    agree: Agree = same_answer,
+    most_calls: int | None = None,
+    most_tokens: int | None = None,
+    record: Recorder | None = None,
+    price: Pricer | None = None,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+) -> Pipeline:
+    """RCTS (Yang et al.): of `fetch` retrieved examples a tree search chooses `shots` and their
+    order, by asking the model with them and judging its answers.
+
+    An answer is worth `alpha` times how surely it follows from its own rationale, and else how well
+    it teaches retrieved questions whose answers are known; without a rationale only the latter, for
+    which `reward=Ensemble(...)` may be better. `agree` says which answers are the same: by their
+    kind, or always by choice, number or words. The paper retrieves by late interaction
+    (`retrieve=Dense(LateIndex(...).search)`); the default is the search of `knowledge`. `parallel`
+    branches are tried at once, 1 is the paper's order; `most_calls` and `most_tokens` limit one
+    query. Another `search`, such as a `FlatSearch`, is taken as it is.
+    """
+    check_depth(shots)
+    if fetch < shots:
+        raise SettingError(
+            f"of {fetch} fetched examples {shots} cannot be shown",
+            hint="raise fetch, well above shots, or lower shots",
+        )
+    prompt = prompt or _suited(generator)
+    parse = parse or LabelParser()
+    sampling = sampling or Sampling(max_tokens=512)
+    return Pipeline(
+        route=always(Tier(generator.name, generator, shots)),
+        retrieve=retrieve or Dense(knowledge.search),
+        prompt=prompt,
+        parse=parse,
+        search=search
+        or TreeSearch(
+            generator,
+            prompt=prompt,
+            parse=parse,
+            reward=reward
+            or heuristic(
+                prompt,
+                parse,
+                alpha,
+                sampling,
+                variant,
+                agree,
+                Continuing(prompt) if turns_only(generator) else None,
+            ),
+            rollouts=rollouts,
+            parallel=parallel,
+            variant=variant,
+            sampling=sampling,
+            agree=agree,
+            seed=seed,
+            most_calls=most_calls,
+            most_tokens=most_tokens,
+        ),
+        record=record,
+        price=price,
+        sampling=sampling,
+        choices=tuple(labels),
+        fetch=fetch,
+    )
+
+
+def heuristic(
+    prompt: Prompter,
+    parse: Parser,
+    alpha: float = 0.2,
+    sampling: Sampling | None = None,
+    variant: Variant = "paper",
+    agree: Agree = same_answer,
+    conclude: Callable[[Query, str], Prompt] | None = None,
+) -> Weighted:
+    """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are
+    in `sampling`. `conclude` shows a rationale to be answered from, by default with the paper's
+    words; for a model that knows brief turns alone `Continuing(prompt)` does."""
+    drawn = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
+    own = SelfConsistency(
+        conclude or Concluding(), parse, sampling=drawn, agree=agree, variant=variant
+    )
+    mutual = Mutual(prompt, parse, sampling=drawn, agree=agree, variant=variant)
+    return Weighted(own, mutual, alpha)
+
+
+def _suited(generator: Generator) -> Prompter:
+    return suited_prompt(generator) if turns_only(generator) else Interleaved()

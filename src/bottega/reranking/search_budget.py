@@ -1,0 +1,193 @@
+"""Requests of one search: identical ones once, counted, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import astuple, dataclass, replace
+from math import inf
+from typing import TypeVar
+
+from bottega.errors import SettingError
+from bottega.protocols import Generator
+from bottega.types import Prompt, Query, Reply, Sampling, Usage
+
+
+def lots_for(query: Query, seed: object) -> random.Random:
+    hashes = ":".join(image.sha256 for image in query.images)
+    return random.Random(f"{seed}:{query.text}:{hashes}")
+
+
+T = TypeVar("T")
+
+# Tokens that templates may put around a message, and those of a large image in tiles.
+AROUND_MESSAGE = 32
+AN_IMAGE = 4096
+
+
+class BudgetSpentError(Exception):
+    """A request that does not fit into the budget and was not sent: a search ends with what it has,
+    so it never leaves this room."""
+
+
+def most_prompt_tokens(prompt: Prompt) -> int:
+    """A bound where no tokenizer is at hand: every byte of text is a token, an image is 4,096."""
+    parts = [part for message in prompt.messages for part in message.parts]
+    sizes = [len(part.encode()) if isinstance(part, str) else AN_IMAGE for part in parts]
+    return sum(sizes) + AROUND_MESSAGE * len(prompt.messages)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What is set aside before something is sent."""
+
+    calls: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Request:
+    task: asyncio.Task[Reply]
+    waiting: int = 0
+
+
+class Asker:
+    """A generator for the length of one search. Identical requests are sent once, also while the
+    first is under way. A sampled request without a seed gets one that follows from `seed` and from
+    what is asked, so that it does not matter when it is asked.
+
+    At most `most_calls` completions and `most_tokens` tokens are asked for; what does not fit is
+    not sent, `BudgetSpentError`. Tokens are set aside before sending: all that the completions may
+    have, and `count(prompt)`, which has to be a bound, for each of them, because a server that
+    ignores `n` reads the prompt for every sample. What the replies turn out to leave is free after
+    `settle()`, not before: who settles when nothing is under way has a budget that does not depend
+    on which reply was first. Errors of the generator pass through.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        seed: int = 0,
+        most_calls: int | None = None,
+        most_tokens: int | None = None,
+        count: Callable[[Prompt], int] = most_prompt_tokens,
+    ) -> None:
+        check_budget(most_calls, most_tokens)
+        self.requests = 0
+        self.calls = 0
+        self.usage = Usage()
+        self.set_aside = Price()
+        self._generator = generator
+        self._seed = seed
+        self._calls_left = most_calls
+        self._tokens_left = most_tokens
+        self._tokens_freed = 0
+        self._count = count
+        self._requests: dict[tuple[Prompt, Sampling], Request] = {}
+
+    @property
+    def is_limited(self) -> bool:
+        return self._calls_left is not None or self._tokens_left is not None
+
+    def room(self, price: Price) -> float:
+        """How many things of this price fit into what is left of the budget."""
+        kinds = ((self._calls_left, price.calls), (self._tokens_left, price.tokens))
+        return min((left // each for left, each in kinds if left is not None and each), default=inf)
+
+    def settle(self) -> None:
+        if self._tokens_left is not None:
+            self._tokens_left += self._tokens_freed
+        self._tokens_freed = 0
+
+    async def ask(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        key = prompt, sampling
+        request = self._requests.get(key)
+        if request is None:
+            price = Price(sampling.n, self._most_tokens(prompt, sampling))
+            self._pay(price)
+            task = asyncio.create_task(self._send(prompt, sampling, price.tokens))
+            request = self._requests[key] = Request(task)
+        request.waiting += 1
+        try:
+            return await asyncio.shield(request.task)
+        finally:
+            request.waiting -= 1
+            if not request.waiting and not request.task.done():
+                del self._requests[key]
+                request.task.cancel()
+
+    def _most_tokens(self, prompt: Prompt, sampling: Sampling) -> int:
+        if self._tokens_left is None:
+            return 0
+        return sampling.n * (self._count(prompt) + sampling.max_tokens)
+
+    def _pay(self, price: Price) -> None:
+        if self.room(price) < 1:
+            raise BudgetSpentError
+        before = self.set_aside
+        self.set_aside = Price(before.calls + price.calls, before.tokens + price.tokens)
+        if self._calls_left is not None:
+            self._calls_left -= price.calls
+        if self._tokens_left is not None:
+            self._tokens_left -= price.tokens
+
+    async def _send(self, prompt: Prompt, sampling: Sampling, bound: int) -> Reply:
+        self.requests += 1
+        reply = await self._generator.generate(prompt, self._seeded(prompt, sampling))
+        self.calls += len(reply.completions)
+        self.usage = Usage(
+            *(sum(pair) for pair in zip(astuple(self.usage), astuple(reply.usage), strict=True))
+        )
+        spent = reply.usage.prompt_tokens + reply.usage.completion_tokens
+        if spent:  # an endpoint may not say
+            self._tokens_freed += bound - spent
+        return reply
+
+    def _seeded(self, prompt: Prompt, sampling: Sampling) -> Sampling:
+        if sampling.temperature == 0 or sampling.seed is not None:
+            return sampling
+        digest = hashlib.blake2b(repr((self._seed, sampling)).encode(), digest_size=4)
+        for message in prompt.messages:
+            parts = [part if isinstance(part, str) else (part.sha256,) for part in message.parts]
+            digest.update(repr((message.role, parts)).encode())
+        return replace(sampling, seed=int.from_bytes(digest.digest()) >> 1)
+
+
+def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
+    for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
+        if most is not None and not (isinstance(most, int) and most >= 1):
+            raise SettingError(
+                f"{name} is {most}",
+                hint=f"set {name} to a whole number of 1 or more, or leave it out",
+            )
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All results in order. An error ends the others at once and is raised alone; a spent budget
+    lets them end first, because they are paid for."""
+    results = []
+    for result in await affordable(work):
+        if result is None:
+            raise BudgetSpentError
+        results.append(result)
+    return results
+
+
+async def affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
+    """As `together`, but with None for those that the budget did not allow."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_unless_spent(one)) for one in work]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]
+
+
+async def _unless_spent(work: Awaitable[T]) -> T | None:
+    try:
+        return await work
+    except BudgetSpentError:
+        return None

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import SettingError
+from bottega.knowledge.late_interaction import Effort, exact_scores
+from bottega.knowledge.late_interaction.maxsim import DeviceTokens, Positions
+from bottega.knowledge.late_interaction.quantization import (
+    CodeScan,
+    fitting_scale,
+    int8_scores,
+    nearest_centroids,
+    quantized,
+    trained_centroids,
+)
+from bottega.knowledge.late_interaction.search import TokenCopies, nearest
+from bottega.protocols import Vectors
+from tests.knowledge.late_interaction.data import DIMENSION, documents, near
+
+torch = pytest.importorskip("torch")
+
+
+def flat(matrices: list[Vectors]) -> tuple[Vectors, Positions]:
+    offsets = np.cumsum([0, *map(len, matrices)], dtype=np.int64)
+    return np.concatenate(matrices), offsets
+
+
+def by_hand(query: Vectors, matrices: list[Vectors]) -> list[float]:
+    return [float((query @ matrix.T).max(axis=1).sum()) for matrix in matrices]
+
+
+def copies(matrices: list[Vectors], *, coded: bool = False) -> TokenCopies:
+    tokens, offsets = flat(matrices)
+    scale = fitting_scale(tokens)
+    scan = None
+    if coded:
+        centroids = trained_centroids(tokens, seed=0)
+        scan = CodeScan(centroids, nearest_centroids(tokens, centroids), offsets)
+    return TokenCopies(offsets, tokens.astype(np.float16), quantized(tokens, scale), scale, scan)
+
+
+def asked(matrices: list[Vectors], seed: int) -> Vectors:
+    """The tokens of one document, seen through noise."""
+    rng = np.random.default_rng(seed)
+    return near(matrices[rng.integers(len(matrices))], rng, 0.5)
+
+
+@settings(max_examples=30)
+@given(count=st.integers(1, 60), seed=st.integers(0, 9999))
+def test_the_reference_is_the_definition(count: int, seed: int) -> None:
+    matrices = documents(count, seed=seed)
+    query = asked(matrices, seed)
+    tokens, offsets = flat(matrices)
+    assert exact_scores(query, tokens, offsets) == pytest.approx(by_hand(query, matrices), abs=1e-4)
+    chosen = np.arange(0, count, 2)
+    some = exact_scores(query, tokens, offsets, chosen)
+    assert some == pytest.approx(np.array(by_hand(query, matrices))[chosen], abs=1e-4)
+
+
+@settings(max_examples=30)
+@given(count=st.integers(1, 60), seed=st.integers(0, 9999))
+def test_int8_is_near_the_reference(count: int, seed: int) -> None:
+    matrices = documents(count, seed=seed)
+    query = asked(matrices, seed)
+    held = copies(matrices)
+    everything = np.arange(count)
+    rough = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    # What a token is least like counts -1/3 here and down to -1 there.
+    exact = [float(np.maximum((query @ m.T).max(axis=1), -64 / 191).sum()) for m in matrices]
+    assert np.abs(rough - exact).max() < 0.02 * len(query)
+
+
+def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = documents(30, seed=3)
+    query, held = asked(matrices, 3), copies(matrices)
+    everything = np.arange(30)
+    fast = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    plain = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    assert np.abs(fast - plain).max() < 0.01 * len(query)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 9999), k=st.integers(1, 20))
+def test_int8_and_rescoring_find_what_the_reference_finds(seed: int, k: int) -> None:
+    matrices = documents(400, seed=seed)
+    query, held = asked(matrices, seed), copies(matrices)
+    found, scores = nearest(query, held, np.arange(400), k, Effort(shortlist=1))
+    exact = exact_scores(query, held.half, held.offsets)
+    best = np.sort(exact)[::-1][:k]
+    assert len(set(found.tolist())) == k
+    # At most one in a hundred may be missed, so compare the worst that was kept with the best.
+    assert np.mean(scores >= best[-1] - 1e-5) >= 0.95
+    assert scores[0] == pytest.approx(best[0], abs=1e-5)
+    assert scores == pytest.approx(exact[found], abs=1e-5)
+
+
+def test_centroids_leave_the_best_in_the_shortlist() -> None:
+    matrices = documents(2000, seed=1, words=200, longest=30)
+    held = copies(matrices, coded=True)
+    recalls = []
+    for seed in range(20):
+        query = asked(matrices, seed)
+        found, _ = nearest(query, held, np.arange(2000), 20, Effort(shortlist=0.2, small=64))
+        best = np.argsort(-exact_scores(query, held.half, held.offsets))[:20]
+        recalls.append(len(set(found.tolist()) & set(best.tolist())) / 20)
+    assert np.mean(recalls) >= 0.99
+
+
+def test_codes_score_a_document_by_its_centroids() -> None:
+    matrices = documents(100, seed=2)
+    tokens, offsets = flat(matrices)
+    centroids = trained_centroids(tokens, seed=0)
+    codes = nearest_centroids(tokens, centroids)
+    query = asked(matrices, 0)
+    coarse, _ = flat([centroids[codes]])
+    exact = exact_scores(query, coarse, offsets)
+    assert np.abs(CodeScan(centroids, codes, offsets).scores(query) - exact).max() < 1
+    assert np.array_equal(trained_centroids(tokens, seed=0), centroids)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_bf16_scores_are_near_the_reference(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    matrices = documents(1500, seed=4)
+    tokens, offsets = flat(matrices)
+    query = asked(matrices, 4)
+    scores = DeviceTokens(tokens, offsets, device=device).scores(query)
+    exact = exact_scores(query, tokens, offsets)
+    assert scores.dtype == np.float32
+    assert np.abs(scores - exact).max() < 0.02 * len(query)
+
+
+def test_a_device_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingError, match="no CUDA"):
+        DeviceTokens(np.ones((1, DIMENSION), np.float32), np.array([0, 1]))
+
+
+@pytest.mark.parametrize("wrong", [{"shortlist": 0.0}, {"shortlist": 1.5}, {"rescored": 0}])
+def test_impossible_efforts_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(SettingError):
+        Effort(**wrong)  # type: ignore[arg-type]

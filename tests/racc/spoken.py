@@ -1,0 +1,85 @@
+"""Prompts to a tiny model's inputs, without a processor: a word is a token."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bottega.image import Image
+from bottega.kv_prefix import Geometry
+from bottega.racc.hyper import Hyper, Inputs
+from bottega.racc.racc import Racc, Shape
+from bottega.racc.texts import Encode, Texts
+from bottega.types import Example, Message, Prompt, Query
+from tests.kv_prefix.tiny_models import END, PICTURE, START, VOCABULARY, Tiny, tiny
+
+USER, ASSISTANT = 10, 11
+FIRST_WORD = 20
+
+
+def word(text: str) -> int:
+    return FIRST_WORD + zlib.crc32(text.encode()) % (VOCABULARY - FIRST_WORD)
+
+
+def _turn(message: Message) -> list[int]:
+    role = USER if message.role == "user" else ASSISTANT
+    tokens = [token for part in message.parts for token in _tokens(part)]
+    return [role, *tokens, *([END] if message.role == "user" else [])]
+
+
+def _tokens(part: str | Image) -> list[int]:
+    return [word(one) for one in part.split()] if isinstance(part, str) else [PICTURE]
+
+
+def speaking(tiny: Tiny) -> Encode:
+    """`<s>`, the turns, and the beginning of the assistant's unless the prompt has it. An
+    encoder-decoder's tokenizer ends every text. Whatever picture is given, another is shown."""
+
+    def encode(prompts: Sequence[Prompt]) -> Inputs:
+        rows = []
+        for prompt in prompts:
+            ids = [START, *(token for message in prompt.messages for token in _turn(message))]
+            opened = [] if prompt.messages[-1].role == "assistant" else [ASSISTANT]
+            rows.append([*ids, *opened, *([END] if tiny.is_encoder_decoder else [])])
+        return tiny.inputs(*rows)
+
+    return encode
+
+
+def encode(prompts: Sequence[Prompt]) -> Inputs:
+    return speaking(model())(prompts)
+
+
+def model() -> Tiny:
+    return tiny("llava")
+
+
+def hyper(layer: int = -1) -> Hyper:
+    return Hyper(model().model, layer=layer)
+
+
+def texts() -> Texts:
+    return Texts(encode, frozenset({END}))
+
+
+def shape(**changes: Any) -> Shape:
+    usual = {"document_prompts": 4, "query_prompts": 3, "prompting": "reading"}
+    return Shape(32, Geometry.of(model().model), **{**usual, **changes})
+
+
+def racc(**changes: Any) -> Racc:
+    built = shape(**changes)  # building the model draws numbers, too
+    torch.manual_seed(0)
+    return Racc(built).eval()
+
+
+def told(text: str, *images: Image) -> Example:
+    """A passage."""
+    return Example(Query(text, images), "")
+
+
+def passages(count: int, about: str = "") -> list[Example]:
+    return [told(f"the home of {about} number {i} is place {i * 7 % 13}") for i in range(count)]

@@ -1,0 +1,110 @@
+import pytest
+import torch
+from torch import Tensor
+
+from bottega.racc.aggregator import Aggregator
+
+WIDTH, DOCUMENTS = 8, 4
+
+
+def parts(seed: int = 0) -> list[Tensor]:
+    source = torch.Generator().manual_seed(seed)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(*size, WIDTH, generator=source)
+
+    return [drawn(2, DOCUMENTS, 3), *(drawn(2, 5) for _ in range(3))]
+
+
+def everything() -> Tensor:
+    return torch.ones(2, DOCUMENTS, dtype=torch.bool)
+
+
+def aggregator(**switches: bool) -> Aggregator:
+    torch.manual_seed(1)
+    return Aggregator(WIDTH, start="random", **switches)
+
+
+def test_flat_scores_are_no_scores() -> None:
+    guided, plain = aggregator(), aggregator(rgca=False)
+    flat, random = torch.full((2, DOCUMENTS), 7.0), torch.randn(2, DOCUMENTS)
+
+    by_likeness = plain(*parts(), random, everything())
+
+    torch.testing.assert_close(guided(*parts(), flat, everything()), by_likeness)
+    assert not torch.allclose(guided(*parts(), random, everything()), by_likeness)
+
+
+def test_a_far_higher_score_is_the_only_document() -> None:
+    documents, *asked = parts()
+    scores = torch.zeros(2, DOCUMENTS)
+    scores[:, 2] = 1e3
+    alone = torch.zeros(2, DOCUMENTS, dtype=torch.bool)
+    alone[:, 2] = True
+
+    torch.testing.assert_close(
+        aggregator()(documents, *asked, scores, everything()),
+        aggregator()(documents, *asked, scores, alone),
+        atol=1e-6,
+        rtol=0,
+    )
+
+
+def test_what_is_absent_has_no_influence_whatever_it_holds() -> None:
+    documents, *asked = parts()
+    present = everything()
+    present[:, 3] = False
+    changed = documents.clone()
+    changed[:, 3] = 1e3
+    scores = torch.randn(2, DOCUMENTS)
+    other = scores.clone()
+    other[:, 3] = 50.0
+
+    torch.testing.assert_close(
+        aggregator()(documents, *asked, scores, present),
+        aggregator()(changed, *asked, other, present),
+    )
+
+
+def test_the_order_of_documents_does_not_matter() -> None:
+    documents, *asked = parts()
+    scores, order = torch.randn(2, DOCUMENTS), torch.tensor([2, 0, 3, 1])
+
+    torch.testing.assert_close(
+        aggregator()(documents, *asked, scores, everything()),
+        aggregator()(documents[:, order], *asked, scores[:, order], everything()),
+    )
+
+
+def test_the_scale_of_scores_does_not_matter_once_it_was_calibrated() -> None:
+    scores = torch.randn(2, DOCUMENTS)
+    said = []
+    for scale in (1.0, 1e4):
+        one = aggregator()
+        one.calibrate(scale * scores)
+        said.append(one(*parts(), scale * scores, everything()))
+
+    torch.testing.assert_close(said[0], said[1])
+
+
+def test_calibration_makes_one_standard_deviation_within_a_query_one_nat() -> None:
+    scores = torch.tensor([[0.0, 0.0, 0.0, 8.0], [100.0, 102.0, 104.0, 106.0]])  # 12 and 5
+    one = aggregator()
+    one.calibrate(scores)
+    temperature = one.log_temperature.exp()
+    torch.testing.assert_close(temperature, torch.tensor(8.5).sqrt())
+
+    one.calibrate(scores + torch.tensor([[1000.0], [-50.0]]))
+    torch.testing.assert_close(one.log_temperature.exp(), temperature)
+
+
+@pytest.mark.parametrize("dcvq", [True, False])
+def test_image_and_question_alone_count_with_dcvq(dcvq: bool) -> None:
+    documents, image, question, both = parts()
+    one = aggregator(dcvq=dcvq)
+    scores = torch.zeros(2, DOCUMENTS)
+
+    said = one(documents, image, question, both, scores, everything())
+    other = one(documents, image + 1, question, both, scores, everything())
+
+    assert torch.allclose(said, other) is not dcvq

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bottega.errors import SettingError, StoreError
+from bottega.parsing import LabelParser
+from bottega.prompting import Interleaved
+from bottega.racc.condenser import Compressed, Condenser
+from bottega.racc.store import Manifest, PassageStore
+from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
+from tests.racc import spoken
+from tests.racc.spoken import hyper, passages, texts, told
+
+QUERY = Query("where is number 2")
+
+
+class Base:
+    """Says which prefix its prompts stood behind."""
+
+    name = "base"
+
+    def __init__(self, prefix: Prefix | None = None, seen: list[Prefix] | None = None) -> None:
+        self._prefix, self.seen = prefix, [] if seen is None else seen
+
+    def behind(self, prefix: Prefix, /) -> Base:
+        self.seen.append(prefix)
+        return Base(prefix, self.seen)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        shown = "alone" if self._prefix is None else f"behind {self._prefix.length}"
+        return Reply(self.name, (Completion(shown),))
+
+    async def aclose(self) -> None: ...
+
+
+def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate]:
+    scores = scores or tuple(float(count - i) for i in range(count))
+    return [
+        Candidate(replace(one, id=f"p{i}"), score)
+        for i, (one, score) in enumerate(zip(passages(count), scores, strict=True))
+    ]
+
+
+def condenser(store: PassageStore | None = None) -> Condenser:
+    return Condenser(spoken.racc(), hyper(), texts(), store)
+
+
+def answering(base: Base, store: PassageStore | None = None) -> Compressed:
+    made = condenser(store)
+
+    async def condense(query: Query, shown: Sequence[Candidate]) -> Prefix:
+        return await asyncio.to_thread(made.prefix, query, shown)
+
+    return Compressed(condense, base, prompt=Interleaved(), parse=LabelParser())
+
+
+async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -> None:
+    base = Base()
+
+    answer = await answering(base).search(QUERY, found(5), 3)
+
+    assert answer.answer.text == "behind 3"  # query prompts, whatever the number of passages
+    assert [one.example.id for one in answer.shown] == ["p0", "p1", "p2"]
+    assert len(answer.prompt.messages) == 1
+
+
+async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
+    assert (await answering(Base()).search(QUERY, [], 3)).answer.text == "alone"
+
+
+async def test_scores_and_passages_decide_what_stands_there() -> None:
+    base = Base()
+    searcher = answering(base)
+    await searcher.search(QUERY, found(3), 3)
+    await searcher.search(QUERY, found(3, (0.0, 0.0, 9.0)), 3)
+    await searcher.search(QUERY, found(5)[2:], 3)
+    await searcher.search(QUERY, found(3), 3)
+
+    first = [prefix.layers[0][0] for prefix in base.seen]
+    assert not np.allclose(first[0], first[1])
+    assert not np.allclose(first[0], first[2])
+    np.testing.assert_array_equal(first[0], first[3])
+
+
+async def test_many_at_once_do_not_mix() -> None:
+    base = Base()
+    searcher, queries = answering(base), [Query(f"where is number {i}") for i in range(8)]
+    await asyncio.gather(*(searcher.search(one, found(3), 3) for one in queries))
+    together = {prefix.layers[0][0].tobytes() for prefix in base.seen}
+    alone = {condenser().prefix(one, found(3)).layers[0][0].tobytes() for one in queries}
+
+    assert together == alone and len(alone) == 8
+
+
+async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
+    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compressed)
+    fresh, stored = Base(), Base()
+
+    await answering(fresh).search(QUERY, found(3), 3)
+    await answering(stored, store).search(QUERY, found(3), 3)
+
+    one, other = fresh.seen[0].layers[1], stored.seen[0].layers[1]
+    np.testing.assert_allclose(one[0], other[0], atol=0.02)
+    np.testing.assert_allclose(one[1], other[1], atol=0.02)
+
+
+async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: Path) -> None:
+    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store.add([("p0", told("old"))], lambda old: torch.zeros(len(old), 4, 32))
+
+    with pytest.raises(StoreError, match="p0 has changed"):
+        await answering(Base(), store).search(QUERY, found(1), 1)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+async def test_no_passage_at_all_is_not_asked_for(k: int) -> None:
+    with pytest.raises(SettingError, match=f"cannot choose {k} candidates"):
+        await answering(Base()).search(QUERY, found(3), k)
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+async def test_scores_that_are_no_numbers_are_refused(score: float) -> None:
+    with pytest.raises(SettingError, match="not a finite number"):
+        await answering(Base()).search(QUERY, found(2, (score, 1.0)), 2)
+
+
+@pytest.mark.parametrize("offset", [0.0, -7.5, 2.0**40])
+def test_only_the_distances_of_scores_count(offset: float) -> None:
+    """However far they are from zero: single precision holds 2 ** 40 and 2 ** 40 + 1 alike."""
+    made = condenser()
+    told, moved = (
+        made.prefix(QUERY, found(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)
+    )
+    np.testing.assert_allclose(told, moved, atol=1e-6)
+
+
+@pytest.mark.parametrize("scores", [(1e308, -1e308), (1e39, 0.0)])
+def test_scores_beyond_single_precision_leave_numbers(scores: tuple[float, ...]) -> None:
+    layers = condenser().prefix(QUERY, found(2, scores)).layers
+    assert all(np.isfinite(one).all() for layer in layers for one in layer)

@@ -1,0 +1,169 @@
+"""A whole step of training between every family of models, and between unlike ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bottega.errors import LoadError, SettingError
+from bottega.image import Image
+from bottega.kv_prefix import Geometry
+from bottega.racc.hyper import Hyper, pipe
+from bottega.racc.racc import Racc, Shape
+from bottega.racc.saved import load, save
+from bottega.racc.texts import Texts
+from bottega.racc.training import Progress, train
+from bottega.racc.training_loss import Course, Lesson, Teaching
+from bottega.types import Query
+from tests.builders import picture
+from tests.kv_prefix.tiny_models import ALL, END, PAD, hf, tiny
+from tests.racc.spoken import speaking, told, word
+
+UNLIKE = [
+    ("instructblip_t5", "instructblip_llama"),
+    ("instructblip_t5", "llava"),
+    ("blip2_t5", "blip2_opt"),
+    ("qwen2_vl", "instructblip_t5"),
+    ("fast_vlm", "qwen2_5_vl"),
+    ("smolvlm", "fast_vlm"),
+]
+PAIRS = [*((name, name) for name in ALL), *UNLIKE]
+SENTENCE = torch.tensor([20, 21, 22])
+
+
+def teaching(hyper: str, base: str) -> Teaching:
+    one, other = tiny(hyper), tiny(base)
+    texts = [Texts(speaking(each), frozenset({END})) for each in (one, other)]
+    return Teaching(Hyper(one.model), texts[0], other.model, texts[1], END, most_answer_tokens=4)
+
+
+def racc(taught: Teaching) -> Racc:
+    hyper, base = taught.hyper, Geometry.of(taught.base)
+    shape = Shape(hyper.width, base, document_prompts=4, query_prompts=3, prompting="both")
+    torch.manual_seed(0)
+    return Racc(shape, (pipe(hyper, SENTENCE, 4), pipe(hyper, SENTENCE, 3)))
+
+
+def lessons(step: int = 0, *, shown: bool = True) -> Sequence[Lesson]:
+    """Two, with pictures in the questions or, in every second step, in passages."""
+    images: tuple[Image, ...] = (picture(1),) if shown else ()
+    asked, shown_there = ((), images) if step % 2 else (images, ())
+    return [
+        Lesson(
+            Query(f"where is number {n}", asked),
+            tuple(told(f"number {one} is {place}", *shown_there) for one in (n, 7)),
+            (1.0, 0.3),
+            (True, False),
+            place,
+        )
+        for n, place in ((step, "red"), (step + 1, "light blue"))
+    ]
+
+
+def course(**changes: Any) -> Course:
+    return Course(**{"steps": 2, "warm_up": 0, "rate": 1e-2, **changes})
+
+
+SCORES = torch.tensor([[1.0, 0.3], [1.0, 0.3]])
+
+
+@pytest.mark.parametrize(("hyper", "base"), PAIRS)
+def test_a_step_of_training_reaches_every_layer_and_all_prompts(hyper: str, base: str) -> None:
+    taught = teaching(hyper, base)
+    made = racc(taught)
+    taught.calibrate(made, [*lessons(0), *lessons(2)])
+    torch.autograd.backward(taught.loss(made, lessons(), course(), SCORES))
+    parts = [one.weight for one in made.modulation.linear]
+    for part in [*parts, made.documents.prompts, made.queries.prompts]:
+        assert isinstance(part, torch.nn.Parameter) and part.grad is not None
+        assert (part.grad.abs().amax(-1) > 0).any()
+    frozen = [*taught.hyper.model.parameters(), *taught.base.parameters()]
+    assert all(one.grad is None for one in frozen)
+
+    before = {name: one.detach().clone() for name, one in made.named_parameters()}
+    seen: list[Progress] = []
+    train(made, taught, lessons, course(), report=seen.append)
+    assert len(seen) == 2 and all(0 < one.loss < 20 for one in seen)
+    after = dict(made.named_parameters())
+    assert all(bool(torch.isfinite(one).all()) for one in after.values())
+    assert any(not torch.equal(after[name], one) for name, one in before.items())
+
+
+@pytest.mark.parametrize("name", ["instructblip_t5", "blip2_t5"])
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_encoder_decoder_is_taught_to_decode_the_answer_behind_the_prefix(
+    name: str, shown: bool
+) -> None:
+    taught, batch = teaching(name, name), lessons(shown=shown)
+    made = racc(taught)
+    loss = taught.loss(made, batch, course(), SCORES)
+
+    prefix = made.modulation(taught.prompts(made, batch, SCORES))
+    inputs = taught.base_texts.questions([one.query for one in batch])
+    red, light, blue = word("red"), word("light"), word("blue")
+    whole = taught.base if shown else taught.base.language_model
+    logits = whole(
+        **inputs,
+        decoder_input_ids=torch.tensor([[PAD, red, END], [PAD, light, blue]]),
+        past_key_values=hf.EncoderDecoderCache(prefix.cache(), hf.DynamicCache()),
+    ).logits.log_softmax(-1)
+    told = [logits[0, 0, red], logits[0, 1, END]]
+    told += [logits[1, 0, light], logits[1, 1, blue], logits[1, 2, END]]
+    torch.testing.assert_close(loss, -torch.stack(told).mean())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_taught_may_be_what_any_base_says_itself(name: str) -> None:
+    taught = teaching("llava", name)
+    made = racc(taught)
+    found = [
+        taught.loss(made, lessons(shown=False), course(taught=own), SCORES) for own in (True, False)
+    ]
+    assert torch.isfinite(torch.stack(found)).all()
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("name", ["instructblip_t5", "instructblip_opt"])
+def test_distances_from_real_prefixes_are_refused_where_there_are_none(name: str) -> None:
+    taught = teaching("llava", name)
+    with pytest.raises(SettingError, match="could stand at the places") as caught:
+        taught.loss(racc(taught), lessons(), course(cache=1.0), SCORES)
+    assert "cache to 0" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "instructblip_llama", "smolvlm"])
+@pytest.mark.parametrize("shown", [True, False])
+def test_real_prefixes_end_the_passage_at_the_places_of_a_prefix(name: str, shown: bool) -> None:
+    """The first layer knows only tokens and places: as if the last tokens were all."""
+    taught = teaching(name, name)
+    passages = [one.passages[0] for one in lessons(int(shown), shown=shown)]
+    keys = taught.real(racc(taught), passages).layers[0][0]
+    last = taught.base_texts.passages(passages)["input_ids"][:, -3:]
+    base = taught.base if name != "instructblip_llama" else taught.base.language_model
+    alone = base(input_ids=last, attention_mask=torch.ones_like(last), use_cache=True)
+    torch.testing.assert_close(keys, alone.past_key_values.layers[0].keys, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_pictures_keep_their_kind_where_tokens_are_cut_or_added(name: str) -> None:
+    taught = teaching(name, name)
+    inputs = taught.texts.passages([one.passages[0] for one in lessons(1)])
+    assert inputs["mm_token_type_ids"].sum() == 2 * tiny(name).tokens
+    assert ((inputs["input_ids"] == 3) == inputs["mm_token_type_ids"].bool()).all()
+
+
+@pytest.mark.parametrize(("hyper", "base"), UNLIKE)
+def test_a_compressor_knows_both_of_its_models(tmp_path: Path, hyper: str, base: str) -> None:
+    taught = replace(teaching(hyper, base), hyper=Hyper(tiny(hyper).model, layer=1))
+    save(racc(taught), tmp_path, hyper=taught.hyper, base=taught.base)
+    saved = load(tmp_path)
+    assert saved.check(taught.hyper.model, taught.base).layer == 1
+    assert saved.racc.modulation.geometry == Geometry.of(taught.base)
+    for pair in [(taught.base, taught.base), (taught.hyper.model, taught.hyper.model)]:
+        with pytest.raises(LoadError, match="trained with another"):
+            saved.check(*pair)

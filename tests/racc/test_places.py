@@ -1,0 +1,135 @@
+"""A compressor is made on the CPU in full precision; its two models are where and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bottega.image import Image
+from bottega.racc.condenser import Condenser
+from bottega.racc.hyper import Hyper, Inputs
+from bottega.racc.racc import Racc
+from bottega.racc.store import Manifest, PassageStore
+from bottega.racc.texts import Texts
+from bottega.racc.training import Progress, train
+from bottega.racc.training_loss import Course, Lesson, Teaching, scores_of
+from bottega.types import Candidate, Prompt, Query
+from tests.builders import picture
+from tests.kv_prefix.tiny_models import END, tiny
+from tests.racc import spoken
+from tests.racc.spoken import encode, passages
+
+HALF, FULL = torch.bfloat16, torch.float32
+PLACES = [
+    pytest.param(("cpu", HALF), ("cpu", FULL), id="half before full"),
+    pytest.param(("cpu", FULL), ("cpu", HALF), id="full before half"),
+    pytest.param(("cpu", HALF), ("cpu", HALF), id="half"),
+    pytest.param(("cuda", FULL), ("cpu", FULL), id="hyper on a GPU", marks=pytest.mark.gpu),
+    pytest.param(("cpu", FULL), ("cuda", FULL), id="base on a GPU", marks=pytest.mark.gpu),
+    pytest.param(("cuda", HALF), ("cuda", HALF), id="half on a GPU", marks=pytest.mark.gpu),
+]
+Place = tuple[str, torch.dtype]
+HERE: Place = ("cpu", FULL)
+COURSE = Course(steps=2, warm_up=1, rate=1e-3, answer=1.0, cache=1.0, prdb=True, checkpoint_every=1)
+
+
+@dataclass(frozen=True)
+class Put:
+    """A model at its place, and inputs as its processor would bring them there."""
+
+    model: Any
+
+    @classmethod
+    def at(cls, place: Place) -> Put:
+        return cls(deepcopy(tiny("llava").model).to(*place))
+
+    def encode(self, prompts: Sequence[Prompt], /) -> Inputs:
+        kinds = {True: self.model.dtype, False: None}
+        return {
+            name: one.to(self.model.device, kinds[one.is_floating_point()])
+            for name, one in encode(prompts).items()
+        }
+
+    @property
+    def texts(self) -> Texts:
+        return Texts(self.encode, frozenset({END}))
+
+
+def teaching(hyper: Place, base: Place) -> Teaching:
+    one, other = Put.at(hyper), Put.at(base)
+    return Teaching(Hyper(one.model), one.texts, other.model, other.texts, END)
+
+
+def lessons(*pictures: Image) -> list[Lesson]:
+    return [
+        Lesson(Query("where is number 1", pictures), tuple(told), (2.0, 1.0), right, "red")
+        for told, right in ((passages(2, "a"), (True, False)), (passages(2, "b"), (False, True)))
+    ]
+
+
+def ready(between: Teaching) -> Racc:
+    racc = spoken.racc(prompting="both")
+    between.calibrate(racc, [one for _ in range(8) for one in lessons()])
+    return racc
+
+
+@pytest.mark.parametrize(("hyper", "base"), PLACES)
+def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
+    hyper: Place, base: Place, tmp_path: Path
+) -> None:
+    here, there = teaching(HERE, HERE), teaching(hyper, base)
+    expected_racc = ready(here)
+    # Calibration inverts matrices: one of its own per precision would multiply rounding errors.
+    racc = deepcopy(expected_racc).to(there.hyper.device)
+    scores = scores_of(lessons())
+    made = there.prompts(racc, lessons(picture(9)), scores).detach().cpu()
+    expected_prompts = here.prompts(expected_racc, lessons(picture(9)), scores).detach()
+    assert (made - expected_prompts).norm() < 0.03 * expected_prompts.norm()
+
+    loss = there.loss(racc, lessons(picture(9)), COURSE, scores)
+    torch.autograd.backward(loss)
+    expected = here.loss(expected_racc, lessons(picture(9)), COURSE, scores)
+    assert loss.item() == pytest.approx(expected.item(), rel=0.1)
+    for name, weight in racc.named_parameters():
+        assert (weight.dtype, weight.device.type) == (FULL, hyper[0]), name
+        assert weight.grad is not None and weight.grad.isfinite().all(), name
+
+    seen: list[Progress] = []
+    for _ in range(2):  # the second time from a checkpoint
+        train(
+            ready(there),
+            there,
+            lambda step: lessons(),
+            COURSE,
+            folder=tmp_path,
+            report=seen.append,
+            stopped=lambda: True,
+        )
+    assert [one.step for one in seen] == [0, 1]
+
+
+@pytest.mark.parametrize(("hyper", "base"), PLACES)
+def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
+    hyper: Place, base: Place, tmp_path: Path
+) -> None:
+    shown = [Candidate(replace(one, id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
+    asked = Query("where is it", (picture(9),))
+    racc = ready(teaching(HERE, HERE))
+    here = Put.at(HERE)
+    expected = Condenser(deepcopy(racc), Hyper(here.model), here.texts).prefix(asked, shown)
+
+    there = Put.at(hyper)
+    made = Condenser(racc, Hyper(there.model), there.texts)
+    store = PassageStore(tmp_path, Manifest("a", racc.shape.document_prompts, racc.shape.width))
+    store.add([(str(one.example.id), one.example) for one in shown], made.compressed)
+    stored = Condenser(racc, Hyper(there.model), there.texts, store)
+    for found in (made.prefix(asked, shown), stored.prefix(asked, shown)):
+        for ours, theirs in zip(found.layers, expected.layers, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert abs(one - other).mean() < 0.1 * abs(other).mean()

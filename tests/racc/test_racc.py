@@ -1,0 +1,106 @@
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from bottega.kv_prefix import KeyValues, generate
+from bottega.racc.hyper import pipe
+from bottega.racc.racc import Prompting, Racc
+from bottega.types import Query
+from tests.racc import spoken
+from tests.racc.spoken import hyper, model, passages, texts
+
+QUERIES = [Query("what is the home of number 1"), Query("where is number 2")]
+
+
+def prefix(racc: Racc, scores: Tensor | None = None, count: int = 3) -> KeyValues:
+    read = texts().passages([one for about in ("a", "b") for one in passages(count, about)])
+    documents = racc.documents(hyper(), read).unflatten(0, (2, count))
+    asked = racc.asked(hyper(), texts().asked(QUERIES))
+    made: KeyValues = racc(documents, asked, torch.zeros(2, count) if scores is None else scores)
+    return made
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: Prompting) -> None:
+    made = prefix(spoken.racc(prompting=prompting))
+
+    assert (made.batch, made.length) == (2, 3)
+    said = generate(model().model, made, texts().questions(QUERIES), max_new_tokens=3)
+    assert said.shape == (2, 3)
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_gradients_reach_everything_that_is_trained(prompting: Prompting) -> None:
+    racc = spoken.racc(prompting=prompting, start="random")
+    for one in racc.modulation.second.parameters():
+        torch.nn.init.normal_(one)  # zero at first: nothing passes
+
+    made = prefix(racc, torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]))
+    squares = [part.square().sum() for pair in made.layers for part in pair]
+    torch.autograd.backward(torch.stack(squares).sum())
+
+    without = {name for name, one in racc.named_parameters() if not _reached(one.grad)}
+    assert without <= {"documents.reader.query", "queries.reader.query"} | {
+        # A reader that asks for nothing yet has keys without influence.
+        "documents.reader.key.weight",
+        "queries.reader.key.weight",
+        # A key's bias shifts all scores alike.
+        *(f"aggregator.blocks.{i}.key.bias" for i in range(3)),
+        "aggregator.enhance.key.bias",
+    }
+
+
+def _reached(grad: torch.Tensor | None) -> bool:
+    return grad is not None and bool(grad.abs().max() > 1e-7)
+
+
+def test_the_frozen_models_get_no_gradient() -> None:
+    racc = spoken.racc(prompting="both")
+    torch.autograd.backward(torch.stack([keys.sum() for keys, _ in prefix(racc).layers]).sum())
+
+    assert all(one.grad is None for one in model().model.parameters())
+
+
+def test_each_switch_of_table_4_changes_what_is_built() -> None:
+    built = {}
+    for dcvq, rgca in itertools.product([True, False], repeat=2):
+        racc = spoken.racc(dcvq=dcvq, rgca=rgca)
+        scores = torch.tensor([[0.0, 5.0, 1.0], [2.0, 0.0, 9.0]])
+        if racc.aggregator.enhance is not None:
+            torch.nn.init.eye_(racc.aggregator.enhance.out.weight)  # it is quiet at first
+        built[dcvq, rgca] = prefix(racc, scores).layers[0][0]
+
+    for one, other in itertools.combinations(built.values(), 2):
+        assert not torch.allclose(one, other)
+
+
+def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
+    ids = torch.tensor([20, 30, 40])
+
+    torch.testing.assert_close(pipe(hyper(), ids, 4), hyper().embed(torch.tensor([20, 30, 40, 20])))
+    torch.testing.assert_close(pipe(hyper(), ids, 2), hyper().embed(ids[:2]))
+
+
+def test_prompts_behind_a_text_see_it_and_not_its_neighbours_in_the_batch() -> None:
+    prompts = hyper().embed(torch.tensor([20, 30]))
+    both = hyper().read(texts().passages(passages(2)), prompts).prompted
+    alone = hyper().read(texts().passages(passages(1)), prompts).prompted
+    assert both is not None and alone is not None
+
+    torch.testing.assert_close(both[:1], alone, atol=1e-4, rtol=0)
+    assert not torch.allclose(both[0], both[1], atol=1e-2)
+
+
+def test_prompts_behind_a_text_are_what_the_model_says_of_text_and_prompts_together() -> None:
+    """On the cache of the text, and in one pass."""
+    ids = torch.tensor([[20, 31, 44, 52, 61]])
+    on_cache = hyper().read(
+        {"input_ids": ids[:, :3], "attention_mask": torch.ones(1, 3, dtype=torch.long)},
+        hyper().embed(ids[0, 3:]),
+    )
+    whole = hyper().read({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert on_cache.prompted is not None
+
+    torch.testing.assert_close(on_cache.prompted, whole.hidden[:, 3:], atol=1e-4, rtol=1e-4)

@@ -1,0 +1,203 @@
+"""What is reused is what the model itself would have of each passage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bottega.errors import SettingError
+from bottega.kv_prefix import KeyValues, forward, read
+from bottega.prompting import AppendixA, Interleaved
+from bottega.protocols import Prompter
+from bottega.racc.baselines import Reuse
+from bottega.racc.hyper import Inputs
+from bottega.racc.texts import rows
+from bottega.types import Candidate, Example, Prefix, Prompt, Query
+from tests.builders import picture
+from tests.kv_prefix.tiny_models import DECODERS, ENCODER_DECODERS, END, Tiny, tiny
+from tests.racc.spoken import passages, speaking
+
+QUERY = Query("where is the home of number 2")
+PICTURED = replace(QUERY, images=(picture(1),))
+
+
+def assert_close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def found(*numbers: int) -> list[Candidate]:
+    told = passages(10)
+    # Of unlike lengths, so that a wrong place would show.
+    longer = [Query(told[n].query.text + " indeed" * n) for n in numbers]
+    return [Candidate(Example(one, "", id=one.text), 0.0) for one in longer]
+
+
+def reuse(model: Tiny, prompt: Prompter | None = None, keep_mb: int = 1) -> Reuse:
+    ends = frozenset({END})
+    return Reuse(model.model, speaking(model), ends, prompt or Interleaved(), keep_mb=keep_mb)
+
+
+def stacked(prefix: Prefix) -> KeyValues:
+    return KeyValues(
+        tuple((torch.tensor(k)[None], torch.tensor(v)[None]) for k, v in prefix.layers)
+    )
+
+
+def told(model: Tiny, query: Query, shown: Sequence[Candidate]) -> Inputs:
+    return speaking(model)([Interleaved()(query, shown)])
+
+
+def behind(model: Tiny, prefix: Prefix, query: Query = QUERY) -> Tensor:
+    """The logits of the question, without those of its opening."""
+    inputs = dict(told(model, query, ()))
+    inputs["attention_mask"] = inputs["attention_mask"].clone()
+    inputs["attention_mask"][:, : prefix.opening] = 0
+    return forward(model.model, stacked(prefix), inputs).logits[:, prefix.opening :]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_of_a_single_passage_it_is_what_the_model_has_itself(name: str) -> None:
+    model, shown = tiny(name), found(3)
+
+    prefix = reuse(model).prefix(QUERY, shown)
+
+    whole = told(model, QUERY, shown)
+    own = read(model.model, whole)
+    for (keys, values), (own_keys, own_values) in zip(
+        stacked(prefix).layers, own.layers, strict=True
+    ):
+        assert_close(keys, own_keys[:, :, : prefix.length])
+        assert_close(values, own_values[:, :, : prefix.length])
+    logits = forward(model.model, KeyValues.none(own.geometry, 1), whole).logits
+    assert_close(behind(model, prefix), logits[:, prefix.length :])
+
+
+def test_several_are_concatenation_in_which_no_passage_sees_another() -> None:
+    model, shown = tiny("llava"), found(2, 0, 5)
+    prefix = reuse(model).prefix(QUERY, shown)
+
+    ids = told(model, QUERY, shown)["input_ids"]
+    blind, whole = (
+        model.model(input_ids=ids, attention_mask=one).logits[:, prefix.length :]
+        for one in masks(model, shown, ids.shape[1])
+    )
+    assert_close(behind(model, prefix), blind)
+    assert not torch.allclose(behind(model, prefix), whole, atol=1e-2)
+
+
+def masks(model: Tiny, shown: Sequence[Candidate], length: int) -> tuple[Tensor, Tensor]:
+    """To be added to attention, without and with sight of the passages before."""
+    every = torch.ones(length, length, dtype=torch.bool).tril()
+    sees, start = every.clone(), 1  # <s>
+    alone = len(rows(told(model, QUERY, ()))[0])
+    for one in shown:
+        stop = start + len(rows(told(model, QUERY, [one]))[0]) - alone
+        sees[start:stop, 1:start] = False
+        start = stop
+    return tuple(  # type: ignore[return-value]
+        torch.zeros(1, 1, length, length).masked_fill(~one, -torch.inf) for one in (sees, every)
+    )
+
+
+def test_passages_stand_in_the_order_that_they_are_given_in() -> None:
+    model = tiny("llava")
+    one, other = found(1, 4)
+    lengths = [reuse(model).prefix(QUERY, [each]).length - 1 for each in (one, other)]
+
+    ahead, behind_it = (reuse(model).prefix(QUERY, some) for some in ([one, other], [other, one]))
+
+    alone = reuse(model).prefix(QUERY, [one])
+    values = [torch.tensor(prefix.layers[0][1]) for prefix in (alone, ahead, behind_it)]
+    keys = [torch.tensor(prefix.layers[0][0]) for prefix in (alone, ahead, behind_it)]
+    own = slice(1, 1 + lengths[0])
+    later = slice(1 + lengths[1], 1 + sum(lengths))
+    torch.testing.assert_close(keys[1][:, own], keys[0][:, own])
+    # Values of the first layer know no place, keys do.
+    assert_close(values[2][:, later], values[0][:, own])
+    assert not torch.allclose(keys[2][:, later], keys[0][:, own], atol=1e-2)
+
+
+def test_a_passage_is_read_once_for_a_place() -> None:
+    model = tiny("llava")
+    reads: list[int] = []
+    hook = model.model.register_forward_hook(lambda *_: reads.append(1))
+    try:
+        again = reuse(model)
+        first = again.prefix(QUERY, found(1, 2))
+        second = again.prefix(Query("another question"), found(1, 2))
+        assert len(reads) == 2
+        third = again.prefix(QUERY, found(2, 1))
+        assert len(reads) == 4
+        nothing_kept = reuse(model, keep_mb=0)
+        for _ in range(2):
+            nothing_kept.prefix(QUERY, found(1, 2))
+        assert len(reads) == 8
+    finally:
+        hook.remove()
+    assert (first.layers[1][0] == second.layers[1][0]).all()
+    assert first.length == third.length
+
+
+def test_what_is_kept_stays_within_its_bounds() -> None:
+    kept = reuse(tiny("llava"))
+    for number in range(200):
+        kept.prefix(Query("where"), found(number % 10, (number * 7 + number // 10) % 10))
+
+    held = sum(one.nbytes for one in kept._kept.values())
+    assert 0 < held == kept._bytes <= 1024 * 1024
+
+
+@pytest.mark.parametrize("name", ["llava", "smolvlm", "qwen2_5_vl"])
+def test_a_question_about_a_picture_stands_behind_it(name: str) -> None:
+    model, shown = tiny(name), found(3)
+    prefix = reuse(model).prefix(PICTURED, shown)
+
+    logits = model.model(**told(model, PICTURED, shown)).logits[:, prefix.length :]
+    assert_close(behind(model, prefix, PICTURED), logits)
+
+
+def test_passages_with_pictures_are_read_with_them() -> None:
+    model = tiny("llava")
+    told_of = Query("this is number 3", (picture(4),))
+    shown = [Candidate(Example(told_of, ""), 0.0)]
+    prefix = reuse(model).prefix(QUERY, shown)
+
+    logits = model.model(**told(model, QUERY, shown)).logits[:, prefix.length :]
+    assert_close(behind(model, prefix), logits)
+
+
+@pytest.mark.parametrize("prompt", [Interleaved(), AppendixA()])
+def test_demonstrations_are_read_with_their_answers(prompt: Prompter) -> None:
+    model = tiny("llava")
+    known = [
+        Candidate(Example(Query(f"what is number {n}", choices=QUERY.choices), "three"), 0.0)
+        for n in range(2)
+    ]
+
+    prefix = reuse(model, prompt).prefix(QUERY, known)
+
+    whole, alone = (rows(speaking(model)([prompt(QUERY, some)]))[0] for some in (known, []))
+    assert prefix.length - prefix.opening == len(whole) - len(alone)
+
+
+def test_a_prompt_that_shows_passages_in_another_way_is_refused() -> None:
+    def numbered(query: Query, shown: Sequence[Candidate]) -> Prompt:
+        named = [
+            replace(one, example=replace(one.example, query=Query(f"{place}: a passage")))
+            for place, one in enumerate(shown)
+        ]
+        return Interleaved()(query, named)
+
+    with pytest.raises(SettingError, match="each passage alike") as refused:
+        reuse(tiny("llava"), numbered).prefix(QUERY, found(1, 2))
+    assert "interleaved" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_an_encoder_leaves_nothing_to_reuse(name: str) -> None:
+    with pytest.raises(SettingError, match="with an encoder"):
+        reuse(tiny(name))

@@ -1,0 +1,138 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bottega.errors import LoadError, SettingError
+from bottega.racc.saved import SETTINGS, WEIGHTS, fingerprint, load, same, save
+from tests.kv_prefix.tiny_models import tiny
+from tests.racc import spoken
+from tests.racc.spoken import hyper, model
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_a_compressor_comes_back_as_it_was(tmp_path: Path, prompting: str) -> None:
+    racc = spoken.racc(prompting=prompting)
+    save(racc, tmp_path, hyper=hyper(1), base=model().model, half=False)
+
+    again = load(tmp_path)
+
+    assert again.racc.shape == racc.shape and again.layer == 1
+    for name, one in again.racc.state_dict().items():
+        torch.testing.assert_close(one, racc.state_dict()[name])
+    assert again.check(model().model, model().model).layer == 1
+
+
+def test_half_precision_takes_half_the_disk(tmp_path: Path) -> None:
+    for half in (True, False):
+        save(spoken.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
+
+    sizes = [(tmp_path / str(half) / WEIGHTS).stat().st_size for half in (True, False)]
+    assert sizes[0] < 0.6 * sizes[1]
+    assert load(tmp_path / "True").racc.state_dict()["documents.centre"].dtype == torch.float32
+
+
+def test_models_that_it_was_not_trained_with_are_refused(tmp_path: Path) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+    saved, other = load(tmp_path), tiny("idefics3").model
+
+    with pytest.raises(LoadError, match="hyper"):
+        saved.check(other, model().model)
+    with pytest.raises(LoadError, match="base"):
+        saved.check(model().model, other)
+
+
+def test_a_model_is_known_in_any_precision_and_unlike_one_with_other_weights() -> None:
+    one = torch.nn.Linear(64, 64)
+    half = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    half.load_state_dict(one.state_dict())
+
+    assert same(fingerprint(one), fingerprint(half))
+    assert same(fingerprint(one), fingerprint(copy.deepcopy(one).half()))
+    assert not same(fingerprint(one), fingerprint(torch.nn.Linear(64, 64)))
+    larger, redrawn = copy.deepcopy(one), copy.deepcopy(one)
+    with torch.no_grad():
+        larger.weight.mul_(3)
+        redrawn.weight[:, 1:] = redrawn.weight[:, 1:].flip(0)
+    assert not same(fingerprint(one), fingerprint(larger))
+    assert not same(fingerprint(one), fingerprint(redrawn))
+
+
+def test_the_digest_changes_with_the_weights(tmp_path: Path) -> None:
+    racc = spoken.racc()
+    save(racc, tmp_path / "one", hyper=hyper(), base=model().model)
+    racc.aggregator.strength.data += 1
+    save(racc, tmp_path / "two", hyper=hyper(), base=model().model)
+
+    assert load(tmp_path / "one").digest != load(tmp_path / "two").digest
+    assert load(tmp_path / "one").digest == load(tmp_path / "one").digest
+
+
+@pytest.mark.parametrize("damage", ["no settings", "no weights", "cut", "other version"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+    if damage == "no settings":
+        (tmp_path / SETTINGS).unlink()
+    elif damage == "no weights":
+        (tmp_path / WEIGHTS).unlink()
+    elif damage == "cut":
+        (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:-9])
+    else:
+        text = (tmp_path / SETTINGS).read_text()
+        (tmp_path / SETTINGS).write_text(text.replace('"version": 2', '"version": 1'))
+
+    with pytest.raises(LoadError, match=str(tmp_path)):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": None},
+        {"layer": None},
+        {"layer": "x"},
+        {"base": "a b"},
+        {"shape": {"heads": 5}},
+        {"shape": {"rgca": 1}},
+        {"shape": {"width": 10**9}},
+    ],
+)
+def test_settings_that_were_changed_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+    told = json.loads((tmp_path / SETTINGS).read_text())
+    [(name, value)] = change.items()
+    if value is None:
+        del told[name]
+    elif isinstance(value, dict):
+        told[name].update(value)
+    else:
+        told[name] = value
+    (tmp_path / SETTINGS).write_text(json.dumps(told))
+    with pytest.raises(LoadError, match="no compressor that can be read"):
+        load(tmp_path)
+
+
+def test_layer_and_shape_are_part_of_the_digest(tmp_path: Path) -> None:
+    save(spoken.racc(), tmp_path, hyper=hyper(1), base=model().model)
+    text, before = (tmp_path / SETTINGS).read_text(), load(tmp_path).digest
+    for one, other in (('"layer": 1', '"layer": 2'), ('"rgca": true', '"rgca": false')):
+        (tmp_path / SETTINGS).write_text(text.replace(one, other))
+        assert load(tmp_path).digest != before
+    (tmp_path / SETTINGS).write_text(text.replace('"layer": 1', '"layer": 50'))
+    with pytest.raises(LoadError, match="layer 50"):
+        load(tmp_path).check(model().model, model().model)
+
+
+def test_scales_of_any_size_come_back_and_what_is_no_number_does_not(tmp_path: Path) -> None:
+    racc = spoken.racc()
+    racc.modulation.centre.fill_(7e4)
+    racc.documents.spread.fill_(1e-8)
+    save(racc, tmp_path, hyper=hyper(), base=model().model)
+    again = load(tmp_path).racc
+    assert again.modulation.centre.max() == 7e4 and again.documents.spread.min() > 0
+    racc.aggregator.strength.data.fill_(torch.nan)
+    with pytest.raises(SettingError, match="strength"):
+        save(racc, tmp_path / "astray", hyper=hyper(), base=model().model)
+    assert not (tmp_path / "astray").exists()

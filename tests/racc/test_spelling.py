@@ -1,0 +1,73 @@
+"""Annotated answers are spelled as the base model itself would generate them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from bottega.bundled import bundled_folder
+from bottega.generation.loaded import LoadedModel
+from bottega.racc.training_loss import Lesson, Teaching
+from bottega.recipes.racc_training import teaching
+from bottega.tasks.facts import Facts
+from bottega.types import Example, Query
+from tests.builders import picture
+
+
+@cache
+def apprentice() -> tuple[LoadedModel, Teaching]:
+    model = LoadedModel.load(str(bundled_folder()), "cpu", "float32")
+    return model, teaching(model)
+
+
+@cache
+def facts() -> tuple[Lesson, ...]:
+    """Eight questions about drawn facts, each with the passage that answers it and two others."""
+    task = Facts(asked=8, episodes=1).draw(7)
+    passages = {str(one.query.id): one for one in task.knowledge}
+    lessons = []
+    for item in task.items:
+        right = passages[item.tags["passage"]]
+        shown = (right, *[one for one in task.knowledge if one is not right][:2])
+        lessons.append(
+            Lesson(item.query, shown, (1.0, 0.0, 0.0), (True, False, False), item.answer)
+        )
+    return tuple(lessons)
+
+
+def pieces(rows: list[list[int]]) -> list[list[str]]:
+    tokenizer = apprentice()[0].processor.tokenizer
+    return [[tokenizer.decode([token]) for token in row] for row in rows]
+
+
+def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() -> None:
+    """The targets of both trainings are the same tokens wherever the model answers correctly."""
+    taught = apprentice()[1]
+    copied, annotated = pieces(taught._said(facts())), pieces(taught._annotated(facts()))
+    right = [
+        place
+        for place, lesson in enumerate(facts())
+        if "".join(copied[place][:-1]).strip() == lesson.answer
+    ]
+    assert len(right) >= 6
+    assert [annotated[place] for place in right] == [copied[place] for place in right]
+    assert all(one[0].startswith(" ") for one in annotated)
+
+
+def test_an_answer_from_a_demonstration_begins_without_a_space() -> None:
+    shown = tuple(
+        Example(Query("What is in the image?", (picture(60 * place),)), word)
+        for place, word in enumerate(("drimok", "rolox", "darun"))
+    )
+    asked = Query("What is in the image?", shown[1].query.images)
+    lesson = Lesson(asked, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
+    assert pieces(apprentice()[1]._annotated([lesson])) == [["r", "ol", "o", "x", "<end>"]]
+
+
+def test_texts_spell_an_answer_at_the_start_of_a_reply_and_inside_a_text() -> None:
+    texts = apprentice()[1].base_texts
+    assert pieces(texts.answers([Query("what")], ["rolox"])) == [["r", "ol", "o", "x"]]
+    assert pieces(texts.answers_in_text(["rolox", "red house"])) == [
+        [" r", "ol", "o", "x"],
+        [" red", " house"],
+    ]
+    assert texts.answers_in_text([""]) == [[]]

@@ -1,0 +1,366 @@
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bottega.errors import StoreError
+from bottega.racc import store as store_module
+from bottega.racc.store import (
+    ENTRIES,
+    MANIFEST,
+    ROWS,
+    Manifest,
+    PassageStore,
+    Precision,
+    content,
+)
+from bottega.types import Example, Query
+from tests.racc.spoken import told as passage
+
+PROMPTS, WIDTH = 3, 8
+
+
+def named(*texts: str) -> list[tuple[str, Example]]:
+    return [(f"id-{text}", passage(text)) for text in texts]
+
+
+def rows(passages: Sequence[Example]) -> torch.Tensor:
+    """Different for every text, and the same again."""
+    made = [
+        torch.randn(
+            PROMPTS, WIDTH, generator=torch.Generator().manual_seed(crc32(one.query.text.encode()))
+        )
+        for one in passages
+    ]
+    return torch.stack(made)
+
+
+def opened(folder: Path, precision: Precision = "fp16", compressor: str = "a") -> PassageStore:
+    return PassageStore(folder, Manifest(compressor, PROMPTS, WIDTH, precision))
+
+
+@pytest.mark.parametrize(("precision", "error"), [("fp16", 2e-3), ("int8", 2e-2)])
+def test_what_was_added_comes_back_in_any_order(
+    tmp_path: Path, precision: Precision, error: float
+) -> None:
+    store, told = opened(tmp_path, precision), named("one", "two", "three")
+
+    assert store.add(told, rows) == 3
+
+    asked = [told[2], told[0], told[2]]
+    wanted = rows([one for _, one in asked])
+    for again in (store, opened(tmp_path, precision)):
+        torch.testing.assert_close(again.get(asked), wanted, atol=error, rtol=error)
+
+
+def test_int8_takes_about_half_the_bytes(tmp_path: Path) -> None:
+    half, eighth = opened(tmp_path / "half"), opened(tmp_path / "eighth", "int8")
+    for store in (half, eighth):
+        store.add(named("one", "two"), rows)
+
+    assert half.bytes_a_passage == 2 * PROMPTS * WIDTH
+    assert eighth.bytes_a_passage == PROMPTS * WIDTH + 4 * PROMPTS
+    for store, folder in ((half, "half"), (eighth, "eighth")):
+        on_disk = sum(p.stat().st_size for p in (tmp_path / folder).glob("*.bin"))
+        assert on_disk == 2 * store.bytes_a_passage
+
+
+def test_what_is_there_is_not_compressed_again(tmp_path: Path) -> None:
+    opened(tmp_path).add(named("one", "two"), rows)
+
+    assert opened(tmp_path).add(named("one", "two", "three"), rows) == 1
+    assert opened(tmp_path).add(named("one", "two", "three"), rows) == 0
+
+
+def test_a_changed_passage_is_refused_until_it_is_compressed_anew(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.add(named("one"), rows)
+    changed = [("id-one", passage("another text"))]
+
+    with pytest.raises(StoreError, match="changed") as refused:
+        store.get(changed)
+    assert "build" in refused.value.hint
+    assert store.add(changed, rows) == 1
+    torch.testing.assert_close(store.get(changed), rows([changed[0][1]]), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"answer": "no"}, {"answer": ""}, {"rationale": "because"}], ids=str
+)
+def test_a_demonstration_whose_answer_changed_is_refused(
+    tmp_path: Path, changed: dict[str, str]
+) -> None:
+    store, shown = opened(tmp_path), Example(Query("is it red"), "yes")
+    store.add([("id", shown)], rows)
+
+    with pytest.raises(StoreError, match="id has changed"):
+        store.get([("id", replace(shown, **changed))])  # type: ignore[arg-type]
+    assert store.get([("id", replace(shown, source="elsewhere"))]).shape == (1, PROMPTS, WIDTH)
+
+
+def test_stores_of_passages_keep_their_marks() -> None:
+    """Those that were built before demonstrations could be."""
+    assert content(passage("one")) == "fa6d87ceef509283"
+
+
+def test_a_missing_passage_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="id-one is not compressed"):
+        opened(tmp_path).get(named("one"))
+
+
+def test_a_store_of_another_compressor_or_precision_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).add(named("one"), rows)
+
+    with pytest.raises(StoreError, match="another compressor"):
+        opened(tmp_path, compressor="b")
+    with pytest.raises(StoreError, match="fp16 numbers, not int8"):
+        opened(tmp_path, precision="int8")
+    with pytest.raises(StoreError, match=f"prompts of {WIDTH} numbers"):
+        PassageStore(tmp_path, Manifest("a", PROMPTS, WIDTH + 1))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+
+    with pytest.raises(StoreError, match="not a store's"):
+        opened(tmp_path)
+
+
+def test_a_failure_in_the_middle_keeps_what_was_done(tmp_path: Path) -> None:
+    calls = 0
+
+    def failing(passages: Sequence[Example]) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("the power is gone")
+        return rows(passages)
+
+    told = named(*(f"text {i}" for i in range(150)))
+    with pytest.raises(RuntimeError):
+        opened(tmp_path).add(told, failing)
+
+    assert len(opened(tmp_path)) == 64
+    assert opened(tmp_path).add(told, rows) == 86
+
+
+@given(cut=st.integers(0, 400), entries=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_file_cut_anywhere_goes_on_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, entries: bool
+) -> None:
+    """Entries are written last: a cut there loses them, a cut before them is damage."""
+    folder, told = tmp_path_factory.mktemp("store"), named("one", "two", "three", "four")
+    opened(folder).add(told, rows)
+    path = folder / (ENTRIES if entries else ROWS)
+    length = path.stat().st_size
+    path.write_bytes(path.read_bytes()[: min(cut, length)])
+
+    if not entries and cut < length:
+        with pytest.raises(StoreError, match="too short"):
+            opened(folder)
+        return
+    store = opened(folder)
+    kept = len(store)
+    assert store.add(told, rows) == 4 - kept
+    wanted = rows([query for _, query in told])
+    torch.testing.assert_close(store.get(told), wanted, atol=2e-3, rtol=2e-3)
+
+
+def right(store: PassageStore, told: list[tuple[str, Example]]) -> None:
+    wanted = rows([one for _, one in told])
+    torch.testing.assert_close(store.get(told), wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_a_second_builder_is_refused_and_two_in_turn_keep_their_rows(tmp_path: Path) -> None:
+    one, other, told = opened(tmp_path), opened(tmp_path), named(*"abcdef")
+
+    def meanwhile(passages: Sequence[Example]) -> torch.Tensor:
+        with pytest.raises(StoreError, match="already") as refused:
+            other.add(told[3:], rows)
+        assert "wait" in refused.value.hint
+        return rows(passages)
+
+    one.add(told[:3], meanwhile)
+    other.add(told[3:5], rows)
+    one.add(told[5:], rows)
+
+    right(one, told)
+    right(opened(tmp_path), told)
+
+
+def test_reading_changes_nothing_and_goes_on_while_another_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, real = named(*"abcdef"), store_module.write
+    builder = opened(tmp_path)
+    builder.add(told[:3], rows)
+    reader = opened(tmp_path)
+
+    def write(path: Path, data: bytes, *, at: int = 0) -> None:
+        real(path, data, at=at)
+        before = {one: one.read_bytes() for one in tmp_path.iterdir()}
+        for one in (reader, opened(tmp_path)):
+            right(one, told[:3])
+        assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+    monkeypatch.setattr("bottega.racc.store.write", write)
+    builder.add(told[3:], rows)
+
+    right(builder, told)
+    right(opened(tmp_path), told)
+
+
+def test_a_folder_that_is_only_read_is_not_made(tmp_path: Path) -> None:
+    assert len(opened(tmp_path / "nowhere")) == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [ROWS, ENTRIES])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    told, store = named(*"abcdef"), opened(tmp_path)
+    store.add(told[:2], rows)
+    real_write = store_module.write
+
+    def full(path: Path, data: bytes, *, at: int = 0) -> None:
+        if path.name == name:
+            real_write(path, data[: len(data) * 2 // 3], at=at)
+            with store_module.storing(path.parent):
+                raise OSError(28, "No space left on device")
+        real_write(path, data, at=at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bottega.racc.store.write", full)
+        with pytest.raises(StoreError, match="No space") as refused:
+            store.add(told[2:5], rows)
+    assert "room" in refused.value.hint
+
+    for one in (store, opened(tmp_path)):
+        right(one, told[:2])
+    store.add(told[5:], rows)
+    store.add(told, rows)
+    right(store, told)
+    right(opened(tmp_path), told)
+
+
+def test_what_the_system_refuses_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    for folder in (tmp_path / "file", tmp_path / "file" / "under"):
+        with pytest.raises(StoreError, match="cannot be read"):
+            opened(folder).add(named("one"), rows)
+
+
+def test_missing_rows_are_told(tmp_path: Path) -> None:
+    told, store = named("one", "two"), opened(tmp_path)
+    store.add(told, rows)
+    (tmp_path / ROWS).unlink()
+
+    for act in (lambda: store.get(told), lambda: opened(tmp_path)):
+        with pytest.raises(StoreError, match="missing") as refused:
+            act()
+        assert "anew" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "line", [b"{{{", b"5", b"null", b'["a","b","c"]', b"\0\0", b"\xff", b"", b"[" * 100_000]
+)
+def test_damaged_entries_are_refused(tmp_path: Path, line: bytes) -> None:
+    opened(tmp_path).add(named("one", "two"), rows)
+    path = tmp_path / ENTRIES
+    path.write_bytes(line + b"\n" + path.read_bytes())
+
+    with pytest.raises(StoreError, match="damaged") as refused:
+        opened(tmp_path)
+    assert "anew" in refused.value.hint
+
+
+def test_a_row_is_never_another_entrys(tmp_path: Path) -> None:
+    told = named("one", "two", "three")
+    opened(tmp_path).add(told, rows)
+    path = tmp_path / ENTRIES
+    lines = path.read_bytes().splitlines(keepends=True)
+
+    path.write_bytes(b"".join(lines[1:]))
+    with pytest.raises(StoreError, match="damaged"):
+        opened(tmp_path)
+
+    renumbered = [json.dumps([row, *json.loads(lines[2 - row])[1:]]) + "\n" for row in range(3)]
+    path.write_text("".join(renumbered))
+    with pytest.raises(StoreError, match="another row") as refused:
+        opened(tmp_path).get(told[:1])
+    assert "anew" in refused.value.hint
+
+    path.write_bytes(b"".join(lines))
+    with (tmp_path / ROWS).open("r+b") as file:
+        file.write(os.urandom(8))
+    with pytest.raises(StoreError, match="another row"):
+        opened(tmp_path).get(told[:1])
+    right(opened(tmp_path), told[1:])
+
+
+GOOD = {"compressor": "a", "prompts": 3, "width": 8, "precision": "fp16", "version": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "damaged"),
+        ("[1]", "damaged"),
+        ("\0", "damaged"),
+        (json.dumps(GOOD | {"precision": "fp32"}), "damaged"),
+        (json.dumps(GOOD | {"prompts": "3"}), "damaged"),
+        (json.dumps(GOOD | {"width": 0}), "damaged"),
+        (json.dumps(GOOD | {"version": 1}), "version 1"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+
+    for act in (lambda: opened(tmp_path), lambda: Manifest.found(tmp_path, "a", PROMPTS, WIDTH)):
+        with pytest.raises(StoreError, match=said) as refused:
+            act()
+        assert "anew" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("precision", "number"),
+    [("fp16", 65600.0), ("fp16", float("nan")), ("int8", float("inf")), ("int8", float("nan"))],
+)
+def test_numbers_that_cannot_be_held_are_refused(
+    tmp_path: Path, precision: Precision, number: float
+) -> None:
+    store, told = opened(tmp_path, precision), named("one", "two")
+
+    def one_too_large(passages: Sequence[Example]) -> torch.Tensor:
+        made = rows(passages)
+        made[1, 2, 3] = number
+        return made
+
+    with pytest.raises(StoreError, match="id-two was compressed to numbers"):
+        store.add(told, one_too_large)
+    assert len(store) == len(opened(tmp_path, precision)) == 0
+    assert not (tmp_path / ROWS).exists()
+
+
+def test_int8_holds_what_fp16_cannot(tmp_path: Path) -> None:
+    store, told = opened(tmp_path, "int8"), named("one")
+
+    store.add(told, lambda passages: rows(passages) * 9e6)
+
+    wanted = rows([told[0][1]]) * 9e6
+    torch.testing.assert_close(store.get(told), wanted, atol=2e5, rtol=0)
+
+
+def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="the compressor made"):
+        opened(tmp_path).add(named("one", "two"), lambda passages: rows(passages)[:1])

@@ -1,0 +1,145 @@
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from bottega.image import Image
+from bottega.racc.hyper import Hyper
+from bottega.racc.texts import Texts, padded, rows
+from bottega.types import Example, Prompt, Query
+from tests.kv_prefix.tiny_models import ALL, END, PICTURE, START, tiny
+from tests.racc.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
+
+
+def test_a_passage_is_read_as_prompts_show_it_and_nothing_else() -> None:
+    inputs = texts().passages([told("red house"), told("red")])
+
+    assert rows(inputs) == [[USER, word("red"), word("house"), END], [USER, word("red"), END]]
+
+
+def test_a_passage_that_is_the_question_itself_is_read_too() -> None:
+    assert rows(texts().passages([told("?")])) == [[USER, word("?"), END]]
+
+
+def test_a_question_without_image_is_compressed_three_times() -> None:
+    image, question, both = texts().asked([Query("what is it")])
+
+    assert rows(image) == rows(question) == rows(both)
+    ids = [word("what"), word("is"), word("it")]
+    assert rows(both) == [[START, USER, *ids, END, ASSISTANT]]
+
+
+def test_answers_are_what_stands_behind_the_question() -> None:
+    queries = [Query("what is it"), Query("who")]
+
+    answers = texts().answers(queries, ["a red house", "you"])
+
+    assert answers == [[word("a"), word("red"), word("house")], [word("you")]]
+
+
+def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
+    read = Texts(speaking(tiny("instructblip_t5")), frozenset({END}))
+
+    assert read.answers([Query("what")], ["a red house"]) == [
+        [word("a"), word("red"), word("house")]
+    ]
+
+
+def test_concatenation_shows_all_passages_before_the_question() -> None:
+    shown = passages(2)
+    ids = rows(texts().reading([Query("who")], [shown]))[0]
+
+    parts = [rows(texts().passages([one]))[0] for one in shown]
+    assert ids == [START, *parts[0], *parts[1], USER, word("who"), END, ASSISTANT]
+
+
+SHOWN = Image.from_pillow(Pillow.new("L", (4, 4)))
+DEMONSTRATIONS = (
+    Example(Query("what is it", (SHOWN,)), "red house"),
+    Example(Query("?", (SHOWN,)), "red", rationale="roof and door"),
+    Example(Query("who", (SHOWN,)), "who"),
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_demonstration_is_what_a_prompt_has_more_with_it(name: str) -> None:
+    """To the last token of its answer; and what stands around it is whole."""
+    read = Texts(speaking(tiny(name)), frozenset({END}))
+    asked = Query("who is it", (SHOWN,))
+    around = rows(read.questions([asked]))[0]
+    told = rows(read.passages(DEMONSTRATIONS))
+
+    assert told[0] == [
+        *(USER, *rows_of_picture(name), word("what"), word("is"), word("it"), END),
+        *(ASSISTANT, word("red"), word("house")),
+    ]
+    for count in (1, 2, 3):
+        shown = rows(read.reading([asked], [DEMONSTRATIONS[:count]]))[0]
+        assert shown == [START, *itertools.chain(*told[:count]), *around[1:]]
+
+
+def rows_of_picture(name: str) -> list[int]:
+    """Its tokens, as a prompt of a picture alone has them."""
+    read = Texts(speaking(tiny(name)), frozenset({END}))
+    ids = rows(read.images([Query("", (SHOWN,))]))[0]
+    return ids[ids.index(USER) + 1 : ids.index(END, 2)]
+
+
+def test_a_rationale_is_read_before_the_answer() -> None:
+    (ids,) = rows(texts().passages(DEMONSTRATIONS[1:2]))
+
+    said = [word(one) for one in ("roof", "and", "door", "Answer:", "red")]
+    assert ids[ids.index(ASSISTANT) + 1 :] == said
+
+
+def test_an_example_without_an_answer_is_a_passage_whatever_else_it_has() -> None:
+    passage = Example(Query("red house"), "", rationale="roof and door")
+
+    assert rows(texts().passages([passage])) == [[USER, word("red"), word("house"), END]]
+
+
+def test_rows_come_back_without_their_padding() -> None:
+    given = [[5, 6, 7], [8]]
+
+    assert rows(padded(given)) == given
+
+
+def test_an_end_before_the_passage_is_not_its_own() -> None:
+    """As where a system turn comes first."""
+    opening = [START, ASSISTANT, word("unknown"), END]
+
+    def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
+        return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
+
+    inputs = Texts(opened, frozenset({END})).passages([told("red house")])
+
+    assert rows(inputs) == [[USER, word("red"), word("house"), END]]
+
+
+@pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
+def test_a_question_with_and_without_its_picture_is_read_in_one_batch_as_in_two(name: str) -> None:
+    shown = tiny(name)
+
+    def encode(prompts: Sequence[Prompt]) -> dict[str, Any]:
+        parts = [prompt.messages[0].parts for prompt in prompts]
+        return shown.inputs(
+            *([20, *(PICTURE if isinstance(one, Image) else 30 for one in row)] for row in parts)
+        )
+
+    query = Query("who", (Image.from_pillow(Pillow.new("L", (4, 4))),))
+    hyper, asking = Hyper(shown.model), Texts(encode, frozenset({END}))
+    prompts = hyper.embed(torch.tensor([21, 22]))
+    with torch.inference_mode():
+        together = hyper.read(asking.together(query), prompts).prompted
+        apart = [
+            hyper.read(one, prompts).prompted
+            for one in (asking.words([query]), asking.questions([query]))
+        ]
+
+    assert together is not None and apart[0] is not None and apart[1] is not None
+    torch.testing.assert_close(together[:1], apart[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together[1:], apart[1], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(together[0], together[1], atol=1e-2)

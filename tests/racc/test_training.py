@@ -1,0 +1,321 @@
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bottega.errors import LoadError, SettingError
+from bottega.racc.racc import Racc
+from bottega.racc.training import NAME, Progress, train
+from bottega.racc.training_loss import Course, Lesson, Teaching
+from bottega.types import Example, Query
+from tests.builders import picture
+from tests.kv_prefix.tiny_models import END
+from tests.racc import spoken
+from tests.racc.spoken import hyper, model, texts, told
+
+PLACES = ("red", "green", "blue", "white")
+
+
+def teaching() -> Teaching:
+    return Teaching(hyper(), texts(), model().model, texts(), END, most_answer_tokens=4)
+
+
+def lessons(step: int, count: int = 3) -> Sequence[Lesson]:
+    lots = random.Random(step)
+    return [_lesson(lots) for _ in range(count)]
+
+
+def _lesson(lots: random.Random) -> Lesson:
+    about = lots.sample(range(9), 3)
+    places = [lots.choice(PLACES) for _ in about]
+    right = lots.randrange(3)
+    return Lesson(
+        Query(f"where is number {about[right]}"),
+        tuple(told(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
+        tuple(float(i == right) + lots.gauss(0, 0.3) for i in range(3)),
+        tuple(i == right for i in range(3)),
+        places[right],
+    )
+
+
+def course(**changes: object) -> Course:
+    usual = {"steps": 6, "warm_up": 2, "rate": 1e-2, "checkpoint_every": 2, "cache": 1.0}
+    return Course(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+def ready(**changes: object) -> Racc:
+    racc = spoken.racc(**changes)
+    teaching().calibrate(racc, lessons(999, 40))
+    return racc
+
+
+def losses(racc: Racc, how: Course, folder: Path | None = None, **more: object) -> list[float]:
+    seen: list[Progress] = []
+    train(racc, teaching(), lessons, how, folder=folder, report=seen.append, **more)  # type: ignore[arg-type]
+    return [one.loss for one in seen]
+
+
+class KilledError(Exception):
+    pass
+
+
+def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
+    how = course(flat=0.5, accumulate=2)
+    whole = losses(ready(), how)
+
+    def killed(progress: Progress) -> None:
+        if progress.step == 4:  # two checkpoints later, and in the middle of the next
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(ready(), teaching(), lessons, how, folder=tmp_path, report=killed)
+    rest = losses(spoken.racc(), how, tmp_path)
+
+    assert len(whole) == 6
+    assert rest == pytest.approx(whole[4:], abs=1e-5)
+
+
+def test_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
+    racc = ready()
+    losses(racc, course(), tmp_path)
+    again = spoken.racc()
+
+    assert losses(again, course(), tmp_path) == []
+    for name, one in again.state_dict().items():
+        torch.testing.assert_close(one, racc.state_dict()[name])
+
+
+def test_a_checkpoint_of_another_course_or_shape_is_refused(tmp_path: Path) -> None:
+    losses(ready(), course(), tmp_path)
+
+    with pytest.raises(LoadError, match="other settings"):
+        losses(ready(), course(rate=1e-3), tmp_path)
+    with pytest.raises(LoadError, match="other settings"):
+        losses(ready(dcvq=False), course(), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"no checkpoint")
+
+    with pytest.raises(LoadError, match="cannot be read"):
+        losses(ready(), course(), tmp_path)
+
+
+@pytest.mark.parametrize("what", [{"answer": 1.0, "cache": 0.0}, {"answer": 0.0, "cache": 1.0}])
+def test_the_loss_falls(what: dict[str, float]) -> None:
+    found = losses(ready(), course(steps=30, **what))
+
+    assert sum(found[-5:]) < 0.9 * sum(found[:5])
+
+
+def test_prdb_stops_gradients_at_irrelevant_passages() -> None:
+    """With one passage, which is irrelevant, documents get no gradient; without PRDB they do."""
+    one = lessons(0, 1)[0]
+    wrong = replace(one, passages=one.passages[:1], scores=(1.0,), relevant=(False,))
+    reached = {}
+    for prdb in (True, False):
+        racc = ready()
+        how = course(prdb=prdb)
+        torch.autograd.backward(teaching().loss(racc, [wrong], how, torch.zeros(1, 1)))
+        assert racc.documents.reader is not None
+        grad = racc.documents.reader.slot.grad
+        reached[prdb] = grad is not None and bool(grad.abs().sum() > 0)
+
+    assert reached == {True: False, False: True}
+
+
+def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
+    racc, taught = ready(), lessons(5, 30)
+    prompts = teaching().prompts(racc, taught, torch.tensor([one.scores for one in taught]))
+    right = [one.passages[one.relevant.index(True)] for one in taught]
+
+    # Their mean alone is a standard deviation away, in all that varies.
+    varying = (racc.modulation.spread > 0).float().mean()
+    assert racc.modulation.distance(prompts, teaching().real(racc, right)) < 0.9 * varying
+
+
+def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -> None:
+    """At the places of a prefix: read alone from place 0, the last tokens of a one-turn text."""
+    racc = spoken.racc(query_prompts=4)
+    short = told("red")  # a turn of three tokens, one less than the prefix
+    long = told("number one is red")
+    keys = teaching().real(racc, [long]).layers[0][0]
+    inputs = texts().passages([long])
+    with torch.no_grad():
+        cache = model().model(input_ids=inputs["input_ids"][:, -4:], use_cache=True).past_key_values
+
+    # The first layer knows only tokens and places.
+    torch.testing.assert_close(keys, cache.layers[0].keys, atol=1e-5, rtol=1e-5)
+    with pytest.raises(SettingError, match="shorter"):
+        teaching().real(racc, [short])
+
+
+def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
+    racc = ready()
+    seen: list[Progress] = []
+    how = course(steps=40, rate=0.3, validate_every=1, patience=3)  # far too fast: it gets worse
+    held_out = lessons(77, 8)
+    train(racc, teaching(), lessons, how, held_out=held_out, report=seen.append)
+
+    validations = [one.validation for one in seen if one.validation is not None]
+    assert len(validations) < 40
+    scores = torch.tensor([one.scores for one in held_out])
+    with torch.no_grad():
+        final = teaching().loss(racc, held_out, how, scores).item()
+    assert final == pytest.approx(min(validations), rel=1e-4)
+
+
+def test_what_is_taught_may_be_what_the_base_says_after_reading_everything() -> None:
+    racc, how = ready(), course(answer=1.0, cache=0.0)
+    batch = lessons(1)
+    scores = torch.tensor([one.scores for one in batch])
+
+    annotated = teaching().loss(racc, batch, how, scores)
+    taught = teaching().loss(racc, batch, replace(how, taught=True), scores)
+
+    assert annotated.item() != pytest.approx(taught.item())
+
+
+def test_half_precision_trains_too() -> None:
+    found = losses(ready(), course(half_precision=True))
+
+    assert found == pytest.approx(losses(ready(), course()), rel=0.2)
+
+
+def test_settings_that_teach_nothing_are_refused() -> None:
+    with pytest.raises(SettingError, match="nothing is learned"):
+        course(answer=0.0, cache=0.0)
+    with pytest.raises(SettingError, match="flat"):
+        course(flat=1.5)
+    with pytest.raises(SettingError, match="steps"):
+        course(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("patience", 0),
+        ("answer", float("nan")),
+        ("cache", float("inf")),
+        ("clip", 0.0),
+        ("clip", -1.0),
+        ("warm_up", -1),
+        ("rate", float("nan")),
+        ("rate", 0.0),
+        ("weight_decay", -1.0),
+        ("seed", 2**63),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=name):
+        course(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["stride", "blocks", "heads", "document_prompts"])
+def test_a_shape_of_nothing_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        spoken.shape(**{name: 0})
+    with pytest.raises(SettingError, match="heads is 5"):
+        spoken.shape(heads=5)
+
+
+def test_training_that_goes_astray_ends_with_the_weights_that_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Teaching, "loss", lambda self, racc, *more: racc.aggregator.strength * torch.nan
+    )
+    racc = spoken.racc()
+    with pytest.raises(SettingError, match="loss of step 1 is nan"):
+        losses(racc, course())
+    assert all(bool(one.isfinite().all()) for one in racc.parameters())
+
+
+def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
+    how = Course(steps=11000)
+
+    assert how.rate_at(0) == pytest.approx(1e-5)
+    assert how.rate_at(500) == pytest.approx(5.5e-5)
+    assert how.rate_at(1000) == pytest.approx(1e-4)
+    assert how.rate_at(6000) == pytest.approx(5e-5)
+    assert how.rate_at(10999) < 1e-10
+
+
+def test_asked_to_stop_it_keeps_the_last_step_and_says_that_it_is_not_done(tmp_path: Path) -> None:
+    how, seen = course(checkpoint_every=100), list[Progress]()
+
+    def train_until(last: int) -> bool:
+        return train(
+            ready(),
+            teaching(),
+            lessons,
+            how,
+            folder=tmp_path,
+            report=seen.append,
+            stopped=lambda: seen[-1].step >= last,
+        )
+
+    assert not train_until(2)
+    assert train_until(5)  # after the last step there is nothing to stop
+    assert [one.step for one in seen] == list(range(6))
+
+
+def test_a_start_needs_a_relevant_passage() -> None:
+    nothing = [replace(one, relevant=(False,) * 3) for one in lessons(0, 8)]
+    with pytest.raises(SettingError, match="none of 8 lessons"):
+        teaching().calibrate(spoken.racc(), nothing)
+
+
+def test_a_batch_without_anything_to_learn_from_leaves_the_weights_alone() -> None:
+    racc = ready()
+    nothing = [replace(one, relevant=(False,) * 3) for one in lessons(0, 2)]
+    loss = teaching().loss(racc, nothing, course(answer=0.0), torch.zeros(2, 3))
+    torch.autograd.backward(loss)
+    assert loss.item() == 0
+    assert all(one.grad is None or not one.grad.any() for one in racc.parameters())
+
+
+def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_distance() -> None:
+    def short(lesson: Lesson) -> Lesson:
+        place = lesson.relevant.index(True)
+        passages = list(lesson.passages)
+        passages[place] = told("yes")
+        return replace(lesson, passages=tuple(passages))
+
+    some = list(lessons(0, 4))
+    racc, how, scores = ready(query_prompts=4), course(answer=0.0), torch.zeros(4, 3)
+    alone = teaching().loss(racc, some[:2], how, scores[:2])
+    mixed = teaching().loss(racc, [*some[:2], *map(short, some[2:])], how, scores)
+    torch.testing.assert_close(mixed, alone, atol=1e-4, rtol=1e-3)
+    teaching().calibrate(spoken.racc(query_prompts=4), [*lessons(0, 40), *map(short, some)])
+
+
+def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
+    base = torch.nn.Linear(2, 2)
+    Teaching(hyper(), texts(), base, texts(), END)
+    assert not base.training
+    assert not any(weight.requires_grad for weight in base.parameters())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -> None:
+    """The tiny processor shows one picture alike in any batch, and no two."""
+    bare, other = lessons(0, 2)
+    place = other.relevant.index(True)
+    passages = list(other.passages)
+    told = passages[place].query
+    passages[place] = Example(replace(told, images=(picture(9),)), "")
+    seen = replace(other, passages=tuple(passages))
+    racc, how = ready(), course(answer=1.0, taught=own)
+
+    def cost(*told: Lesson) -> float:
+        return teaching().loss(racc, told, how, torch.tensor([one.scores for one in told])).item()
+
+    assert cost(seen) != pytest.approx(cost(other), rel=1e-3)
+    alone = (cost(bare) + cost(seen)) / 2
+    assert cost(bare, seen) == pytest.approx(alone, rel=1e-4)
+    assert cost(seen, bare) == pytest.approx(alone, rel=1e-4)
+    teaching().calibrate(spoken.racc(), [bare, seen] + [bare, other] * 10)
