@@ -80,12 +80,12 @@ def cases(server: Server, key: str) -> list[Case]:
 
 
 def fill(file: Path) -> None:
-    lots = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with KnowledgeBase.open(file, PixelEmbedder(), namespace=TEAM) as cache:
-        cache.add(Example(question(i, lots), "A horse, and it is brown.") for i in range(KNOWN))
+        cache.add(Example(question(i, rng), "A horse, and it is brown.") for i in range(KNOWN))
 
 
-def question(number: int, lots: np.random.Generator) -> Query:
-    pixels = lots.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+def question(number: int, rng: np.random.Generator) -> Query:
+    pixels = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
     picture = Image.from_pillow(Pillow.fromarray(pixels))
     return Query(f"Case {number}: what is on the left?", (picture,))

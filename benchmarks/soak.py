@@ -174,7 +174,7 @@ def main() -> None:
 class Soak:
     def __init__(self, folder: Path, concurrency: int, route: str = "coin", seed: int = 0) -> None:
         self._folder, self._concurrency, self._route = folder, concurrency, route
-        self._seed, self._lots = seed, random.Random(seed)
+        self._seed, self._rng = seed, random.Random(seed)
         self._port, self._log = free_port(), folder / "gateway.log"
         self._report, self._down = Report(), asyncio.Event()
 
@@ -255,7 +255,7 @@ class Soak:
     async def _killing(self, gateway: Server, seconds: float, kills: int) -> Server:
         """At random moments; what was acknowledged until then is looked for before the restart."""
         for _ in range(kills):
-            await asyncio.sleep(seconds / kills * self._lots.uniform(0.3, 1.0))
+            await asyncio.sleep(seconds / kills * self._rng.uniform(0.3, 1.0))
             self._down.set()
             gateway.kill()
             await asyncio.sleep(0.2)  # what was still on its way to a client arrives

@@ -135,7 +135,7 @@ class Client:
     url: str
     asker: Asker
     told: Told
-    lots: random.Random
+    rng: random.Random
     questions: int
     down: asyncio.Event
     """Set while the gateway may be dead."""
@@ -143,7 +143,7 @@ class Client:
     async def run(self, session: aiohttp.ClientSession, until: asyncio.Event) -> None:
         manners = [self.asks, self.leaves, self.blunders]
         while not until.is_set():
-            [manner] = self.lots.choices(manners, [90, 6, 4])
+            [manner] = self.rng.choices(manners, [90, 6, 4])
             self.told.counts["requests"] += 1
             try:
                 async with asyncio.timeout(STUCK):
@@ -176,10 +176,10 @@ class Client:
         _, body, headers = self.draw()
         self.told.counts["left"] += 1
         try:
-            async with asyncio.timeout(self.lots.uniform(0.001, 0.4)):
+            async with asyncio.timeout(self.rng.uniform(0.001, 0.4)):
                 async with self.post(session, body | {"stream": True}, headers) as response:
                     async for _ in response.content.iter_any():
-                        if self.lots.random() < 0.2:
+                        if self.rng.random() < 0.2:
                             response.close()
                             return
         except TimeoutError:
@@ -189,7 +189,7 @@ class Client:
         """A refusal that tells what was wrong is the right answer."""
         _, body, _ = self.draw()
         body.pop("tools", None)  # what passes straight through is the upstream's to judge
-        status, sent, key = self.lots.choice(
+        status, sent, key = self.rng.choice(
             [
                 (400, b"{", self.asker.key),
                 (400, json.dumps(body | {"messages": "hello"}).encode(), self.asker.key),
@@ -210,21 +210,21 @@ class Client:
 
     def draw(self) -> tuple[Question, dict[str, Any], dict[str, str]]:
         """A question, often one that was asked before, and a manner of asking it."""
-        lots = self.lots
-        number = lots.randrange(40 if lots.random() < 0.3 else self.questions)
+        rng = self.rng
+        number = rng.randrange(40 if rng.random() < 0.3 else self.questions)
         question = Question(number, None if number % 10 == 9 else number * 7 % PICTURES)
         body: dict[str, Any] = {"model": "bottega", "temperature": 0, "max_tokens": 100}
         body["messages"] = [{"role": "system", "content": "Be brief."}, question.turn]
-        if lots.random() < 0.4:
+        if rng.random() < 0.4:
             body["stream"] = True
-            if lots.random() < 0.5:
+            if rng.random() < 0.5:
                 body["stream_options"] = {"include_usage": True}
         headers = {"authorization": f"Bearer {self.asker.key}"}
-        if lots.random() < 0.15:
-            body["model"] = lots.choice(list(MODELS))
-        if lots.random() < 0.15:
-            headers["x-bottega-cache"] = lots.choice(["no-store", "no-retrieve", "no-replay"])
-        if lots.random() < 0.03:
+        if rng.random() < 0.15:
+            body["model"] = rng.choice(list(MODELS))
+        if rng.random() < 0.15:
+            headers["x-bottega-cache"] = rng.choice(["no-store", "no-retrieve", "no-replay"])
+        if rng.random() < 0.03:
             body["tools"] = [TOOL]
         return question, body, headers
 

@@ -82,12 +82,12 @@ def test_the_right_demonstrations_are_attended_to_at_each_prompts_own_place() ->
 
 
 def lessons(count: int) -> Sequence[Lesson]:
-    lots, made = random.Random(0), []
+    rng, made = random.Random(0), []
     for _ in range(count):
-        asked = lots.randrange(9)
+        asked = rng.randrange(9)
         shown = tuple(
             Example(Query(f"number {one} is it"), f"word{one} of {one}")
-            for one in lots.sample(range(9), 3)
+            for one in rng.sample(range(9), 3)
         )
         relevant = tuple(f" {asked} " in one.query.text for one in shown)
         query = Query(f"number {asked} is it")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.harness import Harness, harness
 from tests.gateway.world import World, opened
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Kitchen]:
-    with kitchen(tmp_path) as found:
+def plain(tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path) as found:
         yield found
 
 

@@ -19,11 +19,11 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway, Replaying
 from bottega.gateway.completion import Answering, Fallback
-from bottega.gateway.endpoint import Door, Progress
-from bottega.gateway.finalization import Settling
+from bottega.gateway.endpoint import ChatEndpoint, Progress
+from bottega.gateway.finalization import Finalizer
 from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
-from bottega.gateway.ports import Pair, Served, Takes, Upstream, Workshop
+from bottega.gateway.ports import Pair, Served, Takes, Tenant, Upstream
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.running.process import CUT_SECONDS, configured
 from bottega.gateway.shadow import Shadowing
@@ -48,7 +48,7 @@ def said(prompt: Prompt) -> str:
 
 
 @dataclass
-class Kitchen:
+class Harness:
     """What a test may look at afterwards. `over` are the requests that ended, in order."""
 
     url: str
@@ -76,10 +76,10 @@ class Spaces:
     tiers: Sequence[Tier]
     path: str
     make: Callable[[KnowledgeBase], Pipeline]
-    furnish: Callable[[Workshop], Workshop]
+    furnish: Callable[[Tenant], Tenant]
     caches: dict[str, KnowledgeBase] = field(default_factory=dict)
 
-    async def open(self, namespace: str, /) -> Workshop:
+    async def open(self, namespace: str, /) -> Tenant:
         if namespace not in self.caches:
             self.caches[namespace] = KnowledgeBase.open(
                 self.path, embed=PixelEmbedder(), namespace=namespace
@@ -87,7 +87,7 @@ class Spaces:
         cache = self.caches[namespace]
         teachers = frozenset({self.tiers[-1].name})
         keeper = Remember(cache, teachers=teachers)
-        return self.furnish(Workshop(self.make(cache), keeper, teachers))
+        return self.furnish(Tenant(self.make(cache), keeper, teachers))
 
 
 def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def always_first(tiers: Sequence[Tier]) -> Callable[..., Any]:
 
 
 @contextmanager
-def kitchen(
+def harness(
     folder: Any,
     *,
     master: Generator | Upstream | None = None,
@@ -114,9 +114,9 @@ def kitchen(
     asks: Mapping[str, object] | None = None,
     shots: int = 2,
     retrieve: Retriever | None = None,
-    furnish: Callable[[Workshop], Workshop] = lambda workshop: workshop,
+    furnish: Callable[[Tenant], Tenant] = lambda tenant: tenant,
     fallback: Fallback = "any",
-) -> Iterator[Kitchen]:
+) -> Iterator[Harness]:
     double = Scripted(said)
     parts = {"apprentice": apprentice or double, "master": master or Scripted(said, name="big")}
     tiers = [
@@ -145,7 +145,7 @@ def kitchen(
     gateway = Gateway(
         Answering(served, lambda image: image.data_url, fallback=fallback),
         spaces,
-        Settling(lambda model, usage: usage.prompt_tokens * 1e-6),
+        Finalizer(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
         limits=limits or Limits(),
         authenticate=authenticate,
@@ -153,7 +153,7 @@ def kitchen(
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
     )
-    found = Kitchen("", gateway, spaces.caches)
+    found = Harness("", gateway, spaces.caches)
     gateway.shadowing = Shadowing(
         gateway.answering,
         gateway.settle,
@@ -161,7 +161,9 @@ def kitchen(
         lambda progress, similarity, pair: found.pairs.append((similarity, pair)),
         replaying.repeats,
     )
-    app = App(gateway, Door(gateway.answer, found.over.append, gateway.limits.body_mb << 20))
+    app = App(
+        gateway, ChatEndpoint(gateway.answer, found.over.append, gateway.limits.body_mb << 20)
+    )
     with running(app) as found.url:
         yield found
     for cache in spaces.caches.values():
@@ -179,8 +181,8 @@ def asked(*shades: int, text: str = QUESTION) -> list[Any]:
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
 
-def raw(kitchen: Kitchen, messages: list[Any], model: str = "bottega", **more: Any) -> Any:
-    with client(kitchen.url) as real:
+def raw(harness: Harness, messages: list[Any], model: str = "bottega", **more: Any) -> Any:
+    with client(harness.url) as real:
         return real.chat.completions.with_raw_response.create(
             model=model, messages=messages, **more
         )
@@ -227,4 +229,4 @@ def running(app: Any) -> Iterator[str]:
         thread.join(20)
 
 
-__all__ = ["QUESTION", "Kitchen", "asked", "client", "kitchen", "raw", "replace", "running", "said"]
+__all__ = ["QUESTION", "Harness", "asked", "client", "harness", "raw", "replace", "running", "said"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from tests.gateway.harness import running
 
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
@@ -43,10 +43,10 @@ def configured(folder: Path, url: str, more: str = "") -> Config:
 
 
 @contextmanager
-def serving(house: House) -> Iterator[str]:
-    with running(house.app) as url:
+def serving(gateway_server: GatewayServer) -> Iterator[str]:
+    with running(gateway_server.app) as url:
         end = time.monotonic() + 20
-        while not house.is_ready:
+        while not gateway_server.is_ready:
             assert time.monotonic() < end
             time.sleep(0.01)
         yield url

@@ -18,7 +18,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from tests.gateway.houses import ENVIRONMENT, serving
 from tests.server import Server
 
@@ -115,20 +115,20 @@ def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
 class Metered:
     """A gateway with a key of this monthly budget in front of a metered upstream."""
 
-    house: House
+    gateway_server: GatewayServer
     url: str
     key: str
     meter: Meter
 
     @property
     def spent(self) -> float:
-        (account,) = self.house.accounts.list()
-        return self.house.ledger.spent_this_month(account.id)
+        (account,) = self.gateway_server.accounts.list()
+        return self.gateway_server.ledger.spent_this_month(account.id)
 
     def entries(self) -> list[tuple[Any, ...]]:
         """Status, tokens and cost of every request."""
-        self.house.ledger.flush()
-        return self.house.ledger.read(
+        self.gateway_server.ledger.flush()
+        return self.gateway_server.ledger.read(
             "SELECT status, prompt_tokens, completion_tokens, cost_usd FROM entries"
         )
 
@@ -205,9 +205,9 @@ def metered(
     accounts.close()
     endpoint.answers = [meter]
     text = CONFIG.format(data=folder, url=endpoint.url, finish=finish, concurrency=concurrency)
-    house = build(parse_config(text), ENVIRONMENT)
-    with serving(house) as url:
-        yield Metered(house, url, key, meter)
+    gateway_server = build(parse_config(text), ENVIRONMENT)
+    with serving(gateway_server) as url:
+        yield Metered(gateway_server, url, key, meter)
 
 
 __all__ = ["PRICE", "Meter", "Metered", "metered"]

@@ -30,7 +30,7 @@ class Asked:
 
     request: web.Request
     spoken: Spoken
-    lots: random.Random
+    rng: random.Random
     usage: bool
 
     def completion(self, content: str | None, finish: str | None = "stop") -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Asked:
         """A role, the text in pieces, an end; `usage` last if it was asked for."""
         found, at = [self.chunk({"role": "assistant", "content": ""})], 0
         while at < len(text):
-            piece = text[at : at + self.lots.randint(1, 12)]
+            piece = text[at : at + self.rng.randint(1, 12)]
             found.append(self.chunk({"content": piece}))
             at += len(piece)
         if finish is not None:
@@ -57,7 +57,7 @@ class Asked:
 
     def part(self) -> str:
         """Of the answer, never the whole."""
-        return self.spoken.text[: self.lots.randrange(1, len(self.spoken.text) - 1)]
+        return self.spoken.text[: self.rng.randrange(1, len(self.spoken.text) - 1)]
 
     def _named(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         number = self.spoken.number
@@ -74,7 +74,7 @@ async def well(asked: Asked) -> web.StreamResponse:
 
 
 async def slow(asked: Asked) -> web.StreamResponse:
-    await asyncio.sleep(asked.lots.uniform(0.1, 1.5))
+    await asyncio.sleep(asked.rng.uniform(0.1, 1.5))
     return await well(asked)
 
 
@@ -92,7 +92,7 @@ def fails(status: int) -> Trick:
 
 async def busy(asked: Asked) -> web.StreamResponse:
     """Asks for a wait."""
-    after = asked.lots.choice(["0", "0.2", "1", "soon"])
+    after = asked.rng.choice(["0", "0.2", "1", "soon"])
     return await refuse(429, "slow down", retry_after=after)(asked.request)
 
 
@@ -103,7 +103,7 @@ async def cut_body(asked: Asked) -> web.StreamResponse:
         headers={"content-type": "application/json", "content-length": str(len(whole))}
     )
     await response.prepare(asked.request)
-    await response.write(whole[: asked.lots.randrange(len(whole))])
+    await response.write(whole[: asked.rng.randrange(len(whole))])
     return cut(asked, response)
 
 
@@ -118,14 +118,14 @@ def cut(asked: Asked, response: web.StreamResponse) -> web.StreamResponse:
 
 
 async def garbage(asked: Asked) -> web.StreamResponse:
-    said = asked.lots.choice([b"{", b"\xff\xfe\x00", b"[]", b"null", b'{"choices": 3}', b"", b"{}"])
+    said = asked.rng.choice([b"{", b"\xff\xfe\x00", b"[]", b"null", b'{"choices": 3}', b"", b"{}"])
     return await raw(said, 200, "application/json")(asked.request)
 
 
 async def truncated(asked: Asked) -> web.StreamResponse:
     """JSON that ends too early, by a proxy that says that all is well."""
     whole = orjson.dumps(asked.completion(asked.spoken.text))
-    return await raw(whole[: asked.lots.randrange(1, len(whole))], 200, "application/json")(
+    return await raw(whole[: asked.rng.randrange(1, len(whole))], 200, "application/json")(
         asked.request
     )
 
@@ -191,13 +191,13 @@ class Events:
     async def begin(cls, asked: Asked, pause: float = 0.0) -> Events:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(asked.request)
-        ends = asked.lots.choice([b"\n", b"\n", b"\r\n"])
+        ends = asked.rng.choice([b"\n", b"\n", b"\r\n"])
         return cls(asked, response, ends, pause)
 
     async def send(self, chunks: list[dict[str, Any]]) -> None:
         for chunk in chunks:
             await self.line(b"data: " + orjson.dumps(chunk))
-            if self.asked.lots.random() < 0.05:
+            if self.asked.rng.random() < 0.05:
                 await self.line(b": still here")
 
     async def done(self) -> web.StreamResponse:
@@ -206,8 +206,8 @@ class Events:
 
     async def line(self, text: bytes) -> None:
         whole = text + self.line_end * 2
-        if self.asked.lots.random() < 0.2:
-            at = self.asked.lots.randrange(len(whole))
+        if self.asked.rng.random() < 0.2:
+            at = self.asked.rng.randrange(len(whole))
             await self.response.write(whole[:at])
             await asyncio.sleep(0.001)
             whole = whole[at:]
@@ -223,7 +223,7 @@ async def streams_well(asked: Asked) -> web.StreamResponse:
 
 
 async def streams_slowly(asked: Asked) -> web.StreamResponse:
-    events = await Events.begin(asked, pause=asked.lots.uniform(0.005, 0.08))
+    events = await Events.begin(asked, pause=asked.rng.uniform(0.005, 0.08))
     await events.send(asked.chunks(asked.spoken.text))
     return await events.done()
 
@@ -267,9 +267,7 @@ async def breaks_inside(asked: Asked) -> web.StreamResponse:
 async def garbage_inside(asked: Asked) -> web.StreamResponse:
     events = await Events.begin(asked)
     await events.send(asked.chunks(asked.part(), None))
-    await events.line(
-        b"data: " + asked.lots.choice([b"{", b"<html>", b"\xff\xfe", b"[1]", b"null"])
-    )
+    await events.line(b"data: " + asked.rng.choice([b"{", b"<html>", b"\xff\xfe", b"[1]", b"null"]))
     return await events.done()
 
 
@@ -320,12 +318,12 @@ class Misbehaving:
     """How many requests were cancelled by whoever had sent them."""
 
     def trick(self, number: int, *, streamed: bool) -> tuple[str, Trick]:
-        lots = random.Random(f"{self.seed}/{number}")
-        if lots.random() < self.well:
+        rng = random.Random(f"{self.seed}/{number}")
+        if rng.random() < self.well:
             return "well", streams_well if streamed else well
         tricks = STREAMED if streamed else PLAIN
         weights = [0.2 if name in RARE else 1.0 for name in tricks]
-        [name] = lots.choices(list(tricks), weights)
+        [name] = rng.choices(list(tricks), weights)
         return name, tricks[name]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -335,10 +333,10 @@ class Misbehaving:
         self.done[f"streamed: {name}" if streamed else name] += 1
         spoken = Spoken(asked(body["messages"]), body["model"], number)
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        lots = random.Random(f"{self.seed}/{number}/{name}")
+        rng = random.Random(f"{self.seed}/{number}/{name}")
         self.now += 1
         try:
-            return await trick(Asked(request, spoken, lots, usage))
+            return await trick(Asked(request, spoken, rng, usage))
         except (asyncio.CancelledError, ConnectionError):
             self.left += 1
             raise

@@ -20,7 +20,7 @@ from bottega.gateway.endpoint import Progress, shield_for
 from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
-from tests.gateway.harness import Kitchen, asked, kitchen, raw
+from tests.gateway.harness import Harness, asked, harness, raw
 from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
@@ -117,7 +117,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "LOOK_SECONDS", 0.005)
 
 
-async def leave(found: Kitchen, asks: Late, model: str = "bottega", **more: Any) -> Progress:
+async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> Progress:
     """Send a request, leave once a tier is called, and return how the request ended."""
     body = {"model": model, "messages": asked(1), **more}
     async with aiohttp.ClientSession() as session:
@@ -137,7 +137,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) -> None:
     """Clients that time out ask again: the second time it costs nothing."""
     master = Late()
-    with kitchen(tmp_path, master=master) as found:
+    with harness(tmp_path, master=master) as found:
         left = await leave(found, master, "bottega/master")
         again = await asyncio.to_thread(raw, found, asked(1), "bottega/master")
         assert [example.answer for example in found.examples()] == ["late words"]
@@ -148,7 +148,7 @@ async def test_a_reply_that_came_too_late_is_counted_and_kept(tmp_path: Path) ->
 
 async def test_a_call_that_fails_after_the_client_left_asks_no_other_tier(tmp_path: Path) -> None:
     apprentice, master = Late(fails=True), Late()
-    with kitchen(tmp_path, apprentice=apprentice, master=master) as found:
+    with harness(tmp_path, apprentice=apprentice, master=master) as found:
         left = await leave(found, apprentice)
     assert (left.status, left.cost_usd, master.calls) == (499, 0.0, 0)
 
@@ -158,7 +158,7 @@ async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: 
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
     apprentice, master = Late(), Late()
-    with kitchen(
+    with harness(
         tmp_path,
         apprentice=apprentice,
         master=master,
@@ -173,7 +173,7 @@ async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: 
 
 async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
     slow = Late(seconds=30)
-    with kitchen(tmp_path, apprentice=slow) as found:
+    with harness(tmp_path, apprentice=slow) as found:
         found.gateway.answering.finish_seconds = 0.1
         left = await leave(found, slow)
     assert slow.cancelled == 1

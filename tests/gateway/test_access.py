@@ -28,7 +28,7 @@ from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.errors import Refusal
 from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import Namespaces
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Answer, Server, ok, refuse
 
@@ -47,7 +47,7 @@ def keys(tmp_path: Path) -> Iterator[Callable[..., str]]:
     accounts.close()
 
 
-def house(endpoint: Server, folder: Path, more: str = "") -> House:
+def gateway_server(endpoint: Server, folder: Path, more: str = "") -> GatewayServer:
     return build(configured(folder, endpoint.url, more), ENVIRONMENT)
 
 
@@ -106,7 +106,7 @@ def test_a_key_chooses_no_tier_unless_it_may(
 ) -> None:
     plain, all_tiers = keys("plain"), keys("all", tiers=["*"])
     cheap, admin = keys("cheap", tiers=["small"]), keys("op", admin=True)
-    with serving(house(endpoint, tmp_path)) as url:
+    with serving(gateway_server(endpoint, tmp_path)) as url:
         assert refused(lambda: ask(url, "What?", key=plain, **forced)) == (403, "tier_forbidden")
         assert ask(url, "What?", key=all_tiers, **forced)[0]
         assert ask(url, "What?", key=admin, **forced)[0]
@@ -133,7 +133,7 @@ def test_a_request_that_passes_reaches_the_master_only_with_the_right(
 ) -> None:
     plain, cheap, none = keys("plain"), keys("cheap", tiers=["small"]), keys("none", tiers=[])
     right, admin = keys("right", tiers=["large"]), keys("op", admin=True)
-    with serving(house(endpoint, tmp_path)) as url:
+    with serving(gateway_server(endpoint, tmp_path)) as url:
         for fields in PASSING:
             routes = {
                 key: ask(url, "hello", key=key, **fields)[1]["x-bottega-route"]
@@ -177,7 +177,7 @@ def test_a_failure_reaches_the_master_only_with_the_right(
         large = (await request.json())["model"] == "huge"
         return await (ok("seven") if large else answer)(request)
 
-    with serving(house(endpoint, tmp_path)) as url:
+    with serving(gateway_server(endpoint, tmp_path)) as url:
         endpoint.answers = [small_fails]
         endpoint.bodies.clear()
         fields: dict[str, Any] = {"tools": TOOLS, "max_tokens": 9000, "stream": stream}
@@ -190,7 +190,7 @@ def test_the_configuration_says_what_keys_may_choose(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain, none = keys("plain"), keys("none", tiers=[])
-    with serving(house(endpoint, tmp_path, '[keys]\ntiers = ["large"]\n')) as url:
+    with serving(gateway_server(endpoint, tmp_path, '[keys]\ntiers = ["large"]\n')) as url:
         assert _models(url, plain) >= {"bottega", "gpt-4o", "bottega/large"}
         assert "bottega/small" not in _models(url, plain)
         assert not any(id.startswith("bottega/") for id in _models(url, none))
@@ -207,7 +207,7 @@ def _models(url: str, key: str) -> set[str]:
 def test_a_gateway_without_keys_leaves_the_choice_to_everybody(
     endpoint: Server, tmp_path: Path
 ) -> None:
-    with serving(house(endpoint, tmp_path)) as url:
+    with serving(gateway_server(endpoint, tmp_path)) as url:
         assert ask(url, "What?", model="bottega/large")[1]["x-bottega-route"] == "large"
         assert ask(url, "What?", model="bottega:namespace=any")[0]
 
@@ -217,12 +217,12 @@ def test_a_key_has_so_many_namespaces_also_after_a_restart(
 ) -> None:
     key = keys("a", namespace="a", max_namespaces=2)
     other = keys("other", namespace="a")
-    with serving(house(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+    with serving(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         for name in ("a/1", "a/2", "a", "a/1"):
             assert ask(url, "What?", key=key, model=f"bottega:namespace={name}")[0]
         third = refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))
         assert third == (403, "too_many_namespaces")
-    with serving(house(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
+    with serving(gateway_server(endpoint, tmp_path, "[keys]\nmax_namespaces = 3\n")) as url:
         assert ask(url, "What?", key=key, model="bottega:namespace=a/2")[0]
         assert refused(lambda: ask(url, "What?", key=key, model="bottega:namespace=a/3"))[0] == 403
         for name in ("a/3", "a/4", "a/5"):

@@ -17,7 +17,7 @@ from bottega.parsing import agreement
 from bottega.protocols import Tier
 from bottega.routing import BenefitGate, Shadow
 from bottega.types import Answer, Query, Usage
-from tests.gateway.harness import Kitchen, asked, kitchen, raw
+from tests.gateway.harness import Harness, asked, harness, raw
 from tests.gateway.metered import PRICE, Meter, metered
 from tests.server import Server
 
@@ -108,7 +108,7 @@ class Spent:
         return self.usd
 
 
-def limited(found: Kitchen, budget: float) -> Limiter:
+def limited(found: Harness, budget: float) -> Limiter:
     """Every call to the master costs a dollar, to the apprentice a cent."""
     account = Account("a", "a", usd_per_month=budget)
     limiter = Limiter(Spent())
@@ -129,7 +129,7 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
     master = Scripted(lambda prompt: "seven", name="big")
-    with kitchen(
+    with harness(
         tmp_path,
         master=master,
         change=lambda pipeline: replace(pipeline, escalate=unsure),
@@ -148,7 +148,7 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
 
 
 def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
-    with kitchen(tmp_path, master=Scripted(lambda prompt: "seven", name="big")) as found:
+    with harness(tmp_path, master=Scripted(lambda prompt: "seven", name="big")) as found:
         limiter = limited(found, 1.5)
         raw(found, asked(1), "bottega/master")
         hold = found.wait(1).hold
@@ -167,10 +167,10 @@ def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
 
 def test_a_shadow_sample_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
     shadow = Shadow(BenefitGate(), agreement, rate=1.0)
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
-        furnish=lambda workshop: replace(workshop, shadow=shadow),
+        furnish=lambda tenant: replace(tenant, shadow=shadow),
     ) as found:
         raw(found, asked(100), "bottega/master")
         limiter = limited(found, 1.5)

@@ -19,7 +19,7 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Keys
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from bottega.reranking import Gated
 from bottega.routing import Budgeted, Covered
 from bottega.types import Candidate, Example, Query
@@ -29,8 +29,8 @@ from tests.server import Server, ok, reply
 
 def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
     endpoint.answers = [ok("seven")]
-    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
-    with serving(house) as url:
+    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    with serving(gateway_server) as url:
         _, first = ask(url, "What is 3 + 4?")
         reply, second = ask(url, "What is 4 + 3?")
         _, third = ask(url, "What is 4 + 3?", model="gpt-4o")
@@ -66,14 +66,14 @@ def test_the_operator_says_who_answers_for_a_tier_that_failed(
 ) -> None:
     text = configured(tmp_path, endpoint.url)
     never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))
-    house = build(never, ENVIRONMENT)
+    gateway_server = build(never, ENVIRONMENT)
 
     async def answer(request: web.Request) -> web.StreamResponse:
         asks_master = request.method == "POST" and (await request.json())["model"] == "huge"
         return await (reply(None, status=401) if asks_master else ok("seven"))(request)
 
     endpoint.answers = [answer]
-    with serving(house) as url:
+    with serving(gateway_server) as url:
         with pytest.raises(urllib.error.HTTPError) as refused:  # by the master, of a cold start
             ask(url, "What is 3 + 4?")
         with refused.value as error:
@@ -110,11 +110,11 @@ def test_how_near_the_nearest_was_is_told_whoever_answered(
     config = configured(tmp_path, endpoint.url, more)
     covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
     endpoint.answers = [ok("seven")]
-    house = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
-    with serving(house) as url:
+    gateway_server = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
+    with serving(gateway_server) as url:
         cold = ask(url, "What is 3 + 4?")[1]
         headers = ask(url, "What is 5 + 9?")[1]
-        said = house.metrics.exposition().decode()
+        said = gateway_server.metrics.exposition().decode()
     assert "x-bottega-similarity" not in cold  # nothing was looked up
     assert (headers["x-bottega-route"], headers["x-bottega-demonstrations"]) == ("large", "0")
     assert 0.3 < float(headers["x-bottega-similarity"]) < 0.9
@@ -122,8 +122,8 @@ def test_how_near_the_nearest_was_is_told_whoever_answered(
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
-    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
-    with serving(house) as url:
+    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    with serving(gateway_server) as url:
         ask(url, "one", model="bottega/small")
         ask(url, "two", model="bottega/large")
     keys = [
@@ -132,7 +132,7 @@ def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) 
         if body
     ]
     assert keys == [None, "Bearer sk-of-the-large-one"]
-    assert house.staff.secrets == ("sk-of-the-large-one",)
+    assert gateway_server.tier_set.secrets == ("sk-of-the-large-one",)
 
 
 def test_what_was_learnt_is_there_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
@@ -177,20 +177,20 @@ def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> N
     config = configured(tmp_path, endpoint.url, more)
     route = dataclasses.replace(config.route, by="budget", usd_per_1k=0.02)
     endpoint.answers = [ok("seven")]
-    house = build(dataclasses.replace(config, route=route), ENVIRONMENT)
-    with serving(house) as url:
+    gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
+    with serving(gateway_server) as url:
         ask(url, "What is 1 + 1?")  # the cold start
         ask(url, "What is 1 + 2?")  # the price of the large one is learnt
-        before = _saved(house)
+        before = _saved(gateway_server)
         ask(url, "What is 1 + 3?")
         end = time.monotonic() + 20
-        while (spent := before - _saved(house)) < 100e-6:
+        while (spent := before - _saved(gateway_server)) < 100e-6:
             assert time.monotonic() < end, spent
             time.sleep(0.02)
 
 
-def _saved(house: House) -> float:
-    spaces: Any = house.spaces
+def _saved(gateway_server: GatewayServer) -> float:
+    spaces: Any = gateway_server.spaces
     route: Any = spaces._opened[""].result()[0].pipeline.route
     saved: float = route._then._saved
     return saved
@@ -201,15 +201,15 @@ def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Pa
         ask(url, "What?")
     config = configured(tmp_path, endpoint.url)
     other = dataclasses.replace(config, cache=dataclasses.replace(config.cache, embed="pixels"))
-    house = build(other, ENVIRONMENT)
+    gateway_server = build(other, ENVIRONMENT)
 
     async def open_it() -> None:
         try:
             with pytest.raises(SettingError, match=r"cache.embed is 'pixels'") as error:
-                await house.spaces.open("")
+                await gateway_server.spaces.open("")
             assert "reindex" in error.value.hint
         finally:
-            await house.aclose()
+            await gateway_server.aclose()
 
     asyncio.run(open_it())
 
@@ -223,18 +223,18 @@ def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> N
     accounts = Accounts.open(tmp_path / FILE)
     made, token = accounts.add("ann")
     for one in (public, config):  # behind a proxy even loopback is public
-        house = build(one, ENVIRONMENT)
-        assert house.gateway.authenticate is not None
-        known = house.gateway.authenticate(token)
+        gateway_server = build(one, ENVIRONMENT)
+        assert gateway_server.gateway.authenticate is not None
+        known = gateway_server.gateway.authenticate(token)
         assert known is not None and known.id == made.id
-        asyncio.run(house.aclose())
+        asyncio.run(gateway_server.aclose())
     accounts.revoke(made.id)
     accounts.close()
     with pytest.raises(SettingError, match="there are none"):  # not open to clients without a key
         build(config, ENVIRONMENT)
-    house = build(dataclasses.replace(config, keys=Keys(required=False)), ENVIRONMENT)
-    assert house.gateway.authenticate is None
-    asyncio.run(house.aclose())
+    gateway_server = build(dataclasses.replace(config, keys=Keys(required=False)), ENVIRONMENT)
+    assert gateway_server.gateway.authenticate is None
+    asyncio.run(gateway_server.aclose())
 
 
 def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
@@ -242,21 +242,21 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     config = configured(tmp_path, "http://localhost:9/v1", more)
 
     async def gate(samples: int) -> Any:
-        house = build(config, ENVIRONMENT)
+        gateway_server = build(config, ENVIRONMENT)
         try:
-            workshop = await house.spaces.open("team")
-            assert house.gateway.shadowing is not None
-            assert isinstance(workshop.pipeline.rerank, Gated)
-            assert workshop.ungated is not None
-            assert not isinstance(workshop.ungated.rerank, Gated)
-            measure: Any = workshop.shadow
+            tenant = await gateway_server.spaces.open("team")
+            assert gateway_server.gateway.shadowing is not None
+            assert isinstance(tenant.pipeline.rerank, Gated)
+            assert tenant.ungated is not None
+            assert not isinstance(tenant.ungated.rerank, Gated)
+            measure: Any = tenant.shadow
             for _ in range(samples):
                 measure.gate.learn([_near()], 1.0, 0.0)
             state = measure.gate.state()
-            house.ledger.set_gate("team", json.dumps(state))
+            gateway_server.ledger.set_gate("team", json.dumps(state))
             return state
         finally:
-            await house.aclose()
+            await gateway_server.aclose()
 
     before = asyncio.run(gate(25))
     assert asyncio.run(gate(0)) == before
@@ -268,17 +268,17 @@ async def test_an_unmeasured_gate_is_measured_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, gated: bool
 ) -> None:
     more = f"[shadow]\nrate = 1e-9\ngate = {str(gated).lower()}\n"
-    house = build(configured(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
+    gateway_server = build(configured(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
     try:
         with caplog.at_level("INFO"):
-            measure: Any = (await house.spaces.open("team")).shadow
+            measure: Any = (await gateway_server.spaces.open("team")).shadow
         assert measure.begins() is gated
         assert caplog.text.count("has too few samples") == gated
         for _ in range(20):
             measure.gate.learn([_near()], 1.0, 0.0)
         assert not measure.begins()
     finally:
-        await house.aclose()
+        await gateway_server.aclose()
 
 
 def _near() -> Candidate:
@@ -300,20 +300,20 @@ async def test_every_route_is_built(
     config = configured(tmp_path, "http://localhost:9/v1")
     text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nby = {by}"
     route = parse_config(text).route
-    house = build(dataclasses.replace(config, route=route), ENVIRONMENT)
+    gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
     try:
-        pipeline = (await house.spaces.open("")).pipeline
+        pipeline = (await gateway_server.spaces.open("")).pipeline
         assert router is None or isinstance(pipeline.route, router)
         assert (pipeline.escalate is not None) == bool(asks)
-        assert [one.asks for one in house.staff.served] == [asks, {}]
+        assert [one.asks for one in gateway_server.tier_set.served] == [asks, {}]
     finally:
-        await house.aclose()
+        await gateway_server.aclose()
 
 
 async def test_entries_are_counted_again_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
+    gateway_server = build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
     failures = [StoreError("cache.db is closed")]
     counted, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -324,8 +324,8 @@ async def test_entries_are_counted_again_after_a_failure(
         return {"": 3}
 
     monkeypatch.setattr("bottega.gateway.running.server.COUNT_SECONDS", 0.01)
-    monkeypatch.setattr(house.spaces, "counts", counts)
-    counting = asyncio.create_task(house._count())
+    monkeypatch.setattr(gateway_server.spaces, "counts", counts)
+    counting = asyncio.create_task(gateway_server._count())
     await asyncio.wait_for(counted.wait(), 5)
     counting.cancel()
-    await house.aclose()
+    await gateway_server.aclose()

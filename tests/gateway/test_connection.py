@@ -17,7 +17,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.running.admission import Connection
 from bottega.generation import Scripted
 from bottega.types import Prompt, Reply, Sampling
-from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.harness import Harness, harness
 
 BODY = json.dumps(
     {"model": "bottega", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
@@ -28,18 +28,18 @@ PLAIN = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kitchen]:
+def kept(tmp_path: Path) -> Iterator[Harness]:
     accounts = {"sk-a": Account("a", "team a", namespace="team-a")}
-    with kitchen(tmp_path, authenticate=lambda token: accounts.get(token or "")) as found:
+    with harness(tmp_path, authenticate=lambda token: accounts.get(token or "")) as found:
         yield found
 
 
-def connected(kitchen: Kitchen, receives: int | None = None) -> socket.socket:
+def connected(harness: Harness, receives: int | None = None) -> socket.socket:
     found = socket.socket()
     if receives:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
     found.settimeout(10)
-    found.connect(("127.0.0.1", int(kitchen.url.split(":")[2].removesuffix("/v1"))))
+    found.connect(("127.0.0.1", int(harness.url.split(":")[2].removesuffix("/v1"))))
     return found
 
 
@@ -55,8 +55,8 @@ def reply(client: socket.socket) -> bytes:
     return said
 
 
-def ask(kitchen: Kitchen, sent: bytes) -> bytes:
-    client = connected(kitchen)
+def ask(harness: Harness, sent: bytes) -> bytes:
+    client = connected(harness)
     client.sendall(sent)
     return reply(client)
 
@@ -65,7 +65,7 @@ def status(said: bytes) -> int:
     return int(said.split(b" ", 2)[1]) if said else 0
 
 
-def test_a_header_without_end_stops_nobody(kept: Kitchen) -> None:
+def test_a_header_without_end_stops_nobody(kept: Harness) -> None:
     """It took ten seconds of everybody's time for each 64 MB."""
     client = connected(kept)
 
@@ -86,11 +86,11 @@ def test_a_header_without_end_stops_nobody(kept: Kitchen) -> None:
     "more",
     [b"".join(b"X-%d: a\r\n" % i for i in range(101)), b"X-A: %b\r\n" % (b"a" * 33_000)],
 )
-def test_headers_that_are_too_many_or_too_large(kept: Kitchen, more: bytes) -> None:
+def test_headers_that_are_too_many_or_too_large(kept: Harness, more: bytes) -> None:
     assert status(ask(kept, HEAD + KEY + more + PLAIN)) == 431
 
 
-def test_what_comes_behind_the_body_is_no_header(kept: Kitchen) -> None:
+def test_what_comes_behind_the_body_is_no_header(kept: Harness) -> None:
     """A proxy that checked the headers has not seen it."""
     chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n%b\r\n"
     key_behind = chunked % (len(BODY), BODY, KEY)
@@ -99,7 +99,7 @@ def test_what_comes_behind_the_body_is_no_header(kept: Kitchen) -> None:
     assert status(ask(kept, HEAD + KEY + key_before)) == 200
 
 
-def test_trailers_have_an_end(kept: Kitchen) -> None:
+def test_trailers_have_an_end(kept: Harness) -> None:
     client = connected(kept)
     client.sendall(HEAD + KEY + b"Transfer-Encoding: chunked\r\n\r\n")
     client.sendall(b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY))
@@ -113,7 +113,7 @@ def test_trailers_have_an_end(kept: Kitchen) -> None:
     "half", [b"", b"POST /v1/chat", HEAD + KEY, HEAD + KEY + b"Content-Length: 100\r\n\r\n{"]
 )
 def test_what_comes_too_slowly_is_not_waited_for(
-    kept: Kitchen, half: bytes, monkeypatch: pytest.MonkeyPatch
+    kept: Harness, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Connection, "head_seconds", 0.2)
     monkeypatch.setattr(Connection, "message_seconds", 0.2)
@@ -135,7 +135,7 @@ def test_an_answer_may_take_longer_than_a_request(
     monkeypatch.setattr(Connection, "head_seconds", 0.1)
     monkeypatch.setattr(Connection, "message_seconds", 0.1)
     monkeypatch.setattr(Connection, "look_every", 0.05)
-    with kitchen(tmp_path, apprentice=Slow(lambda prompt: "seven")) as found:
+    with harness(tmp_path, apprentice=Slow(lambda prompt: "seven")) as found:
         said = ask(found, HEAD + b"Connection: close\r\n" + PLAIN)
     assert status(said) == 200 and b"seven" in said
 
@@ -148,7 +148,7 @@ def test_who_does_not_read_the_answer_is_gone(
     monkeypatch.setattr(Connection, "look_every", 0.05)
     long = Scripted(lambda prompt: "seven " * 2_000_000)
     streamed = BODY[:-1] + b', "stream": true}'
-    with kitchen(tmp_path, apprentice=long) as found:
+    with harness(tmp_path, apprentice=long) as found:
         client = connected(found, receives=4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(streamed), streamed))
         assert found.wait(1).why == "client left"

@@ -20,7 +20,7 @@ from bottega.gateway import decode_budget
 from bottega.gateway.decode_budget import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
 from bottega.gateway.errors import Refusal
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder
 from bottega.protocols import Vectors
@@ -238,7 +238,7 @@ class Embedding:
         monkeypatch.setattr(PixelEmbedder, "embed", embed)
 
 
-def house(endpoint: Server, folder: Path) -> House:
+def gateway_server(endpoint: Server, folder: Path) -> GatewayServer:
     config = configured(folder, endpoint.url)
     config = dataclasses.replace(
         config,
@@ -254,7 +254,7 @@ def test_a_gateway_embeds_large_images_one_after_the_other(
     """Once for retrieval, and again when the answer is stored."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr(decode_budget, "SMALL", 0)
-    gateway = house(endpoint, tmp_path)
+    gateway = gateway_server(endpoint, tmp_path)
     with serving(gateway) as url, ThreadPoolExecutor(4) as clients:
         ask(url, question(png(20)), model="bottega/large")
         embedding = Embedding(monkeypatch)
@@ -285,7 +285,7 @@ def test_a_gateway_refuses_pixels_beyond_its_limits(endpoint: Server, tmp_path: 
         part,
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{other}"}},
     ]
-    gateway = house(endpoint, tmp_path)
+    gateway = gateway_server(endpoint, tmp_path)
     with serving(gateway) as url:
         assert refused(lambda: ask(url, parts)) == (400, "limit_exceeded")
         gateway.gateway.decoding.most_bytes = 16 * MB

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from bottega.gateway.running.admission import Doorway
+from bottega.gateway.running.admission import Admission
 
 
 async def test_the_doorway_counts_refuses_and_closes() -> None:
@@ -22,16 +22,16 @@ async def test_the_doorway_counts_refuses_and_closes() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await doorway({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
+        await admission({"type": "http", "path": path}, None, send)  # type: ignore[arg-type]
         return sent[0]["status"], sent[-1].get("body", b"")
 
-    doorway = Doorway(app, 2)
+    admission = Admission(app, 2)
     slow = [asyncio.create_task(come("/v1/slow")) for _ in range(2)]
     await asyncio.sleep(0)
     status, body = await come("/v1/quick")
     assert (status, json.loads(body)["error"]["code"]) == (503, "overloaded")
     assert (await come("/metrics"))[0] == 200
-    closing = asyncio.create_task(doorway.close(5))
+    closing = asyncio.create_task(admission.close(5))
     await asyncio.sleep(0.01)
     assert not closing.done()
     assert json.loads((await come("/v1/quick"))[1])["error"]["code"] == "shutting_down"
@@ -41,5 +41,5 @@ async def test_the_doorway_counts_refuses_and_closes() -> None:
     await asyncio.wait_for(closing, 1)
     assert [(await task)[0] for task in slow] == [200, 200]
     clock = time.monotonic()
-    await doorway.close(5)
+    await admission.close(5)
     assert time.monotonic() - clock < 1

@@ -16,11 +16,11 @@ from bottega.generation import Scripted
 from bottega.protocols import Router, Tier
 from bottega.routing import always
 from bottega.types import Answer, Query
-from tests.gateway.harness import asked, client, kitchen, raw
+from tests.gateway.harness import asked, client, harness, raw
 
 
 def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
-    with kitchen(tmp_path, takes={"apprentice": Takes(images=1)}) as found:
+    with harness(tmp_path, takes={"apprentice": Takes(images=1)}) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
         assert raw(found, asked(1, 2)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError) as refused:
@@ -30,7 +30,7 @@ def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
 
 def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
     broken = Scripted([ServerFailedError("down", status=500)] * 2 + ["fine"])
-    with kitchen(tmp_path, apprentice=broken) as found:
+    with harness(tmp_path, apprentice=broken) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.InternalServerError) as failed:
             raw(found, asked(2), "bottega/apprentice")
@@ -40,7 +40,7 @@ def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
 
 def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
     strict = Scripted([RejectedError("the prompt is too long", status=400)])
-    with kitchen(tmp_path, apprentice=strict) as found:
+    with harness(tmp_path, apprentice=strict) as found:
         with pytest.raises(openai.BadRequestError, match="too long"):
             raw(found, asked(1))
         over = found.wait(1)
@@ -51,7 +51,7 @@ DOWN = ServerFailedError("down", status=500)
 
 
 def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
-    with kitchen(tmp_path, apprentice=Scripted([DOWN, DOWN, "fine"])) as found:
+    with harness(tmp_path, apprentice=Scripted([DOWN, DOWN, "fine"])) as found:
         whole = raw(found, asked(1)).headers
         assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
         with client(found.url) as real:
@@ -85,7 +85,7 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
     def route(tiers: Sequence[Tier]) -> Router:
         return always(next(tier for tier in tiers if tier.name == first))
 
-    with kitchen(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
+    with harness(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
         if answers:
             assert raw(found, asked(1), stream=stream).headers["x-bottega-route"] == other
         else:
@@ -95,7 +95,7 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
 
 def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
     takes = {"apprentice": Takes(images=0)}
-    with kitchen(tmp_path, takes=takes, fallback="never") as found:
+    with harness(tmp_path, takes=takes, fallback="never") as found:
         headers = raw(found, asked(1)).headers
     assert headers["x-bottega-route"] == "master"
     assert "x-bottega-fallback" not in headers
@@ -108,7 +108,7 @@ def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted([DOWN]),
         change=lambda pipeline: replace(pipeline, escalate=unsure),

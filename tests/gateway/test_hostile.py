@@ -17,7 +17,7 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
-from bottega.gateway.endpoint import Door
+from bottega.gateway.endpoint import ChatEndpoint
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.requests import read_chat
@@ -25,7 +25,7 @@ from bottega.gateway.response_cache.replay import events
 from bottega.generation import Scripted
 from bottega.generation.openai_format import parse_completions
 from tests.builders import picture
-from tests.gateway.harness import QUESTION, Kitchen, kitchen, running
+from tests.gateway.harness import QUESTION, Harness, harness, running
 
 ACCOUNTS = {
     "sk-a": Account("a", "team a", namespace="team-a"),
@@ -35,8 +35,8 @@ ACCOUNTS = {
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[Kitchen]:
-    with kitchen(
+def shared(tmp_path: Path) -> Iterator[Harness]:
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
@@ -45,8 +45,8 @@ def shared(tmp_path: Path) -> Iterator[Kitchen]:
 
 
 @pytest.fixture
-def open_to_all(tmp_path: Path) -> Iterator[Kitchen]:
-    with kitchen(tmp_path) as found:
+def open_to_all(tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path) as found:
         yield found
 
 
@@ -59,19 +59,19 @@ def body(model: str = "bottega/master", shade: int = 7, **more: Any) -> dict[str
 
 
 async def ask(
-    kitchen: Kitchen, sent: dict[str, Any], key: str = "", **headers: str
+    harness: Harness, sent: dict[str, Any], key: str = "", **headers: str
 ) -> tuple[int, Any, dict[str, str]]:
     named = {"Authorization": f"Bearer {key}", **headers}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{kitchen.url}/chat/completions", json=sent, headers=named) as response,
+        session.post(f"{harness.url}/chat/completions", json=sent, headers=named) as response,
     ):
         return response.status, await response.text(), dict(response.headers)
 
 
 @pytest.mark.parametrize("by_header", [False, True])
 async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
-    shared: Kitchen, by_header: bool
+    shared: Harness, by_header: bool
 ) -> None:
     """The same bytes from a key that may not name that namespace."""
     name = "bottega/master" if by_header else "bottega/master:namespace=team-a"
@@ -81,7 +81,7 @@ async def test_what_an_operator_asked_elsewhere_is_no_right_of_others(
     assert (status, told.get("x-bottega-cache")) == (403, None)
 
 
-async def test_a_repeat_is_booked_where_it_was_asked(shared: Kitchen) -> None:
+async def test_a_repeat_is_booked_where_it_was_asked(shared: Harness) -> None:
     for _ in range(3):
         await ask(shared, body("bottega/master:namespace=team-a"), "sk-admin")
     shared.wait(3)
@@ -89,7 +89,7 @@ async def test_a_repeat_is_booked_where_it_was_asked(shared: Kitchen) -> None:
     assert [one.state for one in shared.over] == ["answered", "replayed", "replayed"]
 
 
-async def test_a_models_name_has_an_end(shared: Kitchen) -> None:
+async def test_a_models_name_has_an_end(shared: Harness) -> None:
     """What was understood of it is remembered for the next request."""
     for suffix in ("," * 100_000, "no-store," * 10_000, "namespace=" + "a" * 100_000):
         status, said, _ = await ask(shared, body(f"bottega:{suffix}"), "sk-a")
@@ -97,7 +97,7 @@ async def test_a_models_name_has_an_end(shared: Kitchen) -> None:
         assert len(said) < 2000
 
 
-async def test_two_keys_are_none(shared: Kitchen) -> None:
+async def test_two_keys_are_none(shared: Harness) -> None:
     """A proxy that looked at one may have passed on the other."""
     sent = orjson.dumps(body())
     for path in ("chat/completions", "responses"):
@@ -138,7 +138,7 @@ class Named:
 
 @pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=1", "a\0b", "模型", "m" * 100_000])
 async def test_a_model_may_call_itself_anything(tmp_path: Path, name: str) -> None:
-    with kitchen(tmp_path, master=Named(name)) as found:
+    with harness(tmp_path, master=Named(name)) as found:
         for _ in range(2):  # and again when it is replayed
             status, said, headers = await ask(found, body())
             assert (status, "Set-Cookie" in headers) == (200, False)
@@ -147,7 +147,7 @@ async def test_a_model_may_call_itself_anything(tmp_path: Path, name: str) -> No
 
 
 async def test_who_leaves_within_the_body_is_no_failure(
-    open_to_all: Kitchen, caplog: pytest.LogCaptureFixture
+    open_to_all: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = int(open_to_all.url.split(":")[2].removesuffix("/v1"))
     with caplog.at_level(logging.WARNING):
@@ -162,7 +162,7 @@ async def test_who_leaves_within_the_body_is_no_failure(
 
 
 async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
-    with kitchen(tmp_path, limits=Limits(image_pixels=63)) as found:
+    with harness(tmp_path, limits=Limits(image_pixels=63)) as found:
         status, said, _ = await ask(found, body())
     assert (status, json.loads(said)["error"]["code"]) == (400, "invalid_image")
 
@@ -170,7 +170,7 @@ async def test_images_have_no_more_pixels_than_they_may(tmp_path: Path) -> None:
 async def test_images_have_no_more_pixels_together_than_they_may(tmp_path: Path) -> None:
     """16 of 40 million pixels each came in 100 KB, and cost 16 seconds."""
     limits = Limits(image_pixels=64, request_pixels=5 * 64)
-    with kitchen(tmp_path, limits=limits) as found:
+    with harness(tmp_path, limits=limits) as found:
         sent = body()
         parts = sent["messages"][0]["content"]
         parts[:0] = [body(shade=shade)["messages"][0]["content"][0] for shade in range(20, 24)]
@@ -193,7 +193,7 @@ async def test_who_leaves_within_an_answer_has_paid_for_it(tmp_path: Path, path:
     """Else a budget is no limit for those who always leave before the last word."""
     sent = {**body(stream=True), "input": QUESTION}
     del sent["messages" if path == "responses" else "input"]
-    with kitchen(tmp_path, master=Endless("plain")) as found:
+    with harness(tmp_path, master=Endless("plain")) as found:
         async with (
             aiohttp.ClientSession() as session,
             session.post(f"{found.url}/{path}", json=sent) as response,
@@ -223,12 +223,12 @@ def metrics() -> tuple[bytes, str]:
     ],
 )
 async def test_who_else_asks_is_not_told_to_everybody(
-    shared: Kitchen, headers: dict[str, str], status: int
+    shared: Harness, headers: dict[str, str], status: int
 ) -> None:
     """Metrics name tenants and what they spend."""
     gateway = shared.gateway
-    door = Door(gateway.answer, shared.over.append, 1 << 20)
-    app = App(gateway, door, metrics=metrics)
+    chat_endpoint = ChatEndpoint(gateway.answer, shared.over.append, 1 << 20)
+    app = App(gateway, chat_endpoint, metrics=metrics)
     with running(app) as url:
         async with (
             aiohttp.ClientSession() as session,
@@ -251,7 +251,7 @@ CONSTRAINTS = {"guided_choice", "structured_outputs"}
 
 @pytest.mark.parametrize("steer", STEERED, ids=lambda steer: next(iter(steer)))
 async def test_a_steered_answer_is_no_example_for_others(
-    shared: Kitchen, steer: dict[str, Any]
+    shared: Harness, steer: dict[str, Any]
 ) -> None:
     """Else whoever may ask puts words into the master's mouth."""
     shared.gateway.more_fields = frozenset(steer)
@@ -265,7 +265,7 @@ async def test_a_steered_answer_is_no_example_for_others(
         assert same[2]["x-bottega-demonstrations"] == "1"
 
 
-async def test_what_only_tunes_steers_nothing(shared: Kitchen) -> None:
+async def test_what_only_tunes_steers_nothing(shared: Harness) -> None:
     tuned: dict[str, Any] = {
         "temperature": 0.7,
         "max_tokens": 50,
@@ -290,7 +290,7 @@ def test_a_picture_among_the_instructions_is_an_instruction() -> None:
 
 
 @pytest.mark.parametrize("kind", ["video_url", "audio_url", "file_url"])
-async def test_no_tier_fetches_what_a_client_names(open_to_all: Kitchen, kind: str) -> None:
+async def test_no_tier_fetches_what_a_client_names(open_to_all: Harness, kind: str) -> None:
     part = {"type": kind, kind: {"url": "http://169.254.169.254/latest/meta-data"}}
     sent = body()
     sent["messages"][0]["content"].append(part)
@@ -309,7 +309,7 @@ async def test_no_tier_fetches_what_a_client_names(open_to_all: Kitchen, kind: s
         "http://evil.example/localhost",
     ],
 )
-async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, origin: str) -> None:
+async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Harness, origin: str) -> None:
     """A browser sends its text/plain forms to loopback without asking anybody."""
     status, said, _ = await ask(open_to_all, body(), Origin=origin)
     assert (status, json.loads(said)["error"]["code"]) == (403, "origin_forbidden")
@@ -325,11 +325,11 @@ async def test_no_web_page_asks_where_no_key_is_needed(open_to_all: Kitchen, ori
         "HTTP://127.0.0.1",
     ],
 )
-async def test_what_runs_on_this_machine_may_ask(open_to_all: Kitchen, origin: str) -> None:
+async def test_what_runs_on_this_machine_may_ask(open_to_all: Harness, origin: str) -> None:
     assert (await ask(open_to_all, body(), Origin=origin))[0] == 200
 
 
-async def test_pages_of_allowed_hosts_may_ask(open_to_all: Kitchen) -> None:
+async def test_pages_of_allowed_hosts_may_ask(open_to_all: Harness) -> None:
     open_to_all.gateway.allowed_hosts = ("Gate.local",)
     assert (await ask(open_to_all, body(), Origin="http://gate.local:8000"))[0] == 200
     assert (await ask(open_to_all, body(), Origin="http://other.local:8000"))[0] == 403
@@ -362,13 +362,15 @@ async def test_pages_of_allowed_hosts_may_ask(open_to_all: Kitchen) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/readyz"])
 async def test_a_gateway_without_keys_answers_to_local_names(
-    open_to_all: Kitchen, host: str, status: int, path: str
+    open_to_all: Harness, host: str, status: int, path: str
 ) -> None:
     """DNS rebinding: to a browser a page of evil.example that resolves to 127.0.0.1 and the
     gateway are of one origin."""
     gateway = open_to_all.gateway
     gateway.allowed_hosts = ("Gate.local", "mybox.lan.", "fe80::1")
-    app = App(gateway, Door(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics)
+    app = App(
+        gateway, ChatEndpoint(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics
+    )
     with running(app) as url:
         async with (
             aiohttp.ClientSession() as session,
@@ -379,9 +381,11 @@ async def test_a_gateway_without_keys_answers_to_local_names(
                 assert (await response.json())["error"]["code"] == "host_forbidden"
 
 
-async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: Kitchen) -> None:
+async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: Harness) -> None:
     gateway = open_to_all.gateway
-    app = App(gateway, Door(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics)
+    app = App(
+        gateway, ChatEndpoint(gateway.answer, open_to_all.over.append, 1 << 20), metrics=metrics
+    )
     with running(app) as url:
         base = url.removesuffix("/v1")
         async with aiohttp.ClientSession(headers={"Host": "10.0.0.7"}) as session:
@@ -394,13 +398,13 @@ async def test_probes_and_the_metrics_port_accept_every_host_name(open_to_all: K
                 assert response.status == 200
 
 
-async def test_a_rebound_host_name_is_rejected(open_to_all: Kitchen) -> None:
+async def test_a_rebound_host_name_is_rejected(open_to_all: Harness) -> None:
     status, said, _ = await ask(open_to_all, body(), Host="evil.example:8000")
     assert (status, json.loads(said)["error"]["code"]) == (403, "host_forbidden")
     assert open_to_all.over == []
 
 
-async def test_with_keys_a_gateway_has_any_name(shared: Kitchen) -> None:
+async def test_with_keys_a_gateway_has_any_name(shared: Harness) -> None:
     assert (await ask(shared, body(), "sk-a", Host="gateway.example"))[0] == 200
 
 
@@ -408,10 +412,10 @@ async def test_with_keys_a_gateway_has_any_name(shared: Kitchen) -> None:
     ("path", "status"), [("/metrics", 200), ("/healthz", 200), ("/v1/models", 404), ("/admin", 404)]
 )
 async def test_the_port_of_the_metrics_serves_nothing_else(
-    shared: Kitchen, path: str, status: int
+    shared: Harness, path: str, status: int
 ) -> None:
     gateway = shared.gateway
-    app = App(gateway, Door(gateway.answer, shared.over.append, 1 << 20), metrics=metrics)
+    app = App(gateway, ChatEndpoint(gateway.answer, shared.over.append, 1 << 20), metrics=metrics)
     with running(app) as url:
         root = url.removesuffix("/v1")
         app.metrics_port = int(root.rpartition(":")[2])
@@ -419,5 +423,5 @@ async def test_the_port_of_the_metrics_serves_nothing_else(
             assert response.status == status
 
 
-async def test_a_key_may_come_from_any_page(shared: Kitchen) -> None:
+async def test_a_key_may_come_from_any_page(shared: Harness) -> None:
     assert (await ask(shared, body(), "sk-a", Origin="http://evil.example"))[0] == 200

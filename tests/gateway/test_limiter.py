@@ -63,10 +63,10 @@ def test_who_waits_as_told_is_admitted() -> None:
 
 
 def test_a_spent_budget_is_another_refusal() -> None:
-    purse = Purse([0.6])
-    limiter, account = Limiter(purse), Account("a", "a", usd_per_month=1.0)
+    budget = Purse([0.6])
+    limiter, account = Limiter(budget), Account("a", "a", usd_per_month=1.0)
     assert limiter.admit(account) is None
-    purse.costs.append(0.4)
+    budget.costs.append(0.4)
     with pytest.raises(Refusal, match="1 USD for this month is spent") as raised:
         limiter.admit(account)
     refusal = raised.value
@@ -142,8 +142,8 @@ def test_a_budget_of_nothing_buys_nothing() -> None:
 def test_how_far_concurrency_can_overshoot(seed: int) -> None:
     """The bound of the docstring, with any number of requests in any order."""
     rng = random.Random(seed)
-    purse, account = Purse(), Account("a", "a", usd_per_month=10.0)
-    limiter = Limiter(purse)
+    budget, account = Purse(), Account("a", "a", usd_per_month=10.0)
+    limiter = Limiter(budget)
     dearest = rng.uniform(0.1, 3.0)
     running: list[Hold] = []
     for _ in range(5000):
@@ -151,7 +151,7 @@ def test_how_far_concurrency_can_overshoot(seed: int) -> None:
             hold = running.pop(rng.randrange(len(running)))
             cost = rng.uniform(0, hold.reserved)
             hold.settle(cost)
-            purse.costs.append(cost)  # its ledger entry
+            budget.costs.append(cost)  # its ledger entry
             hold.release()
             continue
         hold = limiter.hold(account)
@@ -160,4 +160,4 @@ def test_how_far_concurrency_can_overshoot(seed: int) -> None:
         except BudgetError:
             continue
         running.append(hold)
-    assert 10.0 <= sum(purse.costs) < 10.0 + dearest
+    assert 10.0 <= sum(budget.costs) < 10.0 + dearest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.gateway.ports import Workshop
+from bottega.gateway.ports import Tenant
 from bottega.gateway.running.caches import Namespaces
 from bottega.generation import Scripted
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
@@ -20,14 +20,14 @@ async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) 
     opened: list[str] = []
     bases: dict[str, KnowledgeBase] = {}
 
-    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+    def open_one(name: str) -> tuple[Tenant, KnowledgeBase]:
         time.sleep(0.02)
         opened.append(name)
         base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
         bases[name] = base
         tier = Tier("one", Scripted(lambda prompt: "x"))
         pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
-        return Workshop(pipeline), base
+        return Tenant(pipeline), base
 
     spaces = Namespaces(open_one, 2)
     first, again = await asyncio.gather(spaces.open("a"), spaces.open("a"))
@@ -61,7 +61,7 @@ async def _is_open(base: KnowledgeBase) -> bool:
 async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
     calls: list[str] = []
 
-    def open_one(name: str) -> tuple[Workshop, KnowledgeBase]:
+    def open_one(name: str) -> tuple[Tenant, KnowledgeBase]:
         calls.append(name)
         raise StoreError("the disk is gone")
 

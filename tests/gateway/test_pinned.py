@@ -14,7 +14,7 @@ import pytest
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok
 
@@ -35,8 +35,8 @@ def admin(url: str, key: str, path: str, method: str = "GET") -> Any:
         return json.load(reply)
 
 
-def warned(house: House) -> list[str]:
-    told = house.metrics.exposition().decode().splitlines()
+def warned(gateway_server: GatewayServer) -> list[str]:
+    told = gateway_server.metrics.exposition().decode().splitlines()
     return [line for line in told if line.startswith("bottega_warnings_total{")]
 
 
@@ -44,10 +44,10 @@ def test_a_pinned_answer_outlives_what_the_master_says_later(
     endpoint: Server, tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configured(tmp_path, endpoint.url)
-    house = build(config, ENVIRONMENT)
+    gateway_server = build(config, ENVIRONMENT)
     endpoint.answers = [ok("seven"), ok("eight"), ok("nine")]
     master = "bottega:route=large,no-replay"
-    with serving(house) as url:
+    with serving(gateway_server) as url:
         endpoint.bodies.clear()
         _, first = ask(url, "What is 3 + 4?", key=key, model=master)
         id = first["x-bottega-stored"]
@@ -55,7 +55,7 @@ def test_a_pinned_answer_outlives_what_the_master_says_later(
         reply, second = ask(url, "What is 3 + 4?", key=key, model=master)
         held = admin(url, key, f"cache/{id}")
         page = admin(url, key, "cache")
-        quiet = warned(house), caplog.text
+        quiet = warned(gateway_server), caplog.text
         admin(url, key, f"cache/{id}/unpin", "POST")
         _, third = ask(url, "What is 3 + 4?", key=key, model=master)
     assert reply["choices"][0]["message"]["content"] == "eight"

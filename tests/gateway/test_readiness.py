@@ -24,14 +24,14 @@ def readiness(url: str) -> Any:
 
 
 def test_it_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
-    house = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
     endpoint.answers = [ok("seven")]
-    with serving(house) as url:
+    with serving(gateway_server) as url:
         assert readiness(url) == FINE
         for _ in range(5):
             with (
                 pytest.raises(ServerFailedError),
-                house.staff.endpoints["large"].breaker.attempt(),
+                gateway_server.tier_set.endpoints["large"].breaker.attempt(),
             ):
                 raise ServerFailedError("down", status=500)
         assert readiness(url) == {**FINE, "paused": ["large"]}

@@ -13,7 +13,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import Refusal
-from bottega.gateway.running.admission import Doorway
+from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import Draining
 from bottega.gateway.running.reload import RELOADED, reload
@@ -46,18 +46,18 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configured(tmp_path, "http://localhost:9/v1")
-    house = build(config, ENVIRONMENT)
-    before = house.staff.prices("qwen", Usage(1_000_000, 0))
+    gateway_server = build(config, ENVIRONMENT)
+    before = gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))
     with caplog.at_level(logging.INFO):
-        reload(house, lambda: changed(config))
-    gateway, access = house.gateway, house.gateway.access
+        reload(gateway_server, lambda: changed(config))
+    gateway, access = gateway_server.gateway, gateway_server.gateway.access
     assert access is not None
     assert (gateway.limits.images, gateway.limits.request_pixels) == (2, 1000)
     assert gateway.limits.body_mb == 20
     assert gateway.allowed_hosts == ("gate.local",)
     assert gateway.more_fields == {"guided_choice"}
-    assert (house.app.most, gateway.answering.finish_seconds) == (5, 9.0)
-    assert (before, house.staff.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
+    assert (gateway_server.app.most, gateway.answering.finish_seconds) == (5, 9.0)
+    assert (before, gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
     team = Account("1", "team")
     access.check_tiers(team, ["large"])
     for _ in range(3):
@@ -70,25 +70,25 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
     assert waiting.endswith("restart: tiers.small.timeout, limits.body_mb")
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        reload(house, lambda: changed(config))
+        reload(gateway_server, lambda: changed(config))
     assert caplog.records[0].getMessage().endswith("changed: nothing")
-    await house.aclose()
+    await gateway_server.aclose()
 
 
 async def test_an_invalid_configuration_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configured(tmp_path, "http://localhost:9/v1")
-    house = build(config, ENVIRONMENT)
+    gateway_server = build(config, ENVIRONMENT)
 
     def invalid() -> Config:
         raise SettingError("limits.images is out of range", hint="use 0 or more")
 
-    limits = house.gateway.limits
-    reload(house, invalid)
+    limits = gateway_server.gateway.limits
+    reload(gateway_server, invalid)
     assert "not reloaded: limits.images is out of range (use 0 or more)" in caplog.text
-    assert (house.config, house.gateway.limits) == (config, limits)
-    await house.aclose()
+    assert (gateway_server.config, gateway_server.gateway.limits) == (config, limits)
+    await gateway_server.aclose()
 
 
 def test_reloaded_names_are_settings() -> None:
@@ -101,9 +101,9 @@ def test_reloaded_names_are_settings() -> None:
 async def test_without_a_file_sighup_drains() -> None:
     async def app(scope: object, receive: object, send: object) -> None: ...
 
-    doorway = Doorway(app, 1)
-    server = Draining(uvicorn.Config(app), doorway, 1.0)
+    admission = Admission(app, 1)
+    server = Draining(uvicorn.Config(app), admission, 1.0)
     server._loop = asyncio.get_running_loop()
     server._hung_up()
     await asyncio.sleep(0.01)
-    assert doorway.closing and server.should_exit and not server.force_exit
+    assert admission.closing and server.should_exit and not server.force_exit

@@ -17,7 +17,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.generation import Scripted
 from bottega.types import Prompt
 from tests.builders import picture
-from tests.gateway.harness import QUESTION, Kitchen, client, kitchen
+from tests.gateway.harness import QUESTION, Harness, client, harness
 from tests.gateway.harness import asked as chat_asked
 from tests.gateway.harness import raw as chat
 
@@ -43,8 +43,8 @@ def asked(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]
     return [{"role": "user", "content": [*images, {"type": "input_text", "text": text}]}]
 
 
-def raw(kitchen: Kitchen, given: Any, model: str = "bottega", **more: Any) -> Any:
-    with client(kitchen.url) as real:
+def raw(harness: Harness, given: Any, model: str = "bottega", **more: Any) -> Any:
+    with client(harness.url) as real:
         return real.responses.with_raw_response.create(model=model, input=given, **more)
 
 
@@ -53,8 +53,8 @@ def checked(reply: Any) -> Response:
     return Response.model_validate_json(reply.text if hasattr(reply, "text") else reply)
 
 
-def streamed(kitchen: Kitchen, given: Any, model: str = "bottega", **more: Any) -> list[Any]:
-    with client(kitchen.url) as real:
+def streamed(harness: Harness, given: Any, model: str = "bottega", **more: Any) -> list[Any]:
+    with client(harness.url) as real:
         events = list(real.responses.create(model=model, input=given, stream=True, **more))
     for number, one in enumerate(events):
         EVENT.validate_python(one.to_dict(mode="json"))
@@ -63,25 +63,25 @@ def streamed(kitchen: Kitchen, given: Any, model: str = "bottega", **more: Any) 
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """For what leaves nothing behind."""
-    with kitchen(tmp_path_factory.mktemp("shared")) as found:
+    with harness(tmp_path_factory.mktemp("shared")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def real(shared: Kitchen) -> Iterator[openai.OpenAI]:
+def real(shared: Harness) -> Iterator[openai.OpenAI]:
     with client(shared.url) as found:
         yield found
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Kitchen]:
-    with kitchen(tmp_path) as found:
+def plain(tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path) as found:
         yield found
 
 
-def test_a_question_gets_a_reply(plain: Kitchen) -> None:
+def test_a_question_gets_a_reply(plain: Harness) -> None:
     reply = raw(plain, "hello", "bottega/master", metadata={"a": "b"}, user="u", temperature=0)
     found = checked(reply)
     assert found.output_text == "hello (0 shown)"
@@ -95,7 +95,7 @@ def test_a_question_gets_a_reply(plain: Kitchen) -> None:
     assert reply.headers["x-bottega-route"] == "master"
 
 
-def test_a_stream_is_what_the_client_expects(plain: Kitchen) -> None:
+def test_a_stream_is_what_the_client_expects(plain: Harness) -> None:
     events = streamed(plain, asked(1), "bottega/master")
     kinds = [event.type for event in events]
     assert list(dict.fromkeys(kinds)) == OF_A_TEXT
@@ -108,7 +108,7 @@ def test_a_stream_is_what_the_client_expects(plain: Kitchen) -> None:
     assert [example.answer for example in plain.examples()] == [said]
 
 
-def test_the_clients_own_accumulator_takes_the_stream(plain: Kitchen) -> None:
+def test_the_clients_own_accumulator_takes_the_stream(plain: Harness) -> None:
     with (
         client(plain.url) as real,
         real.responses.stream(model="bottega/master", input="hello") as stream,
@@ -118,7 +118,7 @@ def test_the_clients_own_accumulator_takes_the_stream(plain: Kitchen) -> None:
     assert snapshots[-1] == final.output_text == "hello (0 shown)"
 
 
-def test_what_was_answered_here_is_an_example_at_both_doors(plain: Kitchen) -> None:
+def test_what_was_answered_here_is_an_example_at_both_doors(plain: Harness) -> None:
     taught = raw(plain, asked(1), "bottega/master")
     (example,) = plain.examples()
     assert (example.id, example.query.text) == (taught.headers["x-bottega-stored"], QUESTION)
@@ -127,7 +127,7 @@ def test_what_was_answered_here_is_an_example_at_both_doors(plain: Kitchen) -> N
     assert chat(plain, chat_asked(3)).headers["x-bottega-demonstrations"] == "1"
 
 
-def test_an_exact_repeat_is_replayed_at_both_doors(plain: Kitchen) -> None:
+def test_an_exact_repeat_is_replayed_at_both_doors(plain: Harness) -> None:
     first = checked(raw(plain, asked(1), "bottega/master"))
     again = raw(plain, asked(1), "bottega/master")
     assert again.headers["x-bottega-cache"] == "replayed"
@@ -140,7 +140,7 @@ def test_an_exact_repeat_is_replayed_at_both_doors(plain: Kitchen) -> None:
     assert raw(plain, asked(1, detail="low"), "bottega/master").headers["x-bottega-cache"] == "none"
 
 
-def test_other_instructions_are_another_context(plain: Kitchen) -> None:
+def test_other_instructions_are_another_context(plain: Harness) -> None:
     pirate = {"instructions": "Talk like a pirate."}
     assert checked(raw(plain, asked(1), "bottega/master", **pirate)).instructions
     assert raw(plain, asked(2)).headers["x-bottega-demonstrations"] == "0"
@@ -149,7 +149,7 @@ def test_other_instructions_are_another_context(plain: Kitchen) -> None:
 
 def test_earlier_turns_are_told_to_the_model(tmp_path: Path) -> None:
     seen = Scripted(lambda prompt: "fine")
-    with kitchen(tmp_path, apprentice=seen) as found, client(found.url) as real:
+    with harness(tmp_path, apprentice=seen) as found, client(found.url) as real:
         first: Any = real.responses.create(model="bottega", input=asked(1))
         more = [*asked(1), *(item.to_dict() for item in first.output), *asked(2, text="And?")]
         real.responses.create(model="bottega", input=more, instructions="Be short.")
@@ -232,7 +232,7 @@ def test_a_wrong_part_is_named_where_the_client_put_it(
     assert "messages" not in refused.value.message
 
 
-def test_brackets_without_end_are_refused(shared: Kitchen) -> None:
+def test_brackets_without_end_are_refused(shared: Harness) -> None:
     deep: Any = []
     for _ in range(900):
         deep = [deep]
@@ -251,7 +251,7 @@ def test_brackets_without_end_are_refused(shared: Kitchen) -> None:
 
 def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
     keys = {"sk-test": Account("a", "a")}
-    with kitchen(tmp_path, authenticate=lambda token: keys.get(token or "")) as found:
+    with harness(tmp_path, authenticate=lambda token: keys.get(token or "")) as found:
         raw(found, "hi")
         with openai.OpenAI(base_url=found.url, api_key="sk-other", max_retries=0) as real:
             with pytest.raises(openai.AuthenticationError):
@@ -260,7 +260,7 @@ def test_without_a_key_nothing_is_read(tmp_path: Path) -> None:
                 real.responses.retrieve("resp_1")
 
 
-def test_nothing_is_kept_to_be_read_later(shared: Kitchen) -> None:
+def test_nothing_is_kept_to_be_read_later(shared: Harness) -> None:
     with client(shared.url) as real:
         for way in (real.responses.retrieve, real.responses.delete, real.responses.cancel):
             with pytest.raises(openai.NotFoundError, match="not kept here"):
@@ -271,14 +271,14 @@ def test_a_tier_that_fails_is_told_as_everywhere(tmp_path: Path) -> None:
     def broken(prompt: Prompt) -> str:
         raise ValueError("secret")
 
-    with kitchen(tmp_path, apprentice=Scripted(broken)) as found:
+    with harness(tmp_path, apprentice=Scripted(broken)) as found:
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as failed:
                 raw(found, "hi", "bottega/apprentice", stream=stream)
             assert "secret" not in failed.value.message
 
 
-async def test_events_are_named_and_end_without_a_mark(plain: Kitchen) -> None:
+async def test_events_are_named_and_end_without_a_mark(plain: Harness) -> None:
     body = {"model": "bottega/master", "input": asked(1), "stream": True}
     async with (
         aiohttp.ClientSession() as session,

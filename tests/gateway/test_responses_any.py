@@ -18,7 +18,7 @@ from openai.types.responses import Response
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.response_cache.replay import events
 from bottega.generation.openai_format import parse_completions
-from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.harness import Harness, harness
 from tests.gateway.test_responses import EVENT, asked
 
 
@@ -53,8 +53,8 @@ def _answer(body: Body) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
-    with kitchen(
+def willing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    with harness(
         tmp_path_factory.mktemp("any"), master=Willing(), apprentice=Willing(), replays=False
     ) as found:
         yield found
@@ -143,7 +143,7 @@ def _name_known_words(body: dict[str, Any]) -> None:
 @given(st.integers(0, 9).flatmap(lambda one: bodies() if one else JSON))
 @settings(max_examples=150)
 def test_whatever_is_sent_the_reply_is_an_error_of_the_clients_or_a_valid_one(
-    willing: Kitchen, body: Any
+    willing: Harness, body: Any
 ) -> None:
     url = urlsplit(willing.url)
     connection = http.client.HTTPConnection(url.netloc, timeout=20)

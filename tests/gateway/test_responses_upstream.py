@@ -17,7 +17,7 @@ from bottega.gateway.endpoint import Progress, Reply
 from bottega.gateway.responses.endpoint import Responses
 from bottega.gateway.upstreams.sse import LAST, event
 from tests import server as doubles
-from tests.gateway.harness import Kitchen, client, kitchen
+from tests.gateway.harness import Harness, client, harness
 from tests.gateway.test_responses import checked, raw, streamed
 from tests.gateway.upstreams import USAGE, WHOLE, chunk, events, lines, seen, upstream, watched
 
@@ -38,8 +38,8 @@ def server() -> Iterator[doubles.Server]:
 
 
 @pytest.fixture
-def behind(server: doubles.Server, tmp_path: Path) -> Iterator[Kitchen]:
-    with kitchen(tmp_path, master=upstream(server), replays=False) as found:
+def behind(server: doubles.Server, tmp_path: Path) -> Iterator[Harness]:
+    with harness(tmp_path, master=upstream(server), replays=False) as found:
         yield found
 
 
@@ -58,7 +58,7 @@ def delta(**more: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": more, "finish_reason": None}]}
 
 
-def test_settings_arrive_under_their_other_names(behind: Kitchen, server: doubles.Server) -> None:
+def test_settings_arrive_under_their_other_names(behind: Harness, server: doubles.Server) -> None:
     reply = checked(
         raw(
             behind,
@@ -96,7 +96,7 @@ def test_settings_arrive_under_their_other_names(behind: Kitchen, server: double
     assert reply.text is not None and reply.text.verbosity == "low"
 
 
-def test_usage_is_told_in_detail(behind: Kitchen, server: doubles.Server) -> None:
+def test_usage_is_told_in_detail(behind: Harness, server: doubles.Server) -> None:
     server.answers = [said(content="fine")]
     reply = checked(raw(behind, "hi", "bottega/master"))
     assert reply.usage is not None and reply.model == "m-1"
@@ -105,7 +105,7 @@ def test_usage_is_told_in_detail(behind: Kitchen, server: doubles.Server) -> Non
     assert reply.usage.output_tokens_details.reasoning_tokens == 3
 
 
-def test_a_typed_answer_is_parsed_by_the_client(behind: Kitchen, server: doubles.Server) -> None:
+def test_a_typed_answer_is_parsed_by_the_client(behind: Harness, server: doubles.Server) -> None:
     class Digit(BaseModel):
         value: int
 
@@ -118,7 +118,7 @@ def test_a_typed_answer_is_parsed_by_the_client(behind: Kitchen, server: doubles
     assert shape["json_schema"]["strict"] is True
 
 
-def test_a_tool_is_called_and_its_answer_goes_back(behind: Kitchen, server: doubles.Server) -> None:
+def test_a_tool_is_called_and_its_answer_goes_back(behind: Harness, server: doubles.Server) -> None:
     server.answers = [said("tool_calls", content=None, tool_calls=[CALLED]), doubles.ok("sunny")]
     first = raw(behind, "weather?", "bottega/master", tools=[WEATHER], tool_choice="required")
     assert first.headers["x-bottega-cache"] == "passed"
@@ -181,14 +181,14 @@ def test_a_tool_is_called_and_its_answer_goes_back(behind: Kitchen, server: doub
     ],
 )
 def test_a_choice_of_tools_arrives(
-    behind: Kitchen, server: doubles.Server, asked: Any, sent: Any
+    behind: Harness, server: doubles.Server, asked: Any, sent: Any
 ) -> None:
     reply = checked(raw(behind, "hi", "bottega/master", tools=[WEATHER], tool_choice=asked))
     assert server.bodies[0]["tool_choice"] == sent
     assert reply.to_dict()["tool_choice"] == asked
 
 
-def test_calls_come_as_a_stream(behind: Kitchen, server: doubles.Server) -> None:
+def test_calls_come_as_a_stream(behind: Harness, server: doubles.Server) -> None:
     def piece(index: int, arguments: str, **more: Any) -> Any:
         return delta(tool_calls=[{"index": index, "function": {"arguments": arguments}, **more}])
 
@@ -227,7 +227,7 @@ def test_calls_come_as_a_stream(behind: Kitchen, server: doubles.Server) -> None
 
 
 def test_calls_without_numbers_or_with_objects_are_understood(
-    behind: Kitchen, server: doubles.Server
+    behind: Harness, server: doubles.Server
 ) -> None:
     calls = [{"id": id, "function": {"name": "weather", "arguments": {"n": id}}} for id in "ab"]
     server.answers = [
@@ -245,7 +245,7 @@ def test_calls_without_numbers_or_with_objects_are_understood(
     ("finish", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
 def test_an_answer_that_is_not_whole_says_so(
-    behind: Kitchen, server: doubles.Server, finish: str, reason: str
+    behind: Harness, server: doubles.Server, finish: str, reason: str
 ) -> None:
     server.answers = [
         said(finish, content="Half"),
@@ -262,7 +262,7 @@ def test_an_answer_that_is_not_whole_says_so(
     assert behind.examples() == []
 
 
-def test_a_model_that_refuses_is_quoted(behind: Kitchen, server: doubles.Server) -> None:
+def test_a_model_that_refuses_is_quoted(behind: Harness, server: doubles.Server) -> None:
     server.answers = [
         said(content=None, refusal="I will not."),
         events(lines(delta(refusal="I will"), delta(refusal=" not."), chunk(finish="stop"))),
@@ -274,7 +274,7 @@ def test_a_model_that_refuses_is_quoted(behind: Kitchen, server: doubles.Server)
         assert [part.refusal for part in reply.output[0].content] == ["I will not."]
 
 
-def test_silence_is_an_empty_message(behind: Kitchen, server: doubles.Server) -> None:
+def test_silence_is_an_empty_message(behind: Harness, server: doubles.Server) -> None:
     server.answers = [
         said(content=""),
         events(lines(delta(role="assistant"), chunk(finish="stop"))),
@@ -287,7 +287,7 @@ def test_silence_is_an_empty_message(behind: Kitchen, server: doubles.Server) ->
 
 
 def test_a_stream_that_breaks_off_is_an_error_to_the_client(
-    behind: Kitchen, server: doubles.Server
+    behind: Harness, server: doubles.Server
 ) -> None:
     server.answers = [events(lines(WHOLE[0], done=False), end="abort")]
     told: list[Any] = []
@@ -306,7 +306,7 @@ def test_a_stream_that_breaks_off_is_an_error_to_the_client(
 
 
 def test_what_the_endpoint_refuses_the_client_reads(
-    behind: Kitchen, server: doubles.Server
+    behind: Harness, server: doubles.Server
 ) -> None:
     server.answers = [doubles.refuse(400, "too long")]
     for stream in (False, True):
@@ -314,7 +314,7 @@ def test_what_the_endpoint_refuses_the_client_reads(
             raw(behind, "hi", "bottega/master", stream=stream)
 
 
-async def test_a_client_that_leaves_ends_the_call(behind: Kitchen, server: doubles.Server) -> None:
+async def test_a_client_that_leaves_ends_the_call(behind: Harness, server: doubles.Server) -> None:
     gone = threading.Event()
     server.answers = [watched(events(lines(chunk("a"), done=False), 30.0), gone)]
     async with openai.AsyncOpenAI(base_url=behind.url, api_key="x") as real:

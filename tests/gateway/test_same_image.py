@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from bottega.gateway.running.build import build
-from tests.gateway.harness import Kitchen, asked, client, kitchen, raw
+from tests.gateway.harness import Harness, asked, client, harness, raw
 from tests.gateway.houses import ENVIRONMENT, configured, serving
 from tests.server import Server, ok
 
 COLOUR, SHAPE = "Which colour is it?", "Which shape is it?"
 
 
-def ask(found: Kitchen, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
+def ask(found: Harness, text: str, model: str = "bottega", shade: int = 7, **more: Any) -> Any:
     return raw(found, asked(shade, text=text), model, **more)
 
 
@@ -24,7 +24,7 @@ def shots(response: Any) -> int:
 
 
 def test_the_second_question_is_shown_the_first_ones_answer(tmp_path: Path) -> None:
-    with kitchen(tmp_path, replays=False) as found:
+    with harness(tmp_path, replays=False) as found:
         assert ask(found, COLOUR, "bottega/master").headers["x-bottega-stored"]
         second = ask(found, SHAPE)
         assert shots(second) == 1
@@ -32,7 +32,7 @@ def test_the_second_question_is_shown_the_first_ones_answer(tmp_path: Path) -> N
 
 
 def test_the_identical_question_is_not_shown_its_own_answer(tmp_path: Path) -> None:
-    with kitchen(tmp_path, replays=False) as found:
+    with harness(tmp_path, replays=False) as found:
         ask(found, COLOUR, "bottega/master")
         assert shots(ask(found, COLOUR)) == 0
         ask(found, SHAPE, "bottega/master")
@@ -41,7 +41,7 @@ def test_the_identical_question_is_not_shown_its_own_answer(tmp_path: Path) -> N
 
 
 def test_another_context_is_still_kept_apart(tmp_path: Path) -> None:
-    with kitchen(tmp_path, replays=False) as found:
+    with harness(tmp_path, replays=False) as found:
         ask(found, COLOUR, "bottega/master", stop=["."])
         assert shots(ask(found, SHAPE)) == 0
         assert shots(ask(found, SHAPE, stop=["."])) == 1
@@ -50,7 +50,7 @@ def test_another_context_is_still_kept_apart(tmp_path: Path) -> None:
 def test_both_of_two_questions_with_other_choices_stay(tmp_path: Path) -> None:
     """Over HTTP choices are words of the question."""
     few, more = "Which colour? (a) red (b) blue", "Which colour? (a) red (b) grey"
-    with kitchen(tmp_path, replays=False) as found:
+    with harness(tmp_path, replays=False) as found:
         ask(found, few, "bottega/master")
         ask(found, more, "bottega/master")
         assert [example.query.text for example in found.examples()] == [few, more]

@@ -20,7 +20,7 @@ from bottega.gateway.config.loading import parse_config
 from bottega.gateway.ports import Takes
 from bottega.gateway.upstreams.http import HttpUpstream
 from tests.builders import picture
-from tests.gateway.harness import Kitchen, kitchen
+from tests.gateway.harness import Harness, harness
 from tests.server import Server, refuse
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
@@ -47,7 +47,7 @@ def claiming(width: int, height: int) -> str:
 
 
 async def told(
-    found: Kitchen, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
+    found: Harness, body: Mapping[str, Any], path: str = "chat/completions", **headers: str
 ) -> dict[str, Any]:
     async with (
         aiohttp.ClientSession() as session,
@@ -123,7 +123,7 @@ async def test_what_clients_are_told(tmp_path: Path, body: dict[str, Any], said:
         "apprentice": Takes(images=0, tools=False, context=1200),
         "master": Takes(context=2000),
     }
-    with kitchen(tmp_path, takes=takes) as found:
+    with harness(tmp_path, takes=takes) as found:
         assert (await told(found, body))["message"] == said
 
 
@@ -131,7 +131,7 @@ async def test_what_clients_are_told(tmp_path: Path, body: dict[str, Any], said:
     "url", [claiming(30_000, 30_000), "data:image/png;base64,AAAA", claiming(7000, 7000)]
 )
 async def test_the_image_that_is_wrong_is_named(tmp_path: Path, url: str) -> None:
-    with kitchen(tmp_path) as found:
+    with harness(tmp_path) as found:
         error = await told(found, chat(messages=shown(url)))
         assert (error["code"], error["param"]) == (
             "invalid_image",
@@ -147,7 +147,7 @@ async def test_the_image_that_is_wrong_is_named(tmp_path: Path, url: str) -> Non
 
 
 async def test_the_image_that_is_not_fetched_is_named(tmp_path: Path) -> None:
-    with kitchen(tmp_path) as found:
+    with harness(tmp_path) as found:
         error = await told(found, chat(messages=shown("http://127.0.0.1/a.png")))
     assert (error["code"], error["param"]) == (
         "image_url_not_fetched",
@@ -168,7 +168,7 @@ async def test_no_key_is_not_a_wrong_key(
     tmp_path: Path, headers: dict[str, str], said: str
 ) -> None:
     account = Account("a", "a")
-    with kitchen(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as found:
+    with harness(tmp_path, authenticate=lambda key: account if key == "sk-a" else None) as found:
         error = await told(found, chat(), **headers)
     assert error["message"].startswith(said)
     assert error["code"] == "invalid_api_key"
@@ -180,7 +180,7 @@ async def test_the_tier_that_is_set_up_wrongly_is_named(
     endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, stream: bool
 ) -> None:
     endpoint.answers = [refuse(status, "who are you?")]
-    with kitchen(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
+    with harness(tmp_path, master=HttpUpstream("huge", base_url=endpoint.url)) as found:
         error = await told(found, chat("bottega/master", stream=stream))
     assert error["message"].startswith("the tier 'master' of this gateway is set up wrongly")
     assert error["code"] == "upstream_misconfigured"
@@ -217,7 +217,7 @@ def test_what_operators_are_told(route: str, said: str, hint: str) -> None:
 
 @pytest.mark.parametrize("path", ["models", "nowhere", "models/boss"])
 async def test_errors_elsewhere_can_be_asked_about(tmp_path: Path, path: str) -> None:
-    with kitchen(tmp_path, authenticate=lambda key: None) as found:
+    with harness(tmp_path, authenticate=lambda key: None) as found:
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{found.url}/{path}") as response,

@@ -17,10 +17,10 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Prompt, Query, Trace
 from tests.builders import picture
-from tests.gateway.harness import QUESTION, Kitchen, asked, client, kitchen, raw
+from tests.gateway.harness import QUESTION, Harness, asked, client, harness, raw
 
 
-def test_the_masters_answers_become_the_apprentices_examples(plain: Kitchen) -> None:
+def test_the_masters_answers_become_the_apprentices_examples(plain: Harness) -> None:
     taught = raw(plain, asked(1), "bottega/master")
     stored = taught.headers["x-bottega-stored"]
     (example,) = plain.examples()
@@ -40,7 +40,7 @@ def test_the_masters_answers_become_the_apprentices_examples(plain: Kitchen) -> 
     assert plain.caches[""].standing(stored).uses == 1
 
 
-def test_usage_and_cost_are_told(plain: Kitchen) -> None:
+def test_usage_and_cost_are_told(plain: Harness) -> None:
     reply = raw(plain, asked(1))
     usage = reply.parse().usage
     assert usage.prompt_tokens > 0 and usage.total_tokens > usage.prompt_tokens
@@ -49,7 +49,7 @@ def test_usage_and_cost_are_told(plain: Kitchen) -> None:
     assert reply.headers["x-request-id"].startswith("req_")
 
 
-def test_a_stream_is_the_same_answer_in_the_protocols_order(plain: Kitchen) -> None:
+def test_a_stream_is_the_same_answer_in_the_protocols_order(plain: Harness) -> None:
     with client(plain.url) as real:
         chunks = list(
             real.chat.completions.create(
@@ -68,7 +68,7 @@ def test_a_stream_is_the_same_answer_in_the_protocols_order(plain: Kitchen) -> N
     assert [example.answer for example in plain.examples()] == [text]
 
 
-async def test_a_stream_acknowledges_what_was_stored_and_ends_with_done(plain: Kitchen) -> None:
+async def test_a_stream_acknowledges_what_was_stored_and_ends_with_done(plain: Harness) -> None:
     body = {"model": "bottega/master", "messages": asked(1), "stream": True}
     async with (
         aiohttp.ClientSession() as session,
@@ -79,7 +79,7 @@ async def test_a_stream_acknowledges_what_was_stored_and_ends_with_done(plain: K
     assert '"usage":{' not in "".join(lines)  # nobody asked for it
 
 
-def test_an_exact_repeat_is_replayed_streamed_or_not(plain: Kitchen) -> None:
+def test_an_exact_repeat_is_replayed_streamed_or_not(plain: Harness) -> None:
     first = raw(plain, asked(1), "bottega/master")
     again = raw(plain, asked(1), "bottega/master")
     assert again.headers["x-bottega-cache"] == "replayed"
@@ -95,13 +95,13 @@ def test_an_exact_repeat_is_replayed_streamed_or_not(plain: Kitchen) -> None:
     assert plain.wait(3).state == "replayed"
 
 
-def test_the_same_text_with_another_image_is_never_replayed(plain: Kitchen) -> None:
+def test_the_same_text_with_another_image_is_never_replayed(plain: Harness) -> None:
     for shade in range(5):
         reply = raw(plain, asked(shade), "bottega/master")
         assert reply.headers["x-bottega-cache"] != "replayed"
 
 
-def test_a_reply_is_not_replayed_to_another_route_or_with_other_shots(plain: Kitchen) -> None:
+def test_a_reply_is_not_replayed_to_another_route_or_with_other_shots(plain: Harness) -> None:
     assert raw(plain, asked(1), "bottega/master").headers["x-bottega-cache"] == "none"
     assert raw(plain, asked(1), "bottega/apprentice").headers["x-bottega-cache"] != "replayed"
     assert raw(plain, asked(1), "bottega:shots=0").headers["x-bottega-cache"] != "replayed"
@@ -109,7 +109,7 @@ def test_a_reply_is_not_replayed_to_another_route_or_with_other_shots(plain: Kit
 
 
 def test_an_apprentice_learns_nothing_of_itself_nor_of_what_the_client_says(
-    plain: Kitchen,
+    plain: Harness,
 ) -> None:
     poison = [
         {"role": "user", "content": "What is 2 + 2?"},
@@ -123,7 +123,7 @@ def test_an_apprentice_learns_nothing_of_itself_nor_of_what_the_client_says(
     assert plain.examples() == []
 
 
-def test_what_was_answered_under_other_instructions_is_no_example(plain: Kitchen) -> None:
+def test_what_was_answered_under_other_instructions_is_no_example(plain: Harness) -> None:
     pirate = [{"role": "system", "content": "Talk like a pirate."}, *asked(1)]
     raw(plain, pirate, "bottega/master")
     assert raw(plain, asked(2)).headers["x-bottega-demonstrations"] == "0"
@@ -138,7 +138,7 @@ def test_a_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
             cut = replace(reply.completions[0], finish_reason="length")
             return replace(reply, completions=(cut,))
 
-    with kitchen(tmp_path, master=Cut(lambda prompt: "Half of")) as found:
+    with harness(tmp_path, master=Cut(lambda prompt: "Half of")) as found:
         for _ in range(2):
             reply = raw(found, asked(1), "bottega/master")
             assert reply.headers["x-bottega-cache"] == "none"
@@ -146,7 +146,7 @@ def test_a_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
         assert found.examples() == []
 
 
-def test_tools_and_background_prompts_pass_straight_through(plain: Kitchen) -> None:
+def test_tools_and_background_prompts_pass_straight_through(plain: Harness) -> None:
     raw(plain, asked(1), "bottega/master")
     title = [{"role": "user", "content": "### Task:\nSuggest a title."}]
     passed = raw(plain, title)
@@ -160,7 +160,7 @@ def test_an_unsure_apprentice_sends_the_question_on(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with kitchen(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}) as found:
+    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 3}) as found:
         reply = raw(found, asked(1))
         assert reply.headers["x-bottega-route"] == "master"
         assert len(reply.parse().choices) == 1
@@ -173,7 +173,7 @@ def test_an_unsure_apprentice_sends_the_question_on(tmp_path: Path) -> None:
             assert "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
-def test_models_are_virtual(plain: Kitchen) -> None:
+def test_models_are_virtual(plain: Harness) -> None:
     with client(plain.url) as real:
         names = [model.id for model in real.models.list()]
         assert names == ["bottega", "bottega/apprentice", "bottega/master", "gpt-4o"]
@@ -183,7 +183,7 @@ def test_models_are_virtual(plain: Kitchen) -> None:
 
 
 @pytest.mark.parametrize("path", ["/embeddings", "/completions"])
-async def test_what_is_not_served_says_so_in_the_protocols_shape(plain: Kitchen, path: str) -> None:
+async def test_what_is_not_served_says_so_in_the_protocols_shape(plain: Harness, path: str) -> None:
     async with aiohttp.ClientSession() as session, session.post(plain.url + path) as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == "not_found"
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_ends_a_call_that_costs_nothing(tmp_path: Pat
                 raise
 
     slow = Slow(["never"])
-    with kitchen(tmp_path, apprentice=slow) as found:
+    with harness(tmp_path, apprentice=slow) as found:
         found.gateway.settle = replace(found.gateway.settle, price=lambda model, usage: 0.0)
         for stream in (False, True):
             body = {"model": "bottega", "messages": asked(1), "stream": stream}
@@ -220,7 +220,7 @@ async def test_a_client_that_leaves_ends_a_call_that_costs_nothing(tmp_path: Pat
 
 async def test_identical_requests_at_once_ask_the_model_once(tmp_path: Path) -> None:
     slow = Scripted(lambda prompt: "one", latency=0.3)
-    with kitchen(tmp_path, apprentice=slow) as found:
+    with harness(tmp_path, apprentice=slow) as found:
         async with openai.AsyncOpenAI(base_url=found.url, api_key="x") as real:
             replies = await asyncio.gather(
                 *(
@@ -234,7 +234,7 @@ async def test_identical_requests_at_once_ask_the_model_once(tmp_path: Path) -> 
 
 def test_what_a_master_thought_is_not_kept(tmp_path: Path) -> None:
     replies = ["<think>bows, two of them</think>It is a 3.", "<think>still thinking"]
-    with kitchen(tmp_path, master=Scripted(replies, name="big")) as found:
+    with harness(tmp_path, master=Scripted(replies, name="big")) as found:
         thought = raw(found, asked(1), "bottega/master")
         assert thought.parse().choices[0].message.content == replies[0]
         assert "x-bottega-stored" not in raw(found, asked(2), "bottega/master").headers
@@ -243,7 +243,7 @@ def test_what_a_master_thought_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_opened_fails_nobody(tmp_path: Path) -> None:
     (tmp_path / "cache.db").write_bytes(b"this is no database" * 100)
-    with kitchen(tmp_path) as found:
+    with harness(tmp_path) as found:
         reply = raw(found, asked(1))
         assert reply.headers["x-bottega-route"] == "apprentice"
         assert reply.headers["x-bottega-demonstrations"] == "0"
@@ -265,7 +265,7 @@ def test_examples_stand_in_the_order_of_the_clients_own_turn(
     def recorded(pipeline: Pipeline) -> Pipeline:
         return replace(pipeline, record=record)
 
-    with kitchen(tmp_path, apprentice=Scripted(first), change=recorded) as found:
+    with harness(tmp_path, apprentice=Scripted(first), change=recorded) as found:
         raw(found, asked(1), "bottega/master")
         (turn,) = asked(2)
         if text_first:

@@ -13,14 +13,14 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, StoreError
-from bottega.gateway.ports import Body, Completed, Workshop
+from bottega.gateway.ports import Body, Completed, Tenant
 from bottega.gateway.telemetry.logs import Warn
 from bottega.generation import Scripted
 from bottega.image import Image
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Example, Query, Trace, Usage
-from tests.gateway.harness import asked, client, kitchen, raw
+from tests.gateway.harness import asked, client, harness, raw
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
@@ -57,7 +57,7 @@ def priced(model: str, usage: Usage) -> float:
 @pytest.mark.parametrize("usage", [None, Usage()])
 def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
     """As nothing it would never use up a budget, and a router would take the model for free."""
-    with kitchen(tmp_path, apprentice=Speaking(usage)) as found:
+    with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         raw(found, asked(1))
         assert found.wait(1).cost_usd is None
@@ -68,14 +68,14 @@ def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -
 
 @pytest.mark.parametrize("usage", [Usage(7, 7), Usage(7, 0), Usage(0, 7)])
 def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
-    with kitchen(tmp_path, apprentice=Speaking(usage)) as found:
+    with harness(tmp_path, apprentice=Speaking(usage)) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         raw(found, asked(1))
         assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
 
 
 def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
-    with kitchen(tmp_path, apprentice=Speaking()) as found:
+    with harness(tmp_path, apprentice=Speaking()) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         with client(found.url) as real:
             stream = real.chat.completions.create(model="bottega", messages=asked(1), stream=True)
@@ -93,7 +93,7 @@ def test_the_dismissed_answers_cost_is_told_apart(tmp_path: Path) -> None:
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    with kitchen(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as found:
+    with harness(tmp_path, change=lambda p: replace(p, escalate=unsure), asks={"n": 2}) as found:
         raw(found, asked(1))
         over = found.wait(1)
     assert over.cost_usd is not None
@@ -108,7 +108,7 @@ def test_a_dismissed_answer_of_unknown_cost_makes_the_whole_cost_unknown(
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
     change = partial(replace, escalate=unsure)
-    with kitchen(tmp_path, apprentice=Speaking(usage), change=change) as found:
+    with harness(tmp_path, apprentice=Speaking(usage), change=change) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         raw(found, asked(1))
         over = found.wait(1)
@@ -131,7 +131,7 @@ def recording(traces: list[Trace]) -> Callable[[Pipeline], Pipeline]:
 def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
     traces: list[Trace] = []
     before = time.time()
-    with kitchen(tmp_path, change=recording(traces), asks={"n": 2}) as found:
+    with harness(tmp_path, change=recording(traces), asks={"n": 2}) as found:
         system = {"role": "system", "content": "Be brief."}
         raw(found, [system, *asked(1)], "bottega/master")
         raw(found, [system, *asked(2)])
@@ -155,7 +155,7 @@ def test_a_trace_holds_what_was_sent_and_what_it_cost(tmp_path: Path) -> None:
 def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
     """A request that passes straight through, as with tools, has a cost and no trace."""
     traces: list[Trace] = []
-    with kitchen(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
+    with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
         found.gateway.settle = replace(found.gateway.settle, price=priced)
         raw(found, asked(1), "bottega/master", tools=TOOLS)
         over = found.wait(1)
@@ -169,11 +169,11 @@ def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> No
         async def keep(self, example: Example, /) -> str | None:
             raise StoreError("the disk is full")
 
-    def furnish(workshop: Workshop) -> Workshop:
-        return replace(workshop, keeper=Full())
+    def furnish(tenant: Tenant) -> Tenant:
+        return replace(tenant, keeper=Full())
 
     traces: list[Trace] = []
-    with kitchen(tmp_path, furnish=furnish, change=recording(traces)) as found:
+    with harness(tmp_path, furnish=furnish, change=recording(traces)) as found:
         reply = raw(found, asked(1), "bottega/master")
     assert "x-bottega-stored" not in reply.headers
     assert [trace.tier for trace in traces] == ["master"]
@@ -185,7 +185,7 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
         apprentice = Scripted([long, "alone"])
         folder = tmp_path / str(stream)
         folder.mkdir()
-        with kitchen(folder, apprentice=apprentice) as found:
+        with harness(folder, apprentice=apprentice) as found:
             raw(found, asked(9), "bottega/master")
             with client(found.url) as real:
                 reply = real.chat.completions.with_raw_response.create(
@@ -198,7 +198,7 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
 
 def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
     long = RejectedError("exceeds the context window", status=400)
-    with kitchen(tmp_path, apprentice=Scripted([long, long])) as found:
+    with harness(tmp_path, apprentice=Scripted([long, long])) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
             raw(found, asked(1), "bottega/apprentice")
@@ -206,7 +206,7 @@ def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
 
 def test_what_one_tier_cannot_do_another_is_asked(tmp_path: Path) -> None:
     """A local model knows no log-probabilities."""
-    with kitchen(tmp_path, master=Speaking()) as found:
+    with harness(tmp_path, master=Speaking()) as found:
         assert raw(found, asked(1), logprobs=True).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
             raw(found, asked(1), "bottega/apprentice", logprobs=True)
@@ -232,10 +232,10 @@ def test_an_answer_that_is_not_stored_is_counted(
 ) -> None:
     counted: list[str] = []
 
-    def furnish(workshop: Workshop) -> Workshop:
-        return replace(workshop, keeper=NotKept(error))
+    def furnish(tenant: Tenant) -> Tenant:
+        return replace(tenant, keeper=NotKept(error))
 
-    with kitchen(tmp_path, furnish=furnish) as found:
+    with harness(tmp_path, furnish=furnish) as found:
         found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
         assert raw(found, asked(1), "bottega/master").headers["x-bottega-route"] == "master"
         found.wait(1)
@@ -248,7 +248,7 @@ def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
     async def fails(trace: Trace, /) -> None:
         raise StoreError("the disk is full")
 
-    with kitchen(tmp_path, change=partial(replace, record=fails)) as found:
+    with harness(tmp_path, change=partial(replace, record=fails)) as found:
         found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
         raw(found, asked(1))
         assert found.wait(1).state == "answered"

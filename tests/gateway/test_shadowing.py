@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import ServerFailedError
-from bottega.gateway.ports import Workshop
+from bottega.gateway.ports import Tenant
 from bottega.generation import Scripted
 from bottega.parsing import agreement
 from bottega.pipeline import Pipeline
@@ -19,7 +19,7 @@ from bottega.protocols import Tier
 from bottega.reranking import Gated, TopK
 from bottega.routing import BenefitGate, Shadow
 from bottega.types import Answer, Prompt, Query, Reply, Sampling
-from tests.gateway.harness import asked, kitchen, raw
+from tests.gateway.harness import asked, harness, raw
 
 
 def shows_it(prompt: Prompt) -> str:
@@ -33,13 +33,13 @@ def spoilt_by_it(prompt: Prompt) -> str:
 
 def measured(
     gate: BenefitGate, *, gated: bool = True, rate: float = 1.0
-) -> tuple[Shadow, Callable[[Workshop], Workshop], Callable[[Pipeline], Pipeline]]:
+) -> tuple[Shadow, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
     shadow = Shadow(gate, agreement, rate=rate)
     rerank = Gated(TopK("nearest-last"), gate.shows) if gated else TopK("nearest-last")
 
-    def furnish(workshop: Workshop) -> Workshop:
-        ungated = replace(workshop.pipeline, rerank=TopK("nearest-last"))
-        return replace(workshop, shadow=shadow, ungated=ungated)
+    def furnish(tenant: Tenant) -> Tenant:
+        ungated = replace(tenant.pipeline, rerank=TopK("nearest-last"))
+        return replace(tenant, shadow=shadow, ungated=ungated)
 
     return shadow, furnish, lambda pipeline: replace(pipeline, rerank=rerank)
 
@@ -50,7 +50,7 @@ def test_demonstrations_are_shown_where_they_were_measured_to_help(
 ) -> None:
     gate = BenefitGate(least=5, window=60)
     shadow, furnish, change = measured(gate)
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
         apprentice=Scripted(apprentice),
@@ -78,7 +78,7 @@ def test_demonstrations_are_shown_where_they_were_measured_to_help(
 def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -> None:
     gate = BenefitGate()
     _, furnish, change = measured(gate, gated=False)
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
         apprentice=Scripted(shows_it),
@@ -98,7 +98,7 @@ def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -
 def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None:
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
-    with kitchen(tmp_path, furnish=furnish, change=change) as found:
+    with harness(tmp_path, furnish=furnish, change=change) as found:
         raw(found, asked(100), "bottega/master")
         raw(found, asked(1), "bottega/apprentice")
         raw(found, asked(2), "bottega:no-retrieve")
@@ -113,7 +113,7 @@ def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) ->
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
     failing = Scripted(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
-    with kitchen(tmp_path, master=failing, furnish=furnish, change=change) as found:
+    with harness(tmp_path, master=failing, furnish=furnish, change=change) as found:
         raw(found, asked(100), "bottega/master")
         for shade in range(3):
             assert raw(found, asked(shade)).headers["x-bottega-route"] == "apprentice"
@@ -137,7 +137,7 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
     def enough(samples: int) -> bool:
         return shadow.summary().n >= samples
 
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
         apprentice=Scripted(shows_it),
@@ -162,7 +162,7 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
 def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path: Path) -> None:
     """Replies from before the gate opened would otherwise be repeated although they are wrong."""
     _, furnish, change = measured(BenefitGate())
-    with kitchen(
+    with harness(
         tmp_path,
         master=Scripted(lambda prompt: "seven", name="big"),
         apprentice=Scripted(shows_it),
@@ -191,7 +191,7 @@ def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
             return replace(reply, completions=cut) if len(self.calls) > 1 else reply
 
     _, furnish, change = measured(BenefitGate())
-    with kitchen(
+    with harness(
         tmp_path,
         master=Cut(lambda prompt: "seven", name="big"),
         apprentice=Scripted(shows_it),

@@ -13,7 +13,7 @@ import pytest
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok
 
@@ -21,11 +21,11 @@ QUESTION = "What is 3 + 4?"
 
 
 @contextmanager
-def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[House, str]]:
-    house = build(configured(folder, endpoint.url, more), ENVIRONMENT)
-    with serving(house) as url:
+def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[GatewayServer, str]]:
+    gateway_server = build(configured(folder, endpoint.url, more), ENVIRONMENT)
+    with serving(gateway_server) as url:
         endpoint.bodies.clear()
-        yield house, url
+        yield gateway_server, url
 
 
 def paid(endpoint: Server) -> int:
@@ -44,7 +44,7 @@ def taught(endpoint: Server, tmp_path: Path) -> Path:
 
 
 def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path) -> None:
-    with gateway(endpoint, taught) as (house, url):
+    with gateway(endpoint, taught) as (gateway_server, url):
         reply, headers = ask(url, QUESTION)
         again, more = ask(url, QUESTION, user="another", metadata={"a": "b"})
         with openai.OpenAI(base_url=url, api_key="x") as client:
@@ -54,8 +54,10 @@ def test_the_exact_question_is_not_paid_for_again(endpoint: Server, taught: Path
                 stream=True,
             )
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-        house.ledger.flush()
-        rows = house.ledger.read("SELECT state, route, cost_usd FROM entries ORDER BY time")
+        gateway_server.ledger.flush()
+        rows = gateway_server.ledger.read(
+            "SELECT state, route, cost_usd FROM entries ORDER BY time"
+        )
     assert paid(endpoint) == 0
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
     assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
@@ -109,8 +111,8 @@ def test_other_instructions_and_an_earlier_turn_are_another_request(
 
 
 def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Path) -> None:
-    with gateway(endpoint, taught) as (house, url):
-        base = house.spaces.base("")  # type: ignore[attr-defined]
+    with gateway(endpoint, taught) as (gateway_server, url):
+        base = gateway_server.spaces.base("")  # type: ignore[attr-defined]
         base.delete([example.id for example in base])
         reply, _ = ask(url, QUESTION)
     assert reply["choices"][0]["message"]["content"] == "bought again"

@@ -95,11 +95,11 @@ async def test_greedy_copies_cost_what_they_count(fast: Transformers) -> None:
 async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> None:
     model = Transformers(folders["fast_vlm"])
     await model.load()
-    assert model._loaded is not None and model._loaded.sight is not None
+    assert model._loaded is not None and model._loaded.vision_cache is not None
     prompts = [shown(i, i + 1, i) for i in range(4)]
     cold = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
-    model._loaded.sight._features = Recent(0, size=lambda rows: rows.nbytes)
+    model._loaded.vision_cache._features = Recent(0, size=lambda rows: rows.nbytes)
     forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
     object.__setattr__(model._loaded, "sight", None)
     ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]

@@ -255,7 +255,7 @@ async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
     assert loaded is not None and loaded.reader is not None
     loaded.model.config.text_config.layer_types = ["full_attention", "sliding_attention"]
     loaded.model.config.text_config.sliding_window = 8
-    assert Reader.of(loaded.model, loaded.processor, loaded.sight, 1024) is None
+    assert Reader.of(loaded.model, loaded.processor, loaded.vision_cache, 1024) is None
     await model.aclose()
 
 
@@ -331,9 +331,9 @@ def test_any_family_of_prompts(
 
 async def test_the_apprentice_says_the_same() -> None:
     task = Attributes(kb=12, asked=40).draw(3)
-    lots, prompt = random.Random(0), Interleaved(show_choices=False)
+    rng, prompt = random.Random(0), Interleaved(show_choices=False)
     prompts = [
-        prompt(item.query, [Candidate(one, 1.0) for one in lots.sample(task.knowledge[:4], 3)])
+        prompt(item.query, [Candidate(one, 1.0) for one in rng.sample(task.knowledge[:4], 3)])
         for item in task.items
     ]
     replies = []

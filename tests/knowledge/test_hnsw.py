@@ -7,7 +7,7 @@ from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import Change
 from bottega.protocols import Vectors
-from tests.knowledge.shelf import WIDTH, clustered
+from tests.knowledge.indexed_rows import WIDTH, clustered
 
 ROWS = 3000
 

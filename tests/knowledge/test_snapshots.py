@@ -17,29 +17,29 @@ from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.index_files import BLOCK, Snapshot, checksum_of, load, save
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
-from tests.knowledge.shelf import WIDTH, Shelf, settled
+from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "kb.db")
+def indexed_rows(tmp_path: Path) -> IndexedRows:
+    return IndexedRows(tmp_path / "kb.db")
 
 
-def test_a_snapshot_is_taken_up_and_caught_up(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.add(300)
-    follower = shelf.follow()
+def test_a_snapshot_is_taken_up_and_caught_up(indexed_rows: IndexedRows, tmp_path: Path) -> None:
+    indexed_rows.add(300)
+    follower = indexed_rows.follow()
     settled(follower)
     follower.close()
     assert (tmp_path / "kb.db.default.index").exists()
     assert not list(tmp_path.glob("*.part"))
-    shelf.add(20)
-    shelf.rows.delete(shelf.rows.ids_where()[:7])
-    again = shelf.follow()
+    indexed_rows.add(20)
+    indexed_rows.rows.delete(indexed_rows.rows.ids_where()[:7])
+    again = indexed_rows.follow()
     index = again.current()
     assert isinstance(index, HnswIndex)  # at once: it was not built
-    assert index.digest() == shelf.truth().digest()
+    assert index.digest() == indexed_rows.truth().digest()
     again.close()
-    shelf.rows.close()
+    indexed_rows.rows.close()
 
 
 def spoil_middle(path: Path) -> None:
@@ -55,27 +55,29 @@ def spoil_end(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [spoil_middle, spoil_end, Path.unlink, lambda path: path.write_bytes(b"")]
 )
-def test_a_damaged_snapshot_is_made_again(shelf: Shelf, tmp_path: Path, spoil: object) -> None:
-    shelf.add(300)
-    follower = shelf.follow()
+def test_a_damaged_snapshot_is_made_again(
+    indexed_rows: IndexedRows, tmp_path: Path, spoil: object
+) -> None:
+    indexed_rows.add(300)
+    follower = indexed_rows.follow()
     settled(follower)
     follower.close()
     spoil(tmp_path / "kb.db.default.index")  # type: ignore[operator]
-    again = shelf.follow()
+    again = indexed_rows.follow()
     assert isinstance(again.current(), FlatIndex)
     index = settled(again)
     assert isinstance(index, HnswIndex)
-    assert index.digest() == shelf.truth().digest()
+    assert index.digest() == indexed_rows.truth().digest()
     again.close()
-    shelf.rows.close()
+    indexed_rows.rows.close()
 
 
 def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    indexed_rows: IndexedRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, newer = tmp_path / "kb.db.default.index", tmp_path / "newer"
-    shelf.add(300)
-    with closing(shelf.follow()) as follower:
+    indexed_rows.add(300)
+    with closing(indexed_rows.follow()) as follower:
         settled(follower)
     old = load(path)
     assert old is not None
@@ -95,7 +97,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     assert found is not None
     assert found.keys[0] == old.keys[299]
     assert np.array_equal(found.index.reconstruct(0), old.index.reconstruct(299))
-    shelf.rows.close()
+    indexed_rows.rows.close()
 
 
 @pytest.mark.parametrize("size", [8, 512, 4096])
@@ -128,35 +130,39 @@ def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> N
         assert kb.search(Query("other"), 1)[0].example.query.text == "other"
 
 
-def test_a_copy_that_does_the_same_does_it_as_another(shelf: Shelf, tmp_path: Path) -> None:
-    shelf.add(2)
-    shelf.rows._writer.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
-    copy = Shelf(tmp_path / "copy.db")
-    for one in (shelf, copy):
+def test_a_copy_that_does_the_same_does_it_as_another(
+    indexed_rows: IndexedRows, tmp_path: Path
+) -> None:
+    indexed_rows.add(2)
+    indexed_rows.rows._writer.execute(f"VACUUM INTO '{tmp_path / 'copy.db'}'")
+    copy = IndexedRows(tmp_path / "copy.db")
+    for one in (indexed_rows, copy):
         one.add(1)
-    seq = shelf.rows.last_seq()
-    assert (seq, shelf.rows.keys_digest()) == (copy.rows.last_seq(), copy.rows.keys_digest())
-    assert shelf.rows.mark(seq - 1) == copy.rows.mark(seq - 1)
-    assert shelf.rows.mark(seq) != copy.rows.mark(seq)
-    shelf.rows.close()
+    seq = indexed_rows.rows.last_seq()
+    assert (seq, indexed_rows.rows.keys_digest()) == (copy.rows.last_seq(), copy.rows.keys_digest())
+    assert indexed_rows.rows.mark(seq - 1) == copy.rows.mark(seq - 1)
+    assert indexed_rows.rows.mark(seq) != copy.rows.mark(seq)
+    indexed_rows.rows.close()
     copy.rows.close()
 
 
-def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_history_is_not_believed(
+    indexed_rows: IndexedRows, tmp_path: Path
+) -> None:
     """The database was put back to an older copy and went another way."""
-    shelf.add(200)
+    indexed_rows.add(200)
     copy = tmp_path / "copy.db"
-    shelf.rows.read("SELECT 1")
-    shelf.rows._writer.execute(f"VACUUM INTO '{copy}'")
-    shelf.add(100)
-    follower = shelf.follow()
+    indexed_rows.rows.read("SELECT 1")
+    indexed_rows.rows._writer.execute(f"VACUUM INTO '{copy}'")
+    indexed_rows.add(100)
+    follower = indexed_rows.follow()
     settled(follower)
     follower.close()
-    shelf.rows.close()
+    indexed_rows.rows.close()
     for left in tmp_path.glob("kb.db-*"):
         left.unlink()
     copy.rename(tmp_path / "kb.db")
-    other = Shelf(tmp_path / "kb.db")
+    other = IndexedRows(tmp_path / "kb.db")
     other.added = 1000
     other.add(150)
     again = other.follow()
@@ -167,13 +173,13 @@ def test_a_snapshot_of_another_history_is_not_believed(shelf: Shelf, tmp_path: P
 
 
 def test_a_folder_that_may_not_be_written_costs_only_the_snapshot(
-    shelf: Shelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    indexed_rows: IndexedRows, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf.add(200)
+    indexed_rows.add(200)
     (tmp_path / "kb.db.default.index").mkdir()  # even for a superuser
-    follower = shelf.follow()
+    follower = indexed_rows.follow()
     with caplog.at_level(logging.WARNING):
         assert isinstance(settled(follower), HnswIndex)
     assert "was not written" in caplog.text
     follower.close()
-    shelf.rows.close()
+    indexed_rows.rows.close()

@@ -24,18 +24,18 @@ def teaching() -> Teaching:
 
 
 def lessons(step: int, count: int = 3) -> Sequence[Lesson]:
-    lots = random.Random(step)
-    return [_lesson(lots) for _ in range(count)]
+    rng = random.Random(step)
+    return [_lesson(rng) for _ in range(count)]
 
 
-def _lesson(lots: random.Random) -> Lesson:
-    about = lots.sample(range(9), 3)
-    places = [lots.choice(PLACES) for _ in about]
-    right = lots.randrange(3)
+def _lesson(rng: random.Random) -> Lesson:
+    about = rng.sample(range(9), 3)
+    places = [rng.choice(PLACES) for _ in about]
+    right = rng.randrange(3)
     return Lesson(
         Query(f"where is number {about[right]}"),
         tuple(told(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
-        tuple(float(i == right) + lots.gauss(0, 0.3) for i in range(3)),
+        tuple(float(i == right) + rng.gauss(0, 0.3) for i in range(3)),
         tuple(i == right for i in range(3)),
         places[right],
     )

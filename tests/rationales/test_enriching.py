@@ -15,7 +15,7 @@ from bottega.types import Example, Prompt, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 
-class Purse:
+class SpendingBudget:
     def __init__(self, starts: int = 99) -> None:
         self.left = starts
         self.costs: list[float | None] = []
@@ -44,7 +44,7 @@ class Run:
         self.kb = kb
         self.done: dict[str, Made] = {}
 
-    async def __call__(self, purse: Purse | None = None, *, fatal: bool = False) -> None:
+    async def __call__(self, budget: SpendingBudget | None = None, *, fatal: bool = False) -> None:
         def passes(error: BottegaError) -> bool:
             return not fatal
 
@@ -54,7 +54,7 @@ class Run:
             concerns_one=passes,
             done=self.done.__setitem__,
         )
-        await work.run(todo(self.kb).ids, purse or Purse(), 2)
+        await work.run(todo(self.kb).ids, budget or SpendingBudget(), 2)
 
     def rationales(self) -> dict[str, tuple[str | None, str | None]]:
         return {e.query.text: (e.rationale, e.tags.get(ACCURACY)) for e in self.kb}
@@ -92,11 +92,11 @@ async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None
 
 async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
     run = Run(kb)
-    purse = Purse(starts=1)
-    await run(purse)
+    budget = SpendingBudget(starts=1)
+    await run(budget)
     assert [pair for pair in run.rationales().values() if pair[1]] == [("Think.", "1")]
     asked_first = len(run.model.calls)
-    assert len(purse.costs) == 1
+    assert len(budget.costs) == 1
     await run()
     again = [call.prompt for call in run.model.calls[asked_first:]]
     assert not any("q0" in str(prompt.messages[-1].parts) for prompt in again)
@@ -116,7 +116,7 @@ async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
         concerns_one=lambda error: True,
         done=run.done.__setitem__,
     )
-    await work.run([id], Purse())
+    await work.run([id], SpendingBudget())
     assert run.rationales()["q1"] == ("Mine.", "0")
 
 
@@ -149,7 +149,7 @@ async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) ->
         concerns_one=concerns_one,
         done=run.done.__setitem__,
     )
-    await work.run(todo(kb).ids, Purse())
+    await work.run(todo(kb).ids, SpendingBudget())
     failed = {kb.get(id).query.text: str(made.error) for id, made in run.done.items() if made.error}
     assert failed.keys() == {"q2", "unspeakable"}
     assert "no prompt" in failed["unspeakable"]
@@ -174,9 +174,9 @@ async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> Non
         concerns_one=lambda error: False,
         done=run.done.__setitem__,
     )
-    purse = Purse()
-    await work.run(ids, purse)
-    assert (purse.costs, run.done, run.model.calls) == ([0.0], {}, [])
+    budget = SpendingBudget()
+    await work.run(ids, budget)
+    assert (budget.costs, run.done, run.model.calls) == ([0.0], {}, [])
 
 
 def test_a_tag_of_that_name_that_is_no_number_is_not_ours(kb: KnowledgeBase) -> None:

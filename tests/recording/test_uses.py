@@ -9,7 +9,7 @@ from bottega.recording import CountUses
 from tests.recording.test_traces import trace
 
 
-class Shelf:
+class IndexedRows:
     def __init__(self) -> None:
         self.told: list[tuple[list[str], float]] = []
 
@@ -18,8 +18,8 @@ class Shelf:
 
 
 async def test_what_was_shown_saved_what_the_master_would_have_cost() -> None:
-    shelf = Shelf()
-    count = CountUses(shelf, master="master")
+    indexed_rows = IndexedRows()
+    count = CountUses(indexed_rows, master="master")
     small = replace(trace(cost=0.1), tier="apprentice")
     await count(small)
     for cost in (2.0, None, 4.0):
@@ -27,5 +27,5 @@ async def test_what_was_shown_saved_what_the_master_would_have_cost() -> None:
     await count(small)
     await count(replace(small, cost_usd=None))
     await count(replace(small, cost_usd=9.0))
-    assert [ids for ids, _ in shelf.told] == [["e7", "e8"]] * 4
-    assert [saved for _, saved in shelf.told] == pytest.approx([0, 2.9, 0, 0])
+    assert [ids for ids, _ in indexed_rows.told] == [["e7", "e8"]] * 4
+    assert [saved for _, saved in indexed_rows.told] == pytest.approx([0, 2.9, 0, 0])

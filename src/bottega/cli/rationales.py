@@ -190,7 +190,7 @@ def rationales(
     that have a rationale, or for which none was ever right, are skipped. Exits with 1 if a request
     failed: such examples stay as they are.
     """
-    purse = Budget(budget)  # refuses now what it would refuse later
+    spending = Budget(budget)  # refuses now what it would refuse later
     generator = open_model(model, concurrency=concurrency)
     maker = Rationales(
         generator,
@@ -207,7 +207,7 @@ def rationales(
         work = Enriching(knowledge, maker, concerns_one=concerns_one, done=run.done)
         job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
         try:
-            asyncio.run(job.all(generator, purse))
+            asyncio.run(job.all(generator, spending))
         finally:
             report(found, run, json)
     if job.is_spent:
@@ -227,25 +227,25 @@ class Job:
     asks: bool
     is_spent: bool = False
 
-    async def all(self, generator: Generator, purse: Budget) -> None:
+    async def all(self, generator: Generator, spending: Budget) -> None:
         try:
-            rest = await self._first(purse)
-            if rest and not purse.is_spent and self._goes_on(len(rest)):
+            rest = await self._first(spending)
+            if rest and not spending.is_spent and self._goes_on(len(rest)):
                 with progress("writing rationales", len(rest), counts_money=True) as step:
                     self.run.step = step
-                    await self.work.run(rest, purse, self.concurrency)
+                    await self.work.run(rest, spending, self.concurrency)
         except ExceptionGroup as errors:
             raise first(errors) from errors
         finally:
-            self.is_spent = purse.is_spent
+            self.is_spent = spending.is_spent
             await generator.aclose()
 
-    async def _first(self, purse: Budget) -> Sequence[str]:
+    async def _first(self, spending: Budget) -> Sequence[str]:
         """Those that are left once one has succeeded."""
         for place, id in enumerate(self.ids):
             with waiting("asking for the first example"):
-                await self.work.run([id], purse, 1)
-            if purse.is_spent or self.run.scores or self.run.rejected:
+                await self.work.run([id], spending, 1)
+            if spending.is_spent or self.run.scores or self.run.rejected:
                 return self.ids[place + 1 :]
         return ()
 

@@ -22,7 +22,7 @@ from bottega.image import Image
 
 if TYPE_CHECKING:
     from bottega.gateway.config.settings import Config
-    from bottega.gateway.running.server import House
+    from bottega.gateway.running.server import GatewayServer
     from bottega.pipeline import Pipeline
 
 
@@ -134,15 +134,15 @@ def _run(
         bound(config.gateway) as listener,
         bound_for_metrics(config.gateway) or nullcontext() as metrics,
     ):
-        house = build(config) if pipeline is None else build_around(pipeline, config)
+        gateway_server = build(config) if pipeline is None else build_around(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
-        with logging_to(sys.stderr, cast(Style, style), secrets=house.staff.secrets):
-            announce = partial(_announce, house, url, demo, kept)
-            run(house, listener, announce, metrics=metrics, read=read)
+        with logging_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
+            announce = partial(_announce, gateway_server, url, demo, kept)
+            run(gateway_server, listener, announce, metrics=metrics, read=read)
 
 
-def _announce(house: House, url: str, demo: bool, kept: Path | None) -> None:
-    protected = house.gateway.authenticate is not None
+def _announce(gateway_server: GatewayServer, url: str, demo: bool, kept: Path | None) -> None:
+    protected = gateway_server.gateway.authenticate is not None
     key = "-H 'Authorization: Bearer sk-...' " if protected else ""
     say(f"serving {url}")
     say(f"  curl {url}/chat/completions {key}-H 'Content-Type: application/json' \\")
@@ -181,12 +181,12 @@ def _print_saved(config: Config) -> None:
 def _check(config: Config, pipeline: Pipeline | None) -> None:
     """A check that passes where the gateway would not start is none. Raises `SettingError`."""
     from bottega.cli.serve_check import print_config
-    from bottega.gateway.running.tiers import hire
+    from bottega.gateway.running.tiers import build_tiers
 
     print_config(config, os.environ, pipeline)
     note(f"from {config.file}")
     if pipeline is None:
-        hire(config, os.environ)
+        build_tiers(config, os.environ)
 
 
 def _question(demo: bool) -> str:

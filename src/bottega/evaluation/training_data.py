@@ -31,19 +31,19 @@ class Drawn(ABC):
         return self.drawn(self.batch, step)
 
     def drawn(self, count: int, step: int) -> list[Lesson]:
-        lots = random.Random(f"{self.seed}:{step}")
+        rng = random.Random(f"{self.seed}:{step}")
         items = self._kinds[0]
         if len(self._kinds) > 1:
-            items = lots.choices(self._kinds, [len(kind) for kind in self._kinds])[0]
-        return [self.lesson(lots.choice(items), lots) for _ in range(count)]
+            items = rng.choices(self._kinds, [len(kind) for kind in self._kinds])[0]
+        return [self.lesson(rng.choice(items), rng) for _ in range(count)]
 
     def of(self, items: Sequence[Example]) -> list[Lesson]:
         """One for each, always the same."""
-        lots = random.Random(f"{self.seed}:once")
-        return [self.lesson(item, lots) for item in items]
+        rng = random.Random(f"{self.seed}:once")
+        return [self.lesson(item, rng) for item in items]
 
     @abstractmethod
-    def lesson(self, item: Example, lots: random.Random) -> Lesson: ...
+    def lesson(self, item: Example, rng: random.Random) -> Lesson: ...
 
 
 class ToldLessons(Drawn):
@@ -76,15 +76,15 @@ class ToldLessons(Drawn):
         self._asked = _named(items, embed.embed_queries([one.query for one in items]))
         self._told = _named(passages, embed.embed_documents([one.query for one in passages]))
 
-    def lesson(self, item: Example, lots: random.Random) -> Lesson:
+    def lesson(self, item: Example, rng: random.Random) -> Lesson:
         right = self._passages[item.tags["passage"]]
         others = [one for one in self._episodes[right.tags.get(EPISODE, "")] if one is not right]
         shown = [right]
-        if lots.random() < self.hard:
-            shown += self._alike(right, others, lots)
+        if rng.random() < self.hard:
+            shown += self._alike(right, others, rng)
         left = [one for one in others if not _among(one, shown)]
-        shown += lots.sample(left, self.shots - len(shown))
-        lots.shuffle(shown)
+        shown += rng.sample(left, self.shots - len(shown))
+        rng.shuffle(shown)
         return Lesson(
             item.query,
             tuple(shown),
@@ -94,14 +94,14 @@ class ToldLessons(Drawn):
         )
 
     def _alike(
-        self, right: Example, others: Sequence[Example], lots: random.Random
+        self, right: Example, others: Sequence[Example], rng: random.Random
     ) -> list[Example]:
         found: list[Example] = []
         for tag, value in right.tags.items():
             alike = [one for one in others if one.tags.get(tag) == value and tag != EPISODE]
             fresh = [one for one in alike if not _among(one, found)]
             if fresh and len(found) + 1 < self.shots:
-                found.append(lots.choice(fresh))
+                found.append(rng.choice(fresh))
         return found
 
     def _score(self, item: Example, passage: Example) -> float:
@@ -129,7 +129,7 @@ class FoundLessons(Drawn):
         # By identity: a question of one's own may have no id.
         self._found: dict[int, list[Candidate]] = {}
 
-    def lesson(self, item: Example, lots: random.Random) -> Lesson:
+    def lesson(self, item: Example, rng: random.Random) -> Lesson:
         found, answers = self._candidates(item), answers_of(self._data, item)
         return Lesson(
             item.query,

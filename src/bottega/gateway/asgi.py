@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from bottega.gateway.chat import Gateway
-from bottega.gateway.endpoint import WATCHED, Door, Receive, Scope, Send, request_id
+from bottega.gateway.endpoint import WATCHED, ChatEndpoint, Receive, Scope, Send, request_id
 from bottega.gateway.errors import Refusal, refusal_of, refuse
 from bottega.gateway.origins import check_host
 from bottega.gateway.responses.endpoint import Responses
@@ -32,7 +32,7 @@ class App:
     def __init__(
         self,
         gateway: Gateway,
-        door: Door,
+        chat_endpoint: ChatEndpoint,
         *,
         is_ready: Callable[[], bool] = lambda: True,
         troubles: Callable[[], Mapping[str, Sequence[str]]] = dict,
@@ -40,8 +40,8 @@ class App:
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
-        responses = replace(door, answer=Responses(door.answer).answer)
-        self._doors = dict.fromkeys(CHAT, door) | dict.fromkeys(RESPONSES, responses)
+        responses = replace(chat_endpoint, answer=Responses(chat_endpoint.answer).answer)
+        self._doors = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._gateway = gateway
         # Set once its socket is bound. On this port `/metrics` needs no key.
@@ -55,10 +55,10 @@ class App:
             except Refusal as refusal:
                 await refuse(refusal, send)
                 return
-        door = None
+        chat_endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST":
-            door = self._doors.get(scope["path"])
-        await (door or self._rest)(scope, receive, send)
+            chat_endpoint = self._doors.get(scope["path"])
+        await (chat_endpoint or self._rest)(scope, receive, send)
 
     def is_ready(self) -> bool:
         return self._is_ready()

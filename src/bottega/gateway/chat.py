@@ -20,12 +20,12 @@ from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.endpoint import NOBODY, Progress, Reply
 from bottega.gateway.errors import Refusal, refusal_of, unknown_key
 from bottega.gateway.fields import allowed_fields
-from bottega.gateway.finalization import Settling
+from bottega.gateway.finalization import Finalizer
 from bottega.gateway.images import Fetch, is_web, pictures, with_fetched
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
-from bottega.gateway.ports import Call, Completed, Workshops
+from bottega.gateway.ports import Call, Completed, Tenants
 from bottega.gateway.reply import again, headers_of, replayed, tells_only_usage
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
@@ -64,8 +64,8 @@ class Gateway:
     Without `authenticate` everybody may ask: for loopback only."""
 
     answering: Answering
-    workshops: Workshops
-    settle: Settling
+    tenants: Tenants
+    settle: Finalizer
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
     shadowing: Shadowing | None = None
@@ -229,13 +229,13 @@ class Gateway:
         if not self._may_ask(chat, overrides):
             return None
         try:
-            workshop = await self.workshops.open(progress.namespace)
+            tenant = await self.tenants.open(progress.namespace)
         except (StoreError, EmbeddingError) as error:  # examples are not worth an answer
             self.settle.warn("the cache cannot be opened", error)
             return None
         query = chat.query([found[one.url] for one in chat.images])
-        query = replace(query, choices=workshop.pipeline.choices)
-        return Question(query, workshop, found)
+        query = replace(query, choices=tenant.pipeline.choices)
+        return Question(query, tenant, found)
 
     async def _key(
         self, chat: Chat, overrides: Overrides, namespace: str, found: Mapping[str, Image]
@@ -257,7 +257,7 @@ class Gateway:
         if self.stored is None or self.replaying is None:
             return None
         try:
-            found = await asyncio.to_thread(self.stored.find, key, question.workshop.example)
+            found = await asyncio.to_thread(self.stored.find, key, question.tenant.example)
         except StoreError as error:
             self.settle.warn("stored repeats not read", error)
             return None
@@ -307,7 +307,7 @@ class Gateway:
         progress.route, progress.model = call.served.name, call.served.upstream.model
         progress.shots, progress.similarity = len(call.shown), call.similarity
         if progress.similarity is None and asked.question is not None:
-            progress.similarity = asked.question.workshop.best(asked.question.query)
+            progress.similarity = asked.question.tenant.best(asked.question.query)
         progress.fallback = ",".join(failed)
 
     async def _events(

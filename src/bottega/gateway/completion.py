@@ -28,7 +28,7 @@ from bottega.gateway.demonstrations import DataUrl, augmented, fitting, prompted
 from bottega.gateway.endpoint import shield_for
 from bottega.gateway.errors import Refusal, unfit
 from bottega.gateway.overrides import Overrides
-from bottega.gateway.ports import Body, Call, Completed, Served, Workshop
+from bottega.gateway.ports import Body, Call, Completed, Served, Tenant
 from bottega.gateway.requests import Chat, Part, parts_of
 from bottega.gateway.telemetry.logs import Warn
 from bottega.gateway.upstreams.http import queue_state
@@ -69,12 +69,12 @@ class Question:
     """What examples are found for, and where. `pictures` are all images of the request by URL."""
 
     query: Query
-    workshop: Workshop
+    tenant: Tenant
     pictures: Mapping[str, Image]
 
     @property
     def pipeline(self) -> Pipeline:
-        return self.workshop.pipeline
+        return self.tenant.pipeline
 
 
 @dataclass(slots=True)

@@ -179,7 +179,7 @@ Answer = Callable[[Progress, Mapping[str, str], Callable[[], Awaitable[bytes]]],
 
 
 @dataclass(frozen=True)
-class Door:
+class ChatEndpoint:
     """`answer` gets the headers and a way to read the body; whatever it raises becomes an error of
     the OpenAI API. `over` is told how each request ended."""
 

@@ -22,7 +22,7 @@ from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usa
 
 
 @dataclass(frozen=True)
-class Settling:
+class Finalizer:
     """Settlement of answered requests. `remember` is called with the `exact_key` of a request whose
     complete reply was stored, and the id of the stored example."""
 
@@ -74,26 +74,26 @@ class Settling:
         self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
     ) -> str | None:
         """Only what a teacher said to its end, to a question that stands for itself."""
-        workshop, first = question.workshop, completed.completions[0]
+        tenant, first = question.tenant, completed.completions[0]
         said = spoken(first.text)  # what was thought before is neither shown nor searched
         may = (
-            workshop.keeper is not None
+            tenant.keeper is not None
             and progress.account.may_store
             and asked.overrides.store
             and asked.chat.single_turn
-            and call.served.name in workshop.teachers
+            and call.served.name in tenant.teachers
             and len(completed.completions) == 1
             and first.finish_reason == "stop"
             and said
         )
-        if not may or workshop.keeper is None:
+        if not may or tenant.keeper is None:
             return None
         tags = {"context": asked.chat.context, "request": progress.request_id}
         if progress.account.id:
             tags["account"] = progress.account.id
         source = f"{call.served.name}:{completed.model}"
         example = Example(question.query, said, tags=tags, source=source)
-        stored = await workshop.keeper.keep(example)
+        stored = await tenant.keeper.keep(example)
         if stored is None:
             self.warn("not remembered")
         return stored if stored == identity(example) else None  # else a pinned answer stays

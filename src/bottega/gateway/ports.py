@@ -143,7 +143,7 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
-class Workshop:
+class Tenant:
     """`teachers` are the tiers whose answers become examples; without a `keeper` nothing does.
     `shadow` measures what demonstrations do, also where `pipeline` shows none: `ungated` does.
     What that costs is told to `charge`, of a router that holds a budget. `best` says how near the
@@ -160,5 +160,5 @@ class Workshop:
     example: Callable[[str], Example | None] = lambda id: None
 
 
-class Workshops(Protocol):
-    async def open(self, namespace: str, /) -> Workshop: ...
+class Tenants(Protocol):
+    async def open(self, namespace: str, /) -> Tenant: ...

@@ -13,7 +13,7 @@ from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.completion import Answered, Answering, Asked, Question
 from bottega.gateway.demonstrations import fitting
 from bottega.gateway.endpoint import Progress
-from bottega.gateway.finalization import Settling
+from bottega.gateway.finalization import Finalizer
 from bottega.gateway.ports import Call, Completed, Pair, Served
 from bottega.gateway.response_cache.memory import Remembered, Repeats, may_be_repeated
 from bottega.types import Candidate
@@ -28,7 +28,7 @@ class Shadowing:
     background: no client waits for it."""
 
     answering: Answering
-    settle: Settling
+    settle: Finalizer
     over: Callable[[Progress], None]
     measured: Callable[[Progress, float, Pair], None]
     repeats: Repeats | None = None
@@ -36,10 +36,10 @@ class Shadowing:
 
     def after(self, progress: Progress, asked: Asked, answered: Answered) -> None:
         question = asked.question
-        if question is None or question.workshop.shadow is None:
+        if question is None or question.tenant.shadow is None:
             return
         own = self._own(asked, question, answered)
-        if own is not None and question.workshop.shadow.begins():
+        if own is not None and question.tenant.shadow.begins():
             call, said = own
             task = asyncio.create_task(
                 self._measure(progress, asked, question, answered, call, said)
@@ -59,7 +59,7 @@ class Shadowing:
             return None
         for call, completed in (*answered.dismissed, (answered.call, answered.completed)):
             said = self.answering.as_asked(asked, call, completed)
-            learns = call.served.name not in question.workshop.teachers
+            learns = call.served.name not in question.tenant.teachers
             if learns and call.served.tier.shots > 0 and _is_whole(said):
                 return call, said.completions[0].text
         return None
@@ -73,24 +73,24 @@ class Shadowing:
         call: Call,
         said: str,
     ) -> None:
-        workshop, served = question.workshop, call.served
-        assert workshop.shadow is not None
+        tenant, served = question.tenant, call.served
+        assert tenant.shadow is not None
         found: list[Candidate] = []
         try:
             found = list(call.shown) or await self._candidates(asked, question, served)
         except BottegaError as error:
             log.info("request %s is not measured: %s", progress.request_id, error)
         if not found:
-            workshop.shadow.cancel()
+            tenant.shadow.cancel()
             return
         dearest = self.answering.served[::-1]
-        master = next((one for one in dearest if one.name in workshop.teachers), dearest[0])
+        master = next((one for one in dearest if one.name in tenant.teachers), dearest[0])
         known = _said_by(master, answered)
 
         async def answer(served: Served, shown: Sequence[Candidate]) -> str:
             return await self._ask(progress, asked, served, shown)
 
-        pair = await workshop.shadow.measure(
+        pair = await tenant.shadow.measure(
             question.query,
             found,
             shown=lambda: _told(said) if call.shown else answer(served, found),
@@ -104,7 +104,7 @@ class Shadowing:
         self, asked: Asked, question: Question, served: Served
     ) -> list[Candidate]:
         """What would have been shown if the gate had let it pass."""
-        pipeline = question.workshop.ungated or question.pipeline
+        pipeline = question.tenant.ungated or question.pipeline
         found = await pipeline.demonstrations(question.query, served.tier)
         return fitting(found, asked.chat, served.takes)
 
@@ -127,8 +127,8 @@ class Shadowing:
             completed = await self.answering.call_upstream(alone, call)
             await self.settle.alone(own, alone, call, completed)
             self._correct(alone, call, completed)
-            if own.cost_usd and asked.question and asked.question.workshop.charge:
-                asked.question.workshop.charge(own.cost_usd)
+            if own.cost_usd and asked.question and asked.question.tenant.charge:
+                asked.question.tenant.charge(own.cost_usd)
             return completed.completions[0].text
         except BudgetError as error:
             own.status = error.status
@@ -142,7 +142,7 @@ class Shadowing:
     def _correct(self, asked: Asked, call: Call, completed: Completed) -> None:
         """Replace the apprentice's cached reply with the teacher's."""
         question, name = asked.question, call.served.name
-        if question is None or asked.key is None or name not in question.workshop.teachers:
+        if question is None or asked.key is None or name not in question.tenant.teachers:
             return
         if self.repeats is not None and may_be_repeated(completed.completions):
             reply = Remembered(completed.payload, name, completed.model)

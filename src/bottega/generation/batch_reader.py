@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from bottega.generation.hub import hf
 from bottega.generation.prefix_cache import Prefixes, common
 from bottega.generation.tokenization import Spelled, Speller
-from bottega.generation.vision_cache import Sight
+from bottega.generation.vision_cache import VisionCache
 from bottega.generation.with_prefix import Continuing, Inputs, Look
 
 # Tokens that have to be spared: below, the ordinary way is as quick.
@@ -34,11 +34,13 @@ Pictures: TypeAlias = Mapping[str, Pillow.Image]
 class Reader:
     """What a model has read, at most `keep` bytes of it. Blocking, for one thread."""
 
-    def __init__(self, model: Any, processor: Any, sight: Sight | None, keep: int) -> None:
+    def __init__(
+        self, model: Any, processor: Any, vision_cache: VisionCache | None, keep: int
+    ) -> None:
         self.prefixes = Prefixes(keep)
         self.trusts = True
-        self._model, self._processor, self._sight = model, processor, sight
-        self._speller = Speller(processor, sight.placeholder if sight else None)
+        self._model, self._processor, self._vision_cache = model, processor, vision_cache
+        self._speller = Speller(processor, vision_cache.placeholder if vision_cache else None)
         pad = processor.tokenizer.pad_token_id
         self._continuing = Continuing(model, pad, self._speller.token, self.prefixes)
         self._compared: set[tuple[bool, bool]] = set()
@@ -51,7 +53,9 @@ class Reader:
         )
 
     @classmethod
-    def of(cls, model: Any, processor: Any, sight: Sight | None, keep: int) -> Reader | None:
+    def of(
+        cls, model: Any, processor: Any, vision_cache: VisionCache | None, keep: int
+    ) -> Reader | None:
         """None for a model whose cache holds anything else (sliding windows, recurrent states), or
         whose processor does not say what stands for an image."""
         layers = DynamicCache(config=model.config).layers
@@ -59,7 +63,7 @@ class Reader:
         takes = inspect.signature(model.forward).parameters
         if not (keep and plain and "position_ids" in takes and hasattr(processor, "image_token")):
             return None
-        return cls(model, processor, sight, keep)
+        return cls(model, processor, vision_cache, keep)
 
     def spell(self, text: str, images: Sequence[str], pictures: Pictures) -> Spelled:
         return self._speller.spell(text, images, pictures)
@@ -147,11 +151,11 @@ class Reader:
         return torch.log_softmax(output.logits[0].float(), dim=-1)
 
     def _looking(self, rows: Sequence[Spelled], pictures: Pictures) -> Look:
-        if self._sight is None:
+        if self._vision_cache is None:
             return lambda shown: self._processed(shown, pictures)
-        sight, images = self._sight, [sha for row in rows for sha in row.images]
-        features = sight.features(images, pictures) if images else {}
-        return lambda shown: sight.given([features[sha] for sha in shown])
+        vision_cache, images = self._vision_cache, [sha for row in rows for sha in row.images]
+        features = vision_cache.features(images, pictures) if images else {}
+        return lambda shown: vision_cache.given([features[sha] for sha in shown])
 
     def _processed(self, shown: Sequence[str], pictures: Pictures) -> Inputs:
         """All of them as if in one prompt, less that prompt."""

@@ -15,7 +15,7 @@ from bottega.generation.batch_reader import Reader
 from bottega.generation.hub import first_line, hf, load_parts
 from bottega.generation.sampling import Row, Sampler, Stopper, finish
 from bottega.generation.tokenization import ControlTokens, Rendered, Spelled, pictures_of
-from bottega.generation.vision_cache import Sight
+from bottega.generation.vision_cache import VisionCache
 from bottega.generation.with_prefix import behind
 from bottega.image import Image
 from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
@@ -27,7 +27,7 @@ class LoadedModel:
     processor: Any
     ends: frozenset[int]
     control: ControlTokens
-    sight: Sight | None
+    vision_cache: VisionCache | None
     reader: Reader | None = None
 
     @classmethod
@@ -44,9 +44,9 @@ class LoadedModel:
         # `generate` would mix in the settings that came with the model: a repetition penalty
         # punishes the very label that a demonstration shows.
         model.generation_config = hf.GenerationConfig()
-        sight = Sight.of(model, processor)
-        reader = Reader.of(model, processor, sight, keep)
-        return cls(model, processor, ends, ControlTokens.of(processor), sight, reader)
+        vision_cache = VisionCache.of(model, processor)
+        reader = Reader.of(model, processor, vision_cache, keep)
+        return cls(model, processor, ends, ControlTokens.of(processor), vision_cache, reader)
 
     def render(self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None) -> Rendered:
         parts = [part for message in prompt.messages for part in message.parts]
@@ -76,7 +76,7 @@ class LoadedModel:
         needed = {
             image.sha256: image
             for image in rendered.images
-            if self.sight is None or not self.sight.knows(image.sha256)
+            if self.vision_cache is None or not self.vision_cache.knows(image.sha256)
         }
         return replace(
             rendered, pictures={sha: one.decode_for_model() for sha, one in needed.items()}
@@ -190,17 +190,17 @@ class LoadedModel:
         special = not (bos and texts[0].startswith(bos))
         tokens = {"padding": True, "return_tensors": "pt", "add_special_tokens": special}
         shown = [sha for one in batch for sha in one.shown]
-        if self.sight is None or not shown:
+        if self.vision_cache is None or not shown:
             return self._processed(batch, texts, tokens)
-        features = self.sight.features(shown, pictures_of(batch))
+        features = self.vision_cache.features(shown, pictures_of(batch))
         tokenizer = self.processor.tokenizer
         encoded = (
             tokenizer.pad({"input_ids": [row.ids for row in spelled]}, return_tensors="pt")
             if spelled
-            else tokenizer([self.sight.spelled(text) for text in texts], **tokens)
+            else tokenizer([self.vision_cache.spelled(text) for text in texts], **tokens)
         ).to(self.model.device)
         read = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return read | self.sight.given([features[sha] for sha in shown])
+        return read | self.vision_cache.given([features[sha] for sha in shown])
 
     def _processed(
         self, batch: Sequence[Rendered], texts: list[str], tokens: Mapping[str, object]

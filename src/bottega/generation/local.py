@@ -191,8 +191,12 @@ class Transformers:
         """Return the pixels of the request's images that have to be decoded."""
         parts = [part for message in request.prompt.messages for part in message.parts]
         images = {part.sha256: part for part in parts if isinstance(part, Image)}
-        sight = self._loaded.sight if self._loaded else None
-        fresh = (one for sha, one in images.items() if sight is None or not sight.knows(sha))
+        vision_cache = self._loaded.vision_cache if self._loaded else None
+        fresh = (
+            one
+            for sha, one in images.items()
+            if vision_cache is None or not vision_cache.knows(sha)
+        )
         return sum(image.width * image.height for image in fresh)
 
     def _batches(

@@ -21,7 +21,7 @@ from bottega.generation.lru import Recent
 KEEP_BYTES = 256 * 1024 * 1024
 
 
-class Sight:
+class VisionCache:
     """Projected features by image sha256, at most `keep` bytes of them."""
 
     def __init__(self, model: Any, processor: Any, placeholder: str, keep: int) -> None:
@@ -31,7 +31,7 @@ class Sight:
         self._features: Recent[torch.Tensor] = Recent(keep, size=lambda rows: rows.nbytes)
 
     @classmethod
-    def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> Sight | None:
+    def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> VisionCache | None:
         """None if the model's images are not all of one shape, or cannot be given as features."""
         if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
             return None

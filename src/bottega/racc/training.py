@@ -186,8 +186,8 @@ def _finite(number: float, what: str, step: int) -> float:
 
 def _hidden(batch: Sequence[Lesson], course: Course, number: int) -> Tensor:
     """The scores, those of a share of the lessons all alike."""
-    lots = random.Random(f"{course.seed}:{number}")
-    told = torch.tensor([[float(lots.random() >= course.flat)] for _ in batch])
+    rng = random.Random(f"{course.seed}:{number}")
+    told = torch.tensor([[float(rng.random() >= course.flat)] for _ in batch])
     return scores_of(batch) * told
 
 

@@ -58,7 +58,7 @@ def _accuracy(example: Example) -> float | None:
         return None
 
 
-class Purse(Protocol):
+class SpendingBudget(Protocol):
     """What a run may cost: `starts` says whether another example can be paid for, and `ended` is
     told what it cost, and what it would have cost with all candidates."""
 
@@ -88,15 +88,15 @@ class Enriching:
         self._concerns_one = concerns_one
         self._done = done
 
-    async def run(self, ids: Sequence[str], purse: Purse, concurrency: int = 8) -> None:
+    async def run(self, ids: Sequence[str], budget: SpendingBudget, concurrency: int = 8) -> None:
         """So many examples at once, until the purse is empty."""
         waiting = iter(ids)
 
         async def work() -> None:
             for id in waiting:
-                if not purse.starts():
+                if not budget.starts():
                     return
-                purse.ended(*await self._one(id))
+                budget.ended(*await self._one(id))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(ids))):

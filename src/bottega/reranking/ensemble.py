@@ -14,7 +14,7 @@ from bottega.reranking.rewards import (
     says_the_same,
     share,
 )
-from bottega.reranking.search_budget import Asker, lots_for, together
+from bottega.reranking.search_budget import Asker, rng_for, together
 from bottega.reranking.tree import scaled
 from bottega.types import Answer, Candidate, Query, Sampling
 
@@ -62,14 +62,14 @@ class Ensemble:
         return Worth(agreeing, {"ensemble": agreeing})
 
     def _draws(self, query: Query, known: Sequence[Candidate]) -> list[list[Candidate]]:
-        lots = lots_for(query, f"ensemble:{self._seed}")  # not those of the branches
-        return [self._draw(known, lots) for _ in range(self._n)]
+        rng = rng_for(query, f"ensemble:{self._seed}")  # not those of the branches
+        return [self._draw(known, rng) for _ in range(self._n)]
 
-    def _draw(self, known: Sequence[Candidate], lots: Random) -> list[Candidate]:
+    def _draw(self, known: Sequence[Candidate], rng: Random) -> list[Candidate]:
         left, weights = list(known), scaled([one.score for one in known])
         drawn: list[Candidate] = []
         while left and len(drawn) < self._shots:
-            place = lots.choices(range(len(left)), weights)[0]
+            place = rng.choices(range(len(left)), weights)[0]
             drawn.append(left.pop(place))
             weights.pop(place)
         return drawn

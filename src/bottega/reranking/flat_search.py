@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
-from bottega.reranking.search_budget import Asker, Price, affordable, check_budget, lots_for
+from bottega.reranking.search_budget import Asker, Price, affordable, check_budget, rng_for
 from bottega.reranking.selection import check_depth
 from bottega.types import (
     Answer,
@@ -141,8 +141,8 @@ class FlatSearch:
         """Each branch's place and what it shows."""
         if not self._random:
             return list(enumerate([tuple(reversed(candidates[:k]))] * self._branches))
-        lots, count = lots_for(query, self._seed), min(k, len(candidates))
-        return [(i, tuple(lots.sample(candidates, count))) for i in range(self._branches)]
+        rng, count = rng_for(query, self._seed), min(k, len(candidates))
+        return [(i, tuple(rng.sample(candidates, count))) for i in range(self._branches)]
 
     async def _wave(
         self,

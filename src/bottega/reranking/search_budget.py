@@ -15,7 +15,7 @@ from bottega.protocols import Generator
 from bottega.types import Prompt, Query, Reply, Sampling, Usage
 
 
-def lots_for(query: Query, seed: object) -> random.Random:
+def rng_for(query: Query, seed: object) -> random.Random:
     hashes = ":".join(image.sha256 for image in query.images)
     return random.Random(f"{seed}:{query.text}:{hashes}")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Reranker, Vectors
-from bottega.reranking.search_budget import lots_for
+from bottega.reranking.search_budget import rng_for
 from bottega.types import Candidate, Query
 
 MOST_SHOWN = 100
@@ -56,7 +56,7 @@ def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -
     if order == "nearest-last":
         shown.reverse()
     elif order == "shuffled":
-        lots_for(query, seed).shuffle(shown)
+        rng_for(query, seed).shuffle(shown)
     return shown
 
 

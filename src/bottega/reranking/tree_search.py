@@ -20,7 +20,7 @@ from bottega.reranking.rewards import (
     says_the_same,
     worth_by,
 )
-from bottega.reranking.search_budget import Asker, Price, affordable, lots_for, most_prompt_tokens
+from bottega.reranking.search_budget import Asker, Price, affordable, most_prompt_tokens, rng_for
 from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import Tree, TreeNode
 from bottega.types import Answer, Candidate, Found, Prompt, Query, Reply, Sampling, SearchTree
@@ -98,7 +98,7 @@ class TreeSearch:
             width=self.children,
             exploration=self.exploration,
             variant=self.variant,
-            random=lots_for(query, self.seed),
+            random=rng_for(query, self.seed),
         )
 
     def _asker(self) -> Asker:

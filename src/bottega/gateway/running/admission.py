@@ -113,7 +113,7 @@ FULL = Refusal(
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class Doorway:
+class Admission:
     """Counts requests and refuses those that are too many, in the OpenAI API's shape; who watches
     the gateway always comes in, and is told by `/readyz` when it is `closing`."""
 

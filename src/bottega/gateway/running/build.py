@@ -20,7 +20,7 @@ from bottega.gateway.chat import Gateway, Replaying
 from bottega.gateway.completion import Answering, Fallback
 from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
-from bottega.gateway.finalization import Settling
+from bottega.gateway.finalization import Finalizer
 from bottega.gateway.image_fetcher import Fetcher
 from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
@@ -29,8 +29,8 @@ from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.response_cache.replay import StoredRepeats
 from bottega.gateway.running.caches import CacheFile, Namespaces
 from bottega.gateway.running.pipeline_target import OnePipeline
-from bottega.gateway.running.server import House, Spaces
-from bottega.gateway.running.tiers import Staff, hire, hired
+from bottega.gateway.running.server import GatewayServer, Spaces
+from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.shadow import Shadowing
 from bottega.gateway.telemetry.logs import Warn
 from bottega.gateway.telemetry.metrics import Metrics
@@ -42,50 +42,54 @@ KEEP_ENCODED = 64 * MB
 NOTHING = re.compile(r"(?!)")
 
 
-def build(config: Config, environment: Mapping[str, str] = os.environ) -> House:
+def build(config: Config, environment: Mapping[str, str] = os.environ) -> GatewayServer:
     """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
     `SettingError` and `StoreError`."""
-    staff = hire(config, environment)
+    tier_set = build_tiers(config, environment)
     with _opened(config) as (accounts, ledger, opened):
-        metrics = Metrics(one.name for one in staff.served)
+        metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        staff = staff.decoding_within(decoding).timed(metrics)
-        file = CacheFile(config, staff, metrics, ledger, decoding)
+        tier_set = tier_set.decoding_within(decoding).timed(metrics)
+        file = CacheFile(config, tier_set, metrics, ledger, decoding)
         file.check()
         spaces = Namespaces(file.open, config.cache.open_namespaces)
-        house = _house(config, file.staff, spaces, metrics, accounts, ledger, decoding)
+        gateway_server = _gateway_server(
+            config, file.tier_set, spaces, metrics, accounts, ledger, decoding
+        )
         opened.pop_all()
-    gateway = house.gateway
+    gateway = gateway_server.gateway
     repeats = gateway.replaying.repeats if gateway.replaying else None
     if repeats is not None:
         gateway.settle = replace(gateway.settle, remember=ledger.set_repeat)
         gateway.stored = StoredRepeats(ledger.repeat)
     if config.shadow.rate:
         gateway.shadowing = Shadowing(
-            gateway.answering, gateway.settle, house.over, file.measured, repeats
+            gateway.answering, gateway.settle, gateway_server.over, file.measured, repeats
         )
 
     def forget(namespace: str) -> None:
         if repeats is not None:
             spaces.soon(repeats.clear)
 
-    house.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
-    return house
+    gateway_server.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
+    return gateway_server
 
 
-def build_around(pipeline: Pipeline, config: Config) -> House:
+def build_around(pipeline: Pipeline, config: Config) -> GatewayServer:
     """A gateway for a pipeline that somebody else made."""
     with _opened(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        staff = hired(pipeline).decoding_within(decoding).timed(metrics)
+        tier_set = pipeline_tiers(pipeline).decoding_within(decoding).timed(metrics)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
-        house = _house(config, staff, OnePipeline(pipeline), metrics, accounts, ledger, decoding)
-        house.gateway.background = NOTHING  # a pipeline answers every text
+        gateway_server = _gateway_server(
+            config, tier_set, OnePipeline(pipeline), metrics, accounts, ledger, decoding
+        )
+        gateway_server.gateway.background = NOTHING  # a pipeline answers every text
         opened.pop_all()
-    house.open_door()
-    return house
+    gateway_server.open_door()
+    return gateway_server
 
 
 @contextmanager
@@ -101,21 +105,21 @@ def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
         yield accounts, ledger, opened
 
 
-def _house(
+def _gateway_server(
     config: Config,
-    staff: Staff,
+    tier_set: TierSet,
     spaces: Spaces,
     metrics: Metrics,
     accounts: Accounts,
     ledger: Ledger,
     decoding: DecodeBudget,
-) -> House:
+) -> GatewayServer:
     protected = check_keys(config, accounts)
     limiter = Limiter(ledger)
     warn = Warn(lambda what: metrics.warned.labels(what).inc())
     gateway = Gateway(
         Answering(
-            staff.served,
+            tier_set.served,
             _data_urls(),
             warn=warn,
             fallback=cast(Fallback, config.route.fallback),
@@ -123,7 +127,7 @@ def _house(
             finish_seconds=config.gateway.finish_seconds,
         ),
         spaces,
-        Settling(staff.prices, warn),
+        Finalizer(tier_set.prices, warn),
         models(config),
         limits=limits_of(config.limits),
         authenticate=accounts.authenticate if protected else None,
@@ -135,7 +139,7 @@ def _house(
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
     )
-    return House(config, staff, spaces, metrics, accounts, ledger, gateway, limiter)
+    return GatewayServer(config, tier_set, spaces, metrics, accounts, ledger, gateway, limiter)
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:

@@ -34,8 +34,8 @@ from bottega.gateway.decode_budget import (
     FairSemaphore,
 )
 from bottega.gateway.endpoint import Progress
-from bottega.gateway.ports import Pair, Workshop
-from bottega.gateway.running.tiers import Staff
+from bottega.gateway.ports import Pair, Tenant
+from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams.timing import TimedKeeper, TimedRetriever
 from bottega.knowledge import (
@@ -122,7 +122,7 @@ class CacheFile:
     the gates is in the ledger, and outlives the process."""
 
     config: Config
-    staff: Staff
+    tier_set: TierSet
     metrics: Metrics
     ledger: Ledger
     decoding: DecodeBudget
@@ -148,7 +148,7 @@ class CacheFile:
         """Blocks; the first time while the embedder is loaded."""
         base = self._base(namespace)
         try:
-            return self._workshop(base, namespace), base
+            return self._tenant(base, namespace), base
         except BaseException:
             base.close()
             raise
@@ -182,7 +182,7 @@ class CacheFile:
             base.set_note(NOTE, cache.embed)
         return base
 
-    def _workshop(self, base: KnowledgeBase, namespace: str) -> Workshop:
+    def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, teachers = self.config, frozenset(self.config.teachers)
         keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
         timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
@@ -191,7 +191,7 @@ class CacheFile:
         pipeline = self._pipeline(base, found)
         example = partial(_example, base)
         if not config.shadow.rate:
-            return Workshop(pipeline, timed, teachers, best=found.best, example=example)
+            return Tenant(pipeline, timed, teachers, best=found.best, example=example)
         gate = self._gate(namespace)
         shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._told:
@@ -201,7 +201,7 @@ class CacheFile:
         gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
         charge = getattr(pipeline.route, "charge", None)
-        return Workshop(
+        return Tenant(
             shown,
             timed,
             teachers,
@@ -214,12 +214,12 @@ class CacheFile:
 
     def _search(self, base: KnowledgeBase) -> Shared:
         timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
-        most = max(1, *(tier.shots for tier in self.staff.tiers))
+        most = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(timed, self.decoding)
         return Shared(UnlessEmpty(Alike(budgeted)), least=most)
 
     def _pipeline(self, base: KnowledgeBase, found: Shared) -> Pipeline:
-        config, tiers = self.config, self.staff.tiers
+        config, tiers = self.config, self.tier_set.tiers
         cache = config.cache
         route, escalate = routed(config.route, tiers, found, len(base))
         pipeline = cache_of_thought(
@@ -232,7 +232,7 @@ class CacheFile:
             parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,
-            price=self.staff.prices,
+            price=self.tier_set.prices,
         )
         if config.route.samples is not None:
             pipeline = replace(pipeline, choose=most_frequent)
@@ -263,7 +263,7 @@ def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:
     return Dense(partial(base.search, exclude="same-question"))
 
 
-Opened = tuple[Workshop, KnowledgeBase]
+Opened = tuple[Tenant, KnowledgeBase]
 
 
 class Namespaces:
@@ -276,13 +276,13 @@ class Namespaces:
         self._open_one = open_one
         self._most = most
         self._opened: OrderedDict[str, asyncio.Future[Opened]] = OrderedDict()
-        self._endings: list[weakref.finalize[..., Workshop]] = []
+        self._endings: list[weakref.finalize[..., Tenant]] = []
         self._turns = FairSemaphore(1, 1)
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def open(self, namespace: str, /) -> Workshop:
+    async def open(self, namespace: str, /) -> Tenant:
         """Raises `StoreError`; the next call tries again."""
         return (await self._both(namespace))[0]
 
@@ -333,8 +333,8 @@ class Namespaces:
         if done.cancelled() or done.exception() is not None:
             self._opened.pop(namespace, None)
             return
-        workshop, base = done.result()
-        ending = weakref.finalize(workshop, self._closer.submit, _close, base, namespace)
+        tenant, base = done.result()
+        ending = weakref.finalize(tenant, self._closer.submit, _close, base, namespace)
         ending.atexit = False
         self._endings = [*(one for one in self._endings if one.alive), ending]
         while len(self._opened) > self._most:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.errors import Refusal
-from bottega.gateway.ports import Workshop
+from bottega.gateway.ports import Tenant
 from bottega.pipeline import Pipeline
 
 FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py in this folder"
@@ -66,9 +66,9 @@ class OnePipeline:
     second namespace, as nothing of the pipeline tells one tenant's examples from another's."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._workshop = Workshop(pipeline)
+        self._tenant = Tenant(pipeline)
 
-    async def open(self, namespace: str, /) -> Workshop:
+    async def open(self, namespace: str, /) -> Tenant:
         if namespace:
             raise Refusal(
                 "this gateway serves one pipeline, which has no namespaces",
@@ -77,7 +77,7 @@ class OnePipeline:
                 code="no_namespaces",
                 hint="ask with a key of no namespace",
             )
-        return self._workshop
+        return self._tenant
 
     def counts(self) -> dict[str, int]:
         return {}

@@ -21,9 +21,9 @@ import uvicorn
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, Listening
-from bottega.gateway.running.admission import Connection, Doorway
+from bottega.gateway.running.admission import Admission, Connection
 from bottega.gateway.running.reload import reload
-from bottega.gateway.running.server import House, return_large_blocks
+from bottega.gateway.running.server import GatewayServer, return_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def base_url(listening: Listening, port: int) -> str:
 
 
 def run(
-    house: House,
+    gateway_server: GatewayServer,
     listener: socket.socket,
     started: Callable[[], None],
     *,
@@ -97,16 +97,16 @@ def run(
     without `read` it ends the process like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
     return_large_blocks()
-    house.when_ready = _leave_alone_what_was_loaded
-    config = configured(house.app)
-    seconds = house.config.gateway.drain_seconds
+    gateway_server.when_ready = _leave_alone_what_was_loaded
+    config = configured(gateway_server.app)
+    seconds = gateway_server.config.gateway.drain_seconds
     sockets = [listener]
     if metrics is not None:
-        house.inner.metrics_port = metrics.getsockname()[1]
+        gateway_server.inner.metrics_port = metrics.getsockname()[1]
         sockets.append(metrics)
-    server = Draining(config, house.app, seconds, started, _leave_soon)
+    server = Draining(config, gateway_server.app, seconds, started, _leave_soon)
     if read is not None:
-        server.reload = partial(reload, house, read)
+        server.reload = partial(reload, gateway_server, read)
     server.run(sockets)
     log.info("stopped")
 
@@ -149,14 +149,14 @@ class Draining(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        doorway: Doorway,
+        admission: Admission,
         seconds: float,
         started: Callable[[], None] = lambda: None,
         over: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
         self._over = over
-        self._doorway, self._seconds, self._told = doorway, seconds, started
+        self._admission, self._seconds, self._told = admission, seconds, started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
         self.reload: Callable[[], None] | None = None
@@ -170,11 +170,11 @@ class Draining(uvicorn.Server):
             self._told()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._doorway.closing or self._loop is None:
+        if self._admission.closing or self._loop is None:
             self._over()
             self.should_exit = self.force_exit = True
             return
-        self._doorway.closing = True
+        self._admission.closing = True
         self._loop.call_soon_threadsafe(self._drain)
 
     def _hung_up(self) -> None:
@@ -184,12 +184,12 @@ class Draining(uvicorn.Server):
             self.handle_exit(signal.SIGHUP, None)
 
     def _drain(self) -> None:
-        log.info("draining: %d requests under way", self._doorway.under_way)
+        log.info("draining: %d requests under way", self._admission.under_way)
         self._draining = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
         """The port stays open meanwhile: `/readyz` tells load balancers, and who comes in spite of
         it is told to go elsewhere."""
-        await self._doorway.close(self._seconds)
+        await self._admission.close(self._seconds)
         self._over()
         self.should_exit = True

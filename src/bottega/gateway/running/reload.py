@@ -10,7 +10,7 @@ from typing import Any
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.build import fetch_of, key_defaults, limits_of
-from bottega.gateway.running.server import House
+from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import Prices
 
@@ -26,28 +26,28 @@ RELOADED = {
 }
 
 
-def reload(house: House, read: Callable[[], Config]) -> None:
+def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     """Apply the settings that `read` returns and that need no restart, and log the others. An
     invalid configuration changes nothing."""
     try:
         new = read()
-        applied = _merged(house.config, new)
-        prices = price_overrides(applied, house.staff.served)
+        applied = _merged(gateway_server.config, new)
+        prices = price_overrides(applied, gateway_server.tier_set.served)
     except SettingError as error:
         log.error("configuration not reloaded: %s (%s)", error, error.hint)
         return
-    changed = list(_changed(house.config, applied))
-    house.config = applied
-    if isinstance(house.staff.prices, Prices):  # else the user's pipeline has its own
-        house.staff.prices.override(prices)
-    gateway = house.gateway
+    changed = list(_changed(gateway_server.config, applied))
+    gateway_server.config = applied
+    if isinstance(gateway_server.tier_set.prices, Prices):  # else the user's pipeline has its own
+        gateway_server.tier_set.prices.override(prices)
+    gateway = gateway_server.gateway
     gateway.limits, gateway.fetch = limits_of(applied.limits), fetch_of(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.answering.finish_seconds = applied.gateway.finish_seconds
     if gateway.access is not None:
         gateway.access.defaults = key_defaults(applied)
-    house.app.most = applied.gateway.max_concurrent
+    gateway_server.app.most = applied.gateway.max_concurrent
     log.info("configuration reloaded; changed: %s", ", ".join(changed) or "nothing")
     if waiting := list(_changed(applied, new)):
         log.warning("changed settings that need a restart: %s", ", ".join(waiting))

@@ -19,10 +19,10 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, Config
-from bottega.gateway.endpoint import Door, Progress
-from bottega.gateway.ports import Workshops
-from bottega.gateway.running.admission import Doorway
-from bottega.gateway.running.tiers import Staff
+from bottega.gateway.endpoint import ChatEndpoint, Progress
+from bottega.gateway.ports import Tenants
+from bottega.gateway.running.admission import Admission
+from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.logs import log_request
 from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from bottega.types import Usage
@@ -51,19 +51,19 @@ AGAIN_SECONDS = 5.0
 COUNT_SECONDS = 15.0
 
 
-class Spaces(Workshops, Protocol):
+class Spaces(Tenants, Protocol):
     def counts(self) -> dict[str, int]: ...
 
     async def aclose(self) -> None: ...
 
 
 @dataclass
-class House:
+class GatewayServer:
     """Everything that serves, with its doors: `app` is what uvicorn runs. Whoever does not run
     `app` through its lifespan awaits `aclose`."""
 
     config: Config
-    staff: Staff
+    tier_set: TierSet
     spaces: Spaces
     metrics: Metrics
     accounts: Accounts
@@ -72,23 +72,25 @@ class House:
     limiter: Limiter
     is_ready: bool = False
     when_ready: Callable[[], None] = lambda: None
-    app: Doorway = field(init=False)
+    app: Admission = field(init=False)
     inner: App = field(init=False)
 
     def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
         """`more` are further routes, such as the administration's."""
-        door = Door(self.gateway.answer, self.over, self.gateway.limits.body_mb * MB)
+        chat_endpoint = ChatEndpoint(
+            self.gateway.answer, self.over, self.gateway.limits.body_mb * MB
+        )
         app = App(
             self.gateway,
-            door,
+            chat_endpoint,
             is_ready=lambda: self.is_ready,
-            troubles=self.staff.troubles,
+            troubles=self.tier_set.troubles,
             metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
             more=more,
             lifespan=self.living,
         )
         self.inner = app
-        self.app = Doorway(app, self.config.gateway.max_concurrent)
+        self.app = Admission(app, self.config.gateway.max_concurrent)
         self.metrics.in_flight.set_function(lambda: self.app.under_way)
         self.metrics.lost_rows(lambda: self.ledger.lost)
 
@@ -121,14 +123,17 @@ class House:
             opened, answering = await asyncio.gather(
                 self._succeeds("the cache", self.spaces.open("")),
                 asyncio.gather(
-                    *(self._succeeds(one.name, one.upstream.check()) for one in self.staff.served)
+                    *(
+                        self._succeeds(one.name, one.upstream.check())
+                        for one in self.tier_set.served
+                    )
                 ),
             )
             if opened and any(answering):
                 break
             await asyncio.sleep(AGAIN_SECONDS)
-        for one in self.staff.served:  # the tables of prices take long to load
-            await asyncio.to_thread(self.staff.prices, one.upstream.model, Usage())
+        for one in self.tier_set.served:  # the tables of prices take long to load
+            await asyncio.to_thread(self.tier_set.prices, one.upstream.model, Usage())
         self.is_ready = True
         self.when_ready()
         log.info("ready")
@@ -156,7 +161,7 @@ class House:
     async def aclose(self) -> None:
         if self.gateway.shadowing is not None:
             await self.gateway.shadowing.aclose()
-        await self.staff.aclose()
+        await self.tier_set.aclose()
         await self.spaces.aclose()
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)

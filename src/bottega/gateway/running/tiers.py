@@ -30,7 +30,7 @@ LOCAL_ASKS: Body = {"n": 1}
 
 
 @dataclass(frozen=True)
-class Staff:
+class TierSet:
     """`served` stand cheapest first. `secrets` are what no log may show."""
 
     served: tuple[Served, ...]
@@ -38,14 +38,14 @@ class Staff:
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
-    def decoding_within(self, budget: DecodeBudget) -> Staff:
+    def decoding_within(self, budget: DecodeBudget) -> TierSet:
         """Return self after setting the shared decode budget on local models."""
         for one in self.served:
             if isinstance(one.upstream, LocalUpstream):
                 one.upstream.decoding = budget
         return self
 
-    def timed(self, metrics: Metrics) -> Staff:
+    def timed(self, metrics: Metrics) -> TierSet:
         """The same, with its calls and its breakers in the metrics."""
         endpoints = {
             one.name: one.upstream for one in self.served if isinstance(one.upstream, HttpUpstream)
@@ -77,7 +77,7 @@ class Staff:
             await one.tier.generator.aclose()
 
 
-def hire(config: Config, environment: Mapping[str, str]) -> Staff:
+def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     """No model is loaded and nobody is asked yet. Raises `SettingError`, and for what the tiers or
     the cache would load with a package that is not here `MissingDependencyError`."""
     with _prefixed_errors(f"{config.file}: cache.embed"):
@@ -87,10 +87,10 @@ def hire(config: Config, environment: Mapping[str, str]) -> Staff:
     prices = Prices(price_overrides(config, served))
     if config.route.by == "budget":
         _check_priced(config, served, prices)
-    return Staff(served, prices, tuple(filter(None, keys.values())))
+    return TierSet(served, prices, tuple(filter(None, keys.values())))
 
 
-def hired(pipeline: Pipeline) -> Staff:
+def pipeline_tiers(pipeline: Pipeline) -> TierSet:
     """Return the tiers of the user's pipeline with its prompts, sampling and prices."""
     served = tuple(
         Served(
@@ -101,7 +101,7 @@ def hired(pipeline: Pipeline) -> Staff:
         )
         for tier in pipeline.tiers
     )
-    return Staff(served, pipeline.price or Prices())
+    return TierSet(served, pipeline.price or Prices())
 
 
 def key_variable(tier: TierSettings) -> str | None:

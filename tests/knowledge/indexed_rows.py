@@ -24,7 +24,7 @@ def clustered(rows: int, seed: int = 0) -> Vectors:
     return around.astype(np.float32)
 
 
-class Shelf:
+class IndexedRows:
     """A file with vectors of its own making, and the index that follows it."""
 
     def __init__(self, path: Path, above: int = 100) -> None:
