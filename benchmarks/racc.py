@@ -38,10 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 from benchmarks.racc_methods import Case, candidates
 from bottega import Image
 from bottega.bundled import bundled_folder
-from bottega.generation.loaded import LoadedModel
-from bottega.kv_prefix import Geometry
-from bottega.prompting import Interleaved
-from bottega.racc import (
+from bottega.compression import (
     Condenser,
     Hyper,
     Manifest,
@@ -53,8 +50,11 @@ from bottega.racc import (
     Texts,
     pipe,
 )
-from bottega.racc.store import Precision
-from bottega.racc.texts import rows
+from bottega.compression.store import Precision
+from bottega.compression.texts import rows
+from bottega.generation.loaded import LoadedModel
+from bottega.kv_prefix import Geometry
+from bottega.prompting import Interleaved
 from bottega.types import Candidate, Example, Query
 
 SEED, PASSAGES, LENGTH, TOKENS = 0, 5, 200, 10

@@ -23,6 +23,9 @@ from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin
 from bottega.bundled import bundled_folder
 from bottega.cli.compressor_jobs import Building
+from bottega.compression import Shape, save
+from bottega.compression.training import train
+from bottega.compression.training_loss import Course, Lesson
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.controls import ForAnother
@@ -38,9 +41,6 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerE
 from bottega.kv_prefix import Geometry
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever
-from bottega.racc import Shape, save
-from bottega.racc.training import train
-from bottega.racc.training_loss import Course, Lesson
 from bottega.recipes import Classification, compressing
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling

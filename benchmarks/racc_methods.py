@@ -10,8 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from bottega.compression import Condenser, OneToken, PassageStore, Reuse, Texts
 from bottega.kv_prefix import KeyValues, generate
-from bottega.racc import Condenser, OneToken, PassageStore, Reuse, Texts
 from bottega.types import Candidate, Example, Prefix, Query
 
 hf: Any = transformers

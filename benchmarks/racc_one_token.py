@@ -20,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from bottega.bundled import bundled_folder
+from bottega.compression import Compressed, Hyper, OneToken, Texts
+from bottega.compression.condenser import exported
+from bottega.compression.training_loss import Course, Lesson, Teaching
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.controls import ForAnother
@@ -32,9 +35,6 @@ from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import Interleaved
 from bottega.protocols import Retriever
-from bottega.racc import Compressed, Hyper, OneToken, Texts
-from bottega.racc.condenser import exported
-from bottega.racc.training_loss import Course, Lesson, Teaching
 from bottega.tasks.facts import Facts
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (

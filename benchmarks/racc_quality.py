@@ -20,15 +20,15 @@ from typing import Any
 import torch
 
 from bottega.bundled import bundled_folder
+from bottega.compression import Racc, Shape, pipe, save
+from bottega.compression.training import train
+from bottega.compression.training_loss import Teaching
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import plan
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
-from bottega.racc import Racc, Shape, pipe, save
-from bottega.racc.training import train
-from bottega.racc.training_loss import Teaching
 from bottega.recipes import Classification
 from bottega.recipes.racc_training import teaching
 from bottega.types import Sampling

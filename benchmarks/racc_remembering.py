@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bottega.compression.racc import Asked, Racc
+from bottega.compression.store import content
+from bottega.compression.training_loss import Lesson, Teaching
 from bottega.kv_prefix import KeyValues
-from bottega.racc.racc import Asked, Racc
-from bottega.racc.store import content
-from bottega.racc.training_loss import Lesson, Teaching
 from bottega.types import Example, Query
 
 AT_ONCE = 64

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.racc_remembering import Remembering
-from bottega.racc.aggregator import CrossAttention
-from bottega.racc.racc import Racc
-from bottega.racc.training_loss import Lesson, Teaching, relevance_of
+from bottega.compression.aggregator import CrossAttention
+from bottega.compression.racc import Racc
+from bottega.compression.training_loss import Lesson, Teaching, relevance_of
 
 SHRINKAGE = 0.1  # of both covariances; dimensions have about unit variance
 RANK = 30

@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 
 from bottega.bundled import bundled_compressor
+from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+from bottega.compression.store import Precision
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import plan
@@ -27,8 +29,6 @@ from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Transformers, bundled
 from bottega.knowledge import KnowledgeBase
-from bottega.racc import Condenser, Manifest, PassageStore, Texts, load
-from bottega.racc.store import Precision
 from bottega.recipes import Classification
 from bottega.types import Sampling
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +51,11 @@ def test_the_drawn_error_tree_is_the_real_one() -> None:
 
 def _line(text: str, name: str) -> str:
     return next(line for line in text.splitlines() if name in line.split())
+
+
+def test_importing_a_subpackage_replaces_no_public_name() -> None:
+    """A package named like a lazily imported function would replace it."""
+    for module in pkgutil.iter_modules(bottega.__path__):
+        if module.name in bottega.__all__:
+            importlib.import_module(f"bottega.{module.name}")
+            assert not inspect.ismodule(getattr(bottega, module.name))

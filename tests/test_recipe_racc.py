@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from bottega.bundled import bundled_compressor
+from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.generation import OpenAICompatible, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
-from bottega.racc import Condenser, Manifest, PassageStore, Texts, load
 from bottega.recipes import racc
 from bottega.tasks.facts import Facts
 from bottega.types import Candidate, Example, Query
-from tests.racc.spoken import told
+from tests.compression.spoken import told
 
 TASK = Facts(asked=10, episodes=1).draw(5)
 

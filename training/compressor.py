@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
+from bottega.compression import Hyper, Racc, Shape, save
+from bottega.compression.saved import load, save_settings
+from bottega.compression.training import Progress, train
+from bottega.compression.training_loss import Course, Teaching
 from bottega.evaluation.training_data import ToldLessons
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.racc import Hyper, Racc, Shape, save
-from bottega.racc.saved import load, save_settings
-from bottega.racc.training import Progress, train
-from bottega.racc.training_loss import Course, Teaching
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.tasks.facts import Facts
 

@@ -18,10 +18,10 @@ from benchmarks.racc_demonstrations import (
     drawn_lessons,
     made,
 )
+from bottega.compression import PassageStore
+from bottega.compression.saved import load
+from bottega.compression.store import Manifest
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.racc import PassageStore
-from bottega.racc.saved import load
-from bottega.racc.store import Manifest
 
 TASK = "attributes:kb=40,asked=6"
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from benchmarks.racc_methods import Case, candidates
+from bottega.compression import Condenser, Manifest, OneToken, PassageStore, Reuse
 from bottega.prompting import Interleaved
-from bottega.racc import Condenser, Manifest, OneToken, PassageStore, Reuse
 from bottega.types import Candidate, Query
+from tests.compression import spoken
+from tests.compression.spoken import encode, hyper, model, passages, texts
 from tests.kv_prefix.tiny_models import END
-from tests.racc import spoken
-from tests.racc.spoken import encode, hyper, model, passages, texts
 
 QUERY = Query("where is the home of number 2")
 

@@ -10,14 +10,14 @@ import torch
 
 from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin, point
-from bottega.racc.aggregator import CrossAttention
-from bottega.racc.racc import Racc
-from bottega.racc.training import train
-from bottega.racc.training_loss import Course, Lesson, Teaching, relevance_of
+from bottega.compression.aggregator import CrossAttention
+from bottega.compression.racc import Racc
+from bottega.compression.training import train
+from bottega.compression.training_loss import Course, Lesson, Teaching, relevance_of
 from bottega.types import Example, Query
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model, texts
 from tests.kv_prefix.tiny_models import END
-from tests.racc import spoken
-from tests.racc.spoken import hyper, model, texts
 
 WIDTH, PROMPTS, SHOTS, VALUES = 32, 3, 4, 6
 

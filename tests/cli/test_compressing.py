@@ -16,12 +16,12 @@ from torch import Tensor
 
 from bottega.bundled import bundled_folder
 from bottega.cli.compress import load_plan
+from bottega.compression import Manifest, PassageStore, Shape, load, save
+from bottega.compression.training_loss import Teaching
 from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.kv_prefix import Geometry
-from bottega.racc import Manifest, PassageStore, Shape, load, save
-from bottega.racc.training_loss import Teaching
 from bottega.recipes.racc_training import teaching, untrained
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, asked

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega.compression import saved, store
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -19,7 +20,6 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import Scripted, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
-from bottega.racc import saved, store
 from bottega.recipes import Classification
 from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.types import Candidate, Example, Query, Sampling

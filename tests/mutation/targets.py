@@ -78,9 +78,10 @@ TARGETS = (
     ),
     # RACC.
     Target(
-        "racc/aggregator racc/modulation racc/compressor racc/condenser racc/hyper",
-        "racc/test_aggregator racc/test_modulation racc/test_attention"
-        " racc/test_racc racc/test_hyper* racc/test_condensing",
+        "compression/aggregator compression/modulation compression/compressor"
+        " compression/condenser compression/hyper",
+        "compression/test_aggregator compression/test_modulation compression/test_attention"
+        " compression/test_racc compression/test_hyper* compression/test_condensing",
     ),
 )
 

@@ -28,8 +28,8 @@ from bottega.naming import BUNDLED, check_torch
 from bottega.recipes.racc import bundled_for
 
 if TYPE_CHECKING:
-    from bottega.racc import Shape
-    from bottega.racc.training_loss import Course
+    from bottega.compression import Shape
+    from bottega.compression.training_loss import Course
 
 
 EXAMPLE = "docs/compression.md shows a whole file"
@@ -68,9 +68,9 @@ class Plan:
 def load_plan(file: Path) -> Plan:
     """Raises `SettingError` for all that can be seen before a model is loaded."""
     check_torch()
+    from bottega.compression import Shape
+    from bottega.compression.training_loss import Course
     from bottega.kv_prefix import Geometry
-    from bottega.racc import Shape
-    from bottega.racc.training_loss import Course
 
     document, at = _parsed(file), Place(str(file))
     names = [one.name for one in fields(Settings)]

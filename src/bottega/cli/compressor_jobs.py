@@ -19,6 +19,10 @@ from bottega.cli.compress import Plan, Settings
 from bottega.cli.measure import check_retrieval, filled
 from bottega.cli.output import note, progress, say, waiting, warn
 from bottega.cli.parts import check_retrieve, open_retrieval, open_tokens
+from bottega.compression import Condenser, Manifest, PassageStore, Racc, Shape, Texts, load, save
+from bottega.compression.saved import SETTINGS, fingerprint, same
+from bottega.compression.training import NAME, Progress, train
+from bottega.compression.training_loss import Course, Lesson, Teaching
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
@@ -40,10 +44,6 @@ from bottega.generation import Transformers
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.naming import open_model
-from bottega.racc import Condenser, Manifest, PassageStore, Racc, Shape, Texts, load, save
-from bottega.racc.saved import SETTINGS, fingerprint, same
-from bottega.racc.training import NAME, Progress, train
-from bottega.racc.training_loss import Course, Lesson, Teaching
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Example
 

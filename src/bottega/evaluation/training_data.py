@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 
+from bottega.compression.training_loss import Lesson
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, gives
 from bottega.evaluation.labels import is_passage, says_which
 from bottega.evaluation.racc_methods import bundled_tokens, late_score
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
-from bottega.racc.training_loss import Lesson
 from bottega.types import Candidate, Example
 
 EPISODE = "episode"

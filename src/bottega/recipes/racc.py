@@ -28,8 +28,8 @@ from bottega.routing import always
 from bottega.types import Candidate, Prefix, Query, Sampling
 
 if TYPE_CHECKING:
+    from bottega.compression import Condenser, Reuse
     from bottega.generation.loaded import LoadedModel
-    from bottega.racc import Condenser, Reuse
 
 
 def reusing(
@@ -39,7 +39,7 @@ def reusing(
     alone, stand before the question (`compression.Reuse`). Raises `SettingError` for a base that is
     not in this process."""
     model = in_this_process(base)
-    from bottega.racc import Compressed
+    from bottega.compression import Compressed
 
     return Compressed(Reusing(model, prompt), model, prompt=prompt, parse=parse, sampling=sampling)
 
@@ -56,7 +56,7 @@ class Reusing:
 
     def _reuse(self, model: LoadedModel) -> Reuse:
         if self._made is None:
-            from bottega.racc import Reuse
+            from bottega.compression import Reuse
 
             self._made = Reuse(model.model, model.encode, model.ends, self._prompt)
         return self._made
@@ -136,7 +136,7 @@ def compressing(
     """What `racc` puts in the place of showing passages."""
     check_there(compressor, store)
     model = in_this_process(base)
-    from bottega.racc import Compressed
+    from bottega.compression import Compressed
 
     condensing = Condensing(Path(compressor), model, hyper or model, store)
     return Compressed(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
@@ -192,7 +192,7 @@ class Condensing:
 
     def made(self, model: LoadedModel) -> Condenser:
         if self._made is None:
-            from bottega.racc import Condenser, Manifest, PassageStore, Texts, load
+            from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
 
             saved = load(self._compressor)
             shape = saved.racc.shape

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bottega.compression import Hyper, Racc, Shape, Texts, pipe
+from bottega.compression.texts import rows
+from bottega.compression.training_loss import Teaching
 from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
-from bottega.racc import Hyper, Racc, Shape, Texts, pipe
-from bottega.racc.texts import rows
-from bottega.racc.training_loss import Teaching
 from bottega.types import Example, Query
 
 # PIPE: the paper's sentence for documents, and one of ours for what is asked.

@@ -10,13 +10,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from bottega.compression.aggregator import Aggregator, Start
+from bottega.compression.compressor import Compressor
+from bottega.compression.hyper import Hyper, Inputs, read_apart
+from bottega.compression.modulation import Modulation
+from bottega.compression.texts import Texts
 from bottega.errors import SettingError
 from bottega.kv_prefix import Geometry, KeyValues
-from bottega.racc.aggregator import Aggregator, Start
-from bottega.racc.compressor import Compressor
-from bottega.racc.hyper import Hyper, Inputs, read_apart
-from bottega.racc.modulation import Modulation
-from bottega.racc.texts import Texts
 from bottega.types import Example
 
 LARGEST_SEED = 2**63 - 1  # what torch, numpy and random all take

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.errors import StoreError
-from bottega.racc import store as store_module
-from bottega.racc.store import (
+from bottega.compression import store as store_module
+from bottega.compression.store import (
     ENTRIES,
     MANIFEST,
     ROWS,
@@ -21,8 +20,9 @@ from bottega.racc.store import (
     Precision,
     content,
 )
+from bottega.errors import StoreError
 from bottega.types import Example, Query
-from tests.racc.spoken import told as passage
+from tests.compression.spoken import told as passage
 
 PROMPTS, WIDTH = 3, 8
 
@@ -211,7 +211,7 @@ def test_reading_changes_nothing_and_goes_on_while_another_builds(
             right(one, told[:3])
         assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
-    monkeypatch.setattr("bottega.racc.store.write", write)
+    monkeypatch.setattr("bottega.compression.store.write", write)
     builder.add(told[3:], rows)
 
     right(builder, told)
@@ -239,7 +239,7 @@ def test_a_full_disk_leaves_what_was_there(
         real_write(path, data, at=at)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bottega.racc.store.write", full)
+        patch.setattr("bottega.compression.store.write", full)
         with pytest.raises(StoreError, match="No space") as refused:
             store.add(told[2:5], rows)
     assert "room" in refused.value.hint

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bottega.compression.hyper import Inputs
 from bottega.image import Image
-from bottega.racc.hyper import Inputs
 from bottega.types import Example, Message, Prompt, Query
 
 QUESTION = Message("user", ("?",))

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from bottega.compression.baselines import Reuse
+from bottega.compression.hyper import Inputs
+from bottega.compression.texts import rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
 from bottega.prompting import AppendixA, Interleaved
 from bottega.protocols import Prompter
-from bottega.racc.baselines import Reuse
-from bottega.racc.hyper import Inputs
-from bottega.racc.texts import rows
 from bottega.types import Candidate, Example, Prefix, Prompt, Query
 from tests.builders import picture
+from tests.compression.spoken import passages, speaking
 from tests.kv_prefix.tiny_models import DECODERS, ENCODER_DECODERS, END, Tiny, tiny
-from tests.racc.spoken import passages, speaking
 
 QUERY = Query("where is the home of number 2")
 PICTURED = replace(QUERY, images=(picture(1),))

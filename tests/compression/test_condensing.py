@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from bottega.compression.condenser import Condenser
+from bottega.compression.racc import Racc
 from bottega.image import Image
-from bottega.racc.condenser import Condenser
-from bottega.racc.racc import Racc
 from bottega.types import Candidate, Example, Prefix, Query
-from tests.racc import spoken
-from tests.racc.spoken import hyper, passages, texts
+from tests.compression import spoken
+from tests.compression.spoken import hyper, passages, texts
 
 
 def picture(shade: int) -> Image:

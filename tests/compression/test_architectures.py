@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from bottega.compression.hyper import Hyper, pipe
+from bottega.compression.racc import Racc, Shape
+from bottega.compression.saved import load, save
+from bottega.compression.texts import Texts
+from bottega.compression.training import Progress, train
+from bottega.compression.training_loss import Course, Lesson, Teaching
 from bottega.errors import LoadError, SettingError
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
-from bottega.racc.hyper import Hyper, pipe
-from bottega.racc.racc import Racc, Shape
-from bottega.racc.saved import load, save
-from bottega.racc.texts import Texts
-from bottega.racc.training import Progress, train
-from bottega.racc.training_loss import Course, Lesson, Teaching
 from bottega.types import Query
 from tests.builders import picture
+from tests.compression.spoken import speaking, told, word
 from tests.kv_prefix.tiny_models import ALL, END, PAD, hf, tiny
-from tests.racc.spoken import speaking, told, word
 
 UNLIKE = [
     ("instructblip_t5", "instructblip_llama"),

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bottega.compression.hyper import Hyper
+from bottega.compression.racc import Racc, Shape
 from bottega.errors import LoadError, SettingError
 from bottega.kv_prefix import Geometry
-from bottega.racc.hyper import Hyper
-from bottega.racc.racc import Racc, Shape
 
 SAMPLES = 2048  # of each tensor: nobody waits for billions of weights
 APART = 2_654_435_761  # a prime: steps by it meet every row and column, and no place twice

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import torch
 from torch import Tensor
 
+from bottega.compression.hyper import Hyper
+from bottega.compression.racc import Asked, Racc
+from bottega.compression.store import PassageStore
+from bottega.compression.texts import Texts
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues
 from bottega.protocols import BehindPrefix, Generator, Parser, Prompter
-from bottega.racc.hyper import Hyper
-from bottega.racc.racc import Asked, Racc
-from bottega.racc.store import PassageStore
-from bottega.racc.texts import Texts
 from bottega.types import Candidate, Example, Found, Prefix, Query, Sampling
 
 LOWEST = -1e30  # finite in single precision after any temperature

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
+from bottega.compression.hyper import Hyper
+from bottega.compression.texts import Texts, padded, rows
 from bottega.image import Image
-from bottega.racc.hyper import Hyper
-from bottega.racc.texts import Texts, padded, rows
 from bottega.types import Example, Prompt, Query
+from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
 from tests.kv_prefix.tiny_models import ALL, END, PICTURE, START, tiny
-from tests.racc.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
 
 
 def test_a_passage_is_read_as_prompts_show_it_and_nothing_else() -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bottega.compression.baselines import OneToken
+from bottega.compression.store import Manifest, PassageStore
 from bottega.kv_prefix import forward
-from bottega.racc.baselines import OneToken
-from bottega.racc.store import Manifest, PassageStore
 from bottega.types import Example, Query
-from tests.racc.spoken import hyper, model, passages, texts
+from tests.compression.spoken import hyper, model, passages, texts
 
 QUERY = Query("where is the home of number 2")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.racc.aggregator import Aggregator
+from bottega.compression.aggregator import Aggregator
 
 WIDTH, DOCUMENTS = 8, 4
 

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bottega.compression.hyper import Hyper, Inputs, kinds, parts, read_apart
+from bottega.compression.racc import LARGEST_SEED, Racc, check_range
+from bottega.compression.texts import Texts, respelled, rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
     NO_LOGITS,
@@ -20,9 +23,6 @@ from bottega.kv_prefix import (
     forward,
     generate,
 )
-from bottega.racc.hyper import Hyper, Inputs, kinds, parts, read_apart
-from bottega.racc.racc import LARGEST_SEED, Racc, check_range
-from bottega.racc.texts import Texts, respelled, rows
 from bottega.types import Example, Query
 
 

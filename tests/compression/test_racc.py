@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from bottega.compression.hyper import pipe
+from bottega.compression.racc import Prompting, Racc
 from bottega.kv_prefix import KeyValues, generate
-from bottega.racc.hyper import pipe
-from bottega.racc.racc import Prompting, Racc
 from bottega.types import Query
-from tests.racc import spoken
-from tests.racc.spoken import hyper, model, passages, texts
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model, passages, texts
 
 QUERIES = [Query("what is the home of number 1"), Query("where is number 2")]
 

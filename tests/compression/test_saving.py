@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bottega.compression.saved import SETTINGS, WEIGHTS, fingerprint, load, same, save
 from bottega.errors import LoadError, SettingError
-from bottega.racc.saved import SETTINGS, WEIGHTS, fingerprint, load, same, save
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model
 from tests.kv_prefix.tiny_models import tiny
-from tests.racc import spoken
-from tests.racc.spoken import hyper, model
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])

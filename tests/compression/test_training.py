@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from bottega.compression.racc import Racc
+from bottega.compression.training import NAME, Progress, train
+from bottega.compression.training_loss import Course, Lesson, Teaching
 from bottega.errors import LoadError, SettingError
-from bottega.racc.racc import Racc
-from bottega.racc.training import NAME, Progress, train
-from bottega.racc.training_loss import Course, Lesson, Teaching
 from bottega.types import Example, Query
 from tests.builders import picture
+from tests.compression import spoken
+from tests.compression.spoken import hyper, model, texts, told
 from tests.kv_prefix.tiny_models import END
-from tests.racc import spoken
-from tests.racc.spoken import hyper, model, texts, told
 
 PLACES = ("red", "green", "blue", "white")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.racc.hyper import Hyper, pipe
+from bottega.compression.hyper import Hyper, pipe
 from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, PICTURE, Tiny, tiny
 
 PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])

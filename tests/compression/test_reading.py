@@ -1,6 +1,6 @@
 import torch
 
-from bottega.racc.compressor import Reader
+from bottega.compression.compressor import Reader
 
 
 def test_before_training_each_prompt_reads_its_place_from_the_end() -> None:

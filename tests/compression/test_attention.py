@@ -1,6 +1,6 @@
 import torch
 
-from bottega.racc.aggregator import CrossAttention
+from bottega.compression.aggregator import CrossAttention
 
 
 def test_a_quiet_block_changes_nothing() -> None:

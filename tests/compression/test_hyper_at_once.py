@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.racc.hyper import Hyper
+from bottega.compression.hyper import Hyper
 from tests.kv_prefix.tiny_models import PICTURE, tiny
 
 TEXTS = ([PICTURE, 20, 31], [PICTURE, 44, 52, 61, 70])

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from bottega.compression.condenser import Compressed, Condenser
+from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
 from bottega.prompting import Interleaved
-from bottega.racc.condenser import Compressed, Condenser
-from bottega.racc.store import Manifest, PassageStore
 from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
-from tests.racc import spoken
-from tests.racc.spoken import hyper, passages, texts, told
+from tests.compression import spoken
+from tests.compression.spoken import hyper, passages, texts, told
 
 QUERY = Query("where is number 2")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from bottega.bundled import bundled_folder
+from bottega.compression.training_loss import Lesson, Teaching
 from bottega.generation.loaded import LoadedModel
-from bottega.racc.training_loss import Lesson, Teaching
 from bottega.recipes.racc_training import teaching
 from bottega.tasks.facts import Facts
 from bottega.types import Example, Query

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from bottega.racc.hyper import Hyper, Inputs, States
+from bottega.compression.hyper import Hyper, Inputs, States
 
 AT_START = 10.0  # nats by which a prompt prefers its own place before any training
 

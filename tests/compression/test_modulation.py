@@ -1,7 +1,7 @@
 import torch
 
+from bottega.compression.modulation import Modulation
 from bottega.kv_prefix import Geometry, KeyValues
-from bottega.racc.modulation import Modulation
 
 GEOMETRY = Geometry(layers=2, kv_heads=3, head_dim=4)
 

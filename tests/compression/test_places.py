@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from bottega.compression.condenser import Condenser
+from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.racc import Racc
+from bottega.compression.store import Manifest, PassageStore
+from bottega.compression.texts import Texts
+from bottega.compression.training import Progress, train
+from bottega.compression.training_loss import Course, Lesson, Teaching, scores_of
 from bottega.image import Image
-from bottega.racc.condenser import Condenser
-from bottega.racc.hyper import Hyper, Inputs
-from bottega.racc.racc import Racc
-from bottega.racc.store import Manifest, PassageStore
-from bottega.racc.texts import Texts
-from bottega.racc.training import Progress, train
-from bottega.racc.training_loss import Course, Lesson, Teaching, scores_of
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import picture
+from tests.compression import spoken
+from tests.compression.spoken import encode, passages
 from tests.kv_prefix.tiny_models import END, tiny
-from tests.racc import spoken
-from tests.racc.spoken import encode, passages
 
 HALF, FULL = torch.bfloat16, torch.float32
 PLACES = [

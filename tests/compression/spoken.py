@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.racc import Racc, Shape
+from bottega.compression.texts import Encode, Texts
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
-from bottega.racc.hyper import Hyper, Inputs
-from bottega.racc.racc import Racc, Shape
-from bottega.racc.texts import Encode, Texts
 from bottega.types import Example, Message, Prompt, Query
 from tests.kv_prefix.tiny_models import END, PICTURE, START, VOCABULARY, Tiny, tiny
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bottega.compression.racc import Racc
+from bottega.compression.training_loss import Course, Lesson, Lessons, Teaching, scores_of
 from bottega.errors import LoadError, SettingError
-from bottega.racc.racc import Racc
-from bottega.racc.training_loss import Course, Lesson, Lessons, Teaching, scores_of
 
 NAME = "checkpoint.pt"
 

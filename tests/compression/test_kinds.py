@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bottega.racc.hyper import kinds, read_apart
+from bottega.compression.hyper import kinds, read_apart
 from bottega.types import Example, Query
 from tests.builders import picture
 

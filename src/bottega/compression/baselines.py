@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bottega.compression.hyper import Hyper, Inputs
+from bottega.compression.texts import Encode, inserted, respelled, rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import NO_LOGITS, Batch, KeyValues, decoder_config, own_offsets
 from bottega.protocols import Prompter
-from bottega.racc.hyper import Hyper, Inputs
-from bottega.racc.texts import Encode, inserted, respelled, rows
 from bottega.types import Candidate, Prefix, Query
 
 
