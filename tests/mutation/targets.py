@@ -21,7 +21,8 @@ TARGETS = (
     # Money.
     Target(
         "gateway/accounting/*",
-        "gateway/test_ledger gateway/test_limiter gateway/test_accounts gateway/test_budgets"
+        "gateway/test_ledger gateway/test_ledger_writer"
+        " gateway/test_limiter gateway/test_accounts gateway/test_budgets"
         " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
         " cli/test_savings",
     ),

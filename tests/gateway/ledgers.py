@@ -1,0 +1,46 @@
+"""Ledgers of tests: fixtures, entries and counts of rows."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bottega.gateway.accounting.ledger import Entry, Ledger
+
+__all__ = ["count", "entry", "file", "ledger", "until"]
+
+
+def entry(number: int = 0, cost: float | None = 0.01, account: str = "a") -> Entry:
+    return Entry(
+        time.time(), f"r{number}", account, "ns", "master", "gpt", "answered", cost_usd=cost
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.db"
+
+
+@pytest.fixture
+def ledger(file: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(file)
+    yield opened
+    opened.close()
+
+
+def count(file: Path, table: str = "entries") -> int:
+    connection = sqlite3.connect(file)
+    (number,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+    connection.close()
+    return int(number)
+
+
+def until(seconds: float, file: Path, wanted: int) -> bool:
+    end = time.monotonic() + seconds
+    while count(file) != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return count(file) == wanted

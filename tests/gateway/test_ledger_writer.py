@@ -1,0 +1,166 @@
+"""The ledger's background thread: when it writes, what it loses, what it deletes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bottega.errors import StoreError
+from bottega.gateway.accounting import ledger as module
+from bottega.gateway.accounting.entries import Batch, EntryFile
+from bottega.gateway.accounting.ledger import Ledger
+from tests.gateway.ledgers import count, entry, file, ledger, until
+
+__all__ = ["file", "ledger"]  # fixtures
+
+NOVEMBER = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
+DECEMBER = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+
+
+def attempts_of(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the times at which the ledger flushes."""
+    times: list[float] = []
+    flush = ledger.flush
+
+    def counted() -> None:
+        times.append(time.monotonic())
+        flush()
+
+    monkeypatch.setattr(ledger, "flush", counted)
+    return times
+
+
+def test_an_idle_ledger_does_not_poll(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    attempts = attempts_of(ledger, monkeypatch)
+    ledger.note(entry())
+    assert until(2.0, file, 1)
+    time.sleep(0.05)
+    assert len(attempts) <= 2  # a second one if the entry came during the first
+
+
+def test_a_failing_ledger_waits_before_it_tries_again(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    attempts = attempts_of(ledger, monkeypatch)
+    for number in range(2000):
+        ledger.note(entry(number))
+    time.sleep(0.1)
+    assert 1 <= len(attempts) <= 2
+    ledger._file._connection.execute("PRAGMA max_page_count = 100000")
+
+
+def test_a_file_that_cannot_be_read_fails_opening(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(self: EntryFile, month: str) -> None:
+        raise StoreError("gateway.db is damaged", hint="restore it")
+
+    closed: list[EntryFile] = []
+    close = EntryFile.close
+
+    def recorded(self: EntryFile) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(EntryFile, "spent_since", damaged)
+    monkeypatch.setattr(EntryFile, "close", recorded)
+    with pytest.raises(StoreError, match="damaged"):
+        Ledger.open(file)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("sql", ["SELECT 1", "SELECT nothing FROM nowhere"])
+def test_each_report_closes_its_connection(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, sql: str
+) -> None:
+    files: list[EntryFile] = []
+    close = EntryFile.close
+
+    def recorded(self: EntryFile) -> None:
+        files.append(self)
+        close(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EntryFile, "close", recorded)
+        with suppress(StoreError):
+            ledger.read(sql)
+    assert len(files) == 1 and files[0] is not ledger._file
+
+
+def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        Ledger.open(file).close()
+        connection.execute("INSERT INTO notes VALUES ('repeat:old', '5.0 e1')")
+        connection.commit()
+    ledger = Ledger.open(file, repeat_seconds=60.0)
+    ledger.set_repeat("new", "e2")
+    ledger.flush()
+    end = time.monotonic() + 2
+    while count(file, "notes") != 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert ledger.read("SELECT name FROM notes") == [("repeat:new",)]
+    assert ledger.forget_repeats() == 0
+    ledger.close()
+
+
+def test_repeats_are_forgotten_by_number(file: Path) -> None:
+    now = NOVEMBER
+    ledger = Ledger.open(file, repeat_seconds=60.0, clock=lambda: now)
+    for key in "ab":
+        ledger.set_repeat(key, "e")
+    ledger.flush()
+    assert ledger.repeat("a") == (NOVEMBER, "e")
+    now += 59.0
+    ledger.set_repeat("c", "e")
+    ledger.flush()
+    assert ledger.repeat("a") == (NOVEMBER, "e")
+    now += 1.0
+    assert ledger.repeat("a") is None
+    now += 0.5
+    assert ledger.forget_repeats() == 2
+    assert ledger.repeat("c") is not None
+    ledger.close()
+
+
+def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path) -> None:
+    ledger._file._connection.execute("PRAGMA max_page_count = 1")
+    for number in range(500):
+        ledger.note(entry(number))
+        ledger.note_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+    ledger.close()
+    assert ledger.lost == 1000
+    ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
+
+
+def test_overflow_drops_the_oldest_rows_of_each_kind(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 3)
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)
+    with monkeypatch.context() as patch:
+
+        def fail(self: EntryFile, batch: Batch) -> None:
+            raise StoreError("no room", hint="free some")
+
+        patch.setattr(EntryFile, "write", fail)
+        for number in range(5):
+            ledger.note(entry(number))
+        for number in range(4):
+            ledger.note_shadow("ns", 0.9, 1.0, 0.0, float(number), "r")
+        with pytest.raises(StoreError):
+            ledger.flush()
+    assert ledger.lost == 3
+    ledger.flush()
+    assert ledger.lost_by_all() == 3
+    assert ledger.read("SELECT request_id FROM entries") == [("r2",), ("r3",), ("r4",)]
+    assert ledger.read("SELECT time FROM shadows") == [(1.0,), (2.0,), (3.0,)]
