@@ -13,28 +13,28 @@ from pathlib import Path
 
 from bottega import (
     Candidate,
-    Crossed,
-    Dense,
-    DistinctiveTerms,
+    CrossModalRetriever,
+    DenseRetriever,
     DualEmbedder,
+    EmptyOnMissing,
     Example,
     Generator,
-    Hashtags,
+    HashtagRetriever,
     HashtagTree,
-    Interleaved,
+    InterleavedPrompter,
     KnowledgeBase,
     LabelParser,
     Pipeline,
     Query,
-    Replay,
-    ResponseProbe,
+    ReplayGenerator,
+    ResponseProbeRetriever,
     Retriever,
     Router,
     Sampling,
+    TfidfKeywordExtractor,
     Tier,
     TokenEmbedder,
     TowerEmbedder,
-    UnlessEmpty,
     View,
     always,
     bundled,
@@ -49,12 +49,12 @@ from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Streamed, answering, stream
 from bottega.protocols import Vectors
-from bottega.retrieval import LeaveOneOut
+from bottega.retrieval import LeaveOneOutGroupCount
 from bottega.retrieval.keywords import response
-from bottega.routing import Covered
+from bottega.routing import CoverageRouter
 
 APPRENTICE, MASTER = "apprentice", "master"
-BRIEF = Interleaved(show_choices=False, repeat_question=False)
+BRIEF = InterleavedPrompter(show_choices=False, repeat_question=False)
 GREEDY = Sampling(max_tokens=64)
 Retrieving = Callable[[KnowledgeBase], Retriever]
 Routing = Callable[[KnowledgeBase, Sequence[Tier]], Router]
@@ -95,15 +95,15 @@ class Workshop:
         """Groups of what is shown and asked, counted by the cache alone. The paper groups by the
         keywords of responses, which this apprentice cannot give before it has seen examples."""
         vectors = partial(cache.vectors, by="dual")
-        tree = HashtagTree(LeaveOneOut(vectors, self._responses(cache)))
+        tree = HashtagTree(LeaveOneOutGroupCount(vectors, self._responses(cache)))
         search = partial(cache.search, by="dual")
-        return Settled(Hashtags(cache.changes, vectors, self.dual, search, tree))
+        return Settled(HashtagRetriever(cache.changes, vectors, self.dual, search, tree))
 
     def _responses(self, cache: KnowledgeBase) -> Callable[[Sequence[str]], Vectors]:
         return lambda ids: self.text.embed([Query(response(one)) for one in cache.get_many(ids)])
 
 
-class _Brief(Replay):
+class _Brief(ReplayGenerator):
     """Knows only turns, as the bundled models do."""
 
     turns_only = True
@@ -128,14 +128,14 @@ class Setting:
         return load_benchmark(self.spec, seed=seed, limit=self.items)
 
     def dense(self, cache: KnowledgeBase) -> Retriever:
-        return Dense(partial(cache.search, by=self.view))
+        return DenseRetriever(partial(cache.search, by=self.view))
 
 
 class Settled:
     """Groups that are made again in the background are waited for: the next answer shall not
     depend on how quick the machine is."""
 
-    def __init__(self, retrieve: Hashtags) -> None:
+    def __init__(self, retrieve: HashtagRetriever) -> None:
         self._retrieve = retrieve
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
@@ -263,28 +263,28 @@ def covered(setting: Setting, rate: int, seed: int) -> Routing:
     """The same budget from an empty cache, spent on what the cache covers least."""
 
     def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
-        retrieve = UnlessEmpty(setting.dense(cache))
-        return Covered(tiers, retrieve, master_rate=1 - rate / 100, seed=seed)
+        retrieve = EmptyOnMissing(setting.dense(cache))
+        return CoverageRouter(tiers, retrieve, master_rate=1 - rate / 100, seed=seed)
 
     return route
 
 
 def table_one(workshop: Workshop, corpus: Sequence[Example]) -> dict[str, Retrieving]:
     """Table 1's rows that the bundled parts can do, as "cached side | query's side"."""
-    words = DistinctiveTerms((response(one) for one in corpus), longest=1)
+    words = TfidfKeywordExtractor((response(one) for one in corpus), longest=1)
 
     def by(view: str, cache: KnowledgeBase) -> Retriever:
-        return Dense(partial(cache.search, by=view))
+        return DenseRetriever(partial(cache.search, by=view))
 
     def probed(retrieve: Retriever) -> Retriever:
-        return ResponseProbe(
+        return ResponseProbeRetriever(
             retrieve, workshop.apprentice, BRIEF, words, keep_question=False, sampling=GREEDY
         )
 
     return {
         "image \\| image": partial(by, "image"),
         "image \\| image + first answer": lambda cache: probed(
-            Crossed(workshop.dual, partial(cache.nearest, by="alone"))
+            CrossModalRetriever(workshop.dual, partial(cache.nearest, by="alone"))
         ),
         "image + response \\| image + first answer": lambda cache: probed(by("response", cache)),
         "image + question \\| image + question": partial(by, "dual"),

@@ -25,9 +25,9 @@ from scipy import stats
 
 from bottega import Candidate, Example, Query, TokenEmbedder, TowerEmbedder
 from bottega.protocols import Vectors
-from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
+from bottega.retrieval import HashtagRetriever, HashtagTree, LeaveOneOutGroupCount
 from bottega.tasks.attributes import ATTRIBUTES, Attributes
-from bottega.types import Changed
+from bottega.types import ExampleChange
 
 SHOTS, ENTRIES, COLD_START, FIXED = 8, 1500, 300, 10
 AT_ONCE = 1_000
@@ -54,8 +54,8 @@ class Cache:
         self._place = {str(example.id): place for place, example in enumerate(stream)}
         self.size = 0
 
-    def changes(self, since: int) -> list[Changed]:
-        return [Changed(i + 1, str(self._stream[i].id)) for i in range(since, self.size)]
+    def changes(self, since: int) -> list[ExampleChange]:
+        return [ExampleChange(i + 1, str(self._stream[i].id)) for i in range(since, self.size)]
 
     def rows(self, ids: Sequence[str], vectors: Vectors) -> Vectors:
         return vectors[[self._place[id] for id in ids]]
@@ -157,9 +157,11 @@ def embedders() -> tuple[TowerEmbedder, TokenEmbedder]:
     return TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled()
 
 
-def counting(stream: Sequence[Example], views: Views, order: Vectors, seed: int) -> LeaveOneOut:
+def counting(
+    stream: Sequence[Example], views: Views, order: Vectors, seed: int
+) -> LeaveOneOutGroupCount:
     entries = Cache(stream, order)
-    return LeaveOneOut(
+    return LeaveOneOutGroupCount(
         lambda ids: entries.rows(ids, order),
         lambda ids: entries.rows(ids, views.answer),
         k=SHOTS,
@@ -171,7 +173,7 @@ async def measured(
     stream: Sequence[Example], views: Views, order: Vectors, tree: HashtagTree
 ) -> dict[str, float]:
     entries = Cache(stream, order)
-    retrieve = Hashtags(
+    retrieve = HashtagRetriever(
         entries.changes,
         lambda ids: entries.rows(ids, views.text),
         Known(stream, views.text),

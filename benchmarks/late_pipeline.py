@@ -15,12 +15,12 @@ from PIL import Image as Pillow
 from safetensors.torch import save_file
 
 from bottega.image import Image
-from bottega.knowledge import FlmrEmbedder, KnowledgeBase, LateIndex, TokenEmbedder
+from bottega.knowledge import FlmrEmbedder, KnowledgeBase, LateInteractionIndex, TokenEmbedder
 from bottega.knowledge.embedders.flmr_model import ORIGINAL, FlmrModel, FlmrShape
 from bottega.knowledge.late_interaction import TokenArray, TokenIndex
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
-from bottega.retrieval import Dense
+from bottega.retrieval import DenseRetriever
 from bottega.types import Example, Query
 
 EXAMPLES, TOKENS, REPEATS = 1_000, 40, 5
@@ -63,7 +63,7 @@ def pipeline_overhead() -> float:
         embed = FlmrEmbedder(saved(Path(name)), threads=1)
         with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as knowledge:
             knowledge.add(Example(Query(f"what is {n}"), str(n)) for n in range(EXAMPLES))
-            with LateIndex(knowledge, Prepared(embed)) as index:
+            with LateInteractionIndex(knowledge, Prepared(embed)) as index:
                 index.follow()
                 return against_raw(embed, index, raw_index(knowledge))
 
@@ -74,10 +74,10 @@ def raw_index(knowledge: KnowledgeBase) -> TokenIndex:
     return index
 
 
-def against_raw(embed: FlmrEmbedder, index: LateIndex, raw: TokenIndex) -> float:
+def against_raw(embed: FlmrEmbedder, index: LateInteractionIndex, raw: TokenIndex) -> float:
     pixels = np.random.default_rng(0).integers(0, 255, (240, 320, 3), dtype=np.uint8)
     encoded = Image.from_pillow(Pillow.fromarray(pixels)).data
-    retrieve = Dense(index.search)
+    retrieve = DenseRetriever(index.search)
     model = embed._model
     ids, ones = torch.ones(1, 32, dtype=torch.int64), torch.ones(1, 32, dtype=torch.int64)
     values = torch.zeros(1, 3, 224, 224)

@@ -26,7 +26,7 @@ import transformers
 
 from bottega import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder, bundled
 from bottega.bundled import bundled_folder
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.tasks.attributes import Attributes
@@ -128,7 +128,7 @@ def ratio(some: Sequence[float], others: Sequence[float]) -> float:
 
 
 async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Measured) -> None:
-    generator = Transformers(folder, device="cpu", threads=1, prefix_cache_mb=keep)
+    generator = TransformersGenerator(folder, device="cpu", threads=1, prefix_cache_mb=keep)
     await generator.load()
     into.tokens = into.prompts = 0
     into.said = []
@@ -143,7 +143,7 @@ async def sent(folder: Path, waves: Sequence[Wave], keep: int, into: Measured) -
     await generator.aclose()
 
 
-def count(generator: Transformers, into: Measured) -> None:
+def count(generator: TransformersGenerator, into: Measured) -> None:
     """What goes through the decoder before the first token of an answer."""
     assert generator._loaded is not None
     model = generator._loaded.model

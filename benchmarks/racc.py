@@ -54,7 +54,7 @@ from bottega.compression.store import Precision
 from bottega.compression.texts import rows
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Example, Query
 
 SEED, PASSAGES, LENGTH, TOKENS = 0, 5, 200, 10
@@ -122,7 +122,7 @@ def built(folder: Path) -> Bench:
     vectors = PassageStore(folder / "vectors", Manifest("random", 1, hyper.width))
     one_token = OneToken(hyper.width)
     vectors.add(case.named, lambda queries: one_token.vectors(hyper, texts.passages(queries)))
-    reuse = Reuse(loaded.model, loaded.encode, loaded.ends, Interleaved())
+    reuse = Reuse(loaded.model, loaded.encode, loaded.ends, InterleavedPrompter())
     known = Condenser(racc, hyper, texts, store)
 
     def anew(kept: PassageStore | None) -> Way:

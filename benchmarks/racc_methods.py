@@ -49,7 +49,7 @@ class Case:
         return self._new(self.texts.reading([self.query], [self.passages]))
 
     def behind(self, prefix: Prefix) -> Tensor:
-        """As `Transformers.behind` brings it to the model."""
+        """As `TransformersGenerator.behind` brings it to the model."""
         layers = ((torch.from_numpy(k)[None], torch.from_numpy(v)[None]) for k, v in prefix.layers)
         return self.generated(KeyValues(tuple(layers)), prefix.opening)
 
@@ -84,8 +84,8 @@ class Picked:
 
 def candidates(case: Case) -> Picked:
     """RAVQA-v2: an answer from each passage alone, in one batch, and the one whose passage and
-    answer are likeliest together. The library's `JointChoice` leaves batches and the length of
-    answers to the model that it asks."""
+    answer are likeliest together. The library's `JointChoiceSearch` leaves batches and the length
+    of answers to the model that it asks."""
     passages = case.passages
     inputs = case.texts.reading([case.query] * len(passages), [[one] for one in passages])
     out = case.said(inputs, return_dict_in_generate=True, output_scores=True)

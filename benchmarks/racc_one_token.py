@@ -30,10 +30,10 @@ from bottega.evaluation.episodes import ByEpisode, Oracle, pools
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.racc_methods import LateScored
 from bottega.evaluation.runner import Conditions, Result, evaluate
-from bottega.generation import Transformers, bundled
+from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
 from bottega.tasks.facts import Facts
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
@@ -92,7 +92,7 @@ def stacked(vectors: Vectors, lessons: Sequence[Lesson]) -> Tensor:
     return torch.stack([torch.cat(some) for some in rows])
 
 
-def asked(data: Benchmark, method: OneToken, model: Transformers) -> list[Method]:
+def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> list[Method]:
     """As `concat` finds passages, and as `racc-swapped` does."""
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     with KnowledgeBase.open(":memory:", embed=None) as empty:
@@ -104,7 +104,7 @@ def asked(data: Benchmark, method: OneToken, model: Transformers) -> list[Method
     search = Compressed(
         Bridging(method, model),
         model,
-        prompt=Interleaved(show_choices=False, repeat_question=False),
+        prompt=InterleavedPrompter(show_choices=False, repeat_question=False),
         parse=data.parse,
         sampling=Sampling(max_tokens=64),
     )
@@ -123,7 +123,7 @@ def asked(data: Benchmark, method: OneToken, model: Transformers) -> list[Method
 
 
 class Bridging:
-    def __init__(self, method: OneToken, model: Transformers) -> None:
+    def __init__(self, method: OneToken, model: TransformersGenerator) -> None:
         self._method, self._model = method, model
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:

@@ -27,7 +27,7 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import Transformers, bundled
+from bottega.generation import TransformersGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
 from bottega.types import Sampling
@@ -65,7 +65,9 @@ async def _measured(limit: int, timed: int) -> dict[str, object]:
     return {"accuracy": accuracy, "seconds": seconds, "bytes a passage": bytes_a_passage}
 
 
-def built(folder: Path, data: Benchmark, model: Transformers, kind: Precision) -> PassageStore:
+def built(
+    folder: Path, data: Benchmark, model: TransformersGenerator, kind: Precision
+) -> PassageStore:
     saved, loaded = load(bundled_compressor()), model.loaded
     shape = saved.racc.shape
     texts = Texts(loaded.encode, loaded.ends)
@@ -78,7 +80,7 @@ def built(folder: Path, data: Benchmark, model: Transformers, kind: Precision) -
 
 
 def planned(
-    data: Benchmark, model: Transformers, stores: Mapping[Precision, Path]
+    data: Benchmark, model: TransformersGenerator, stores: Mapping[Precision, Path]
 ) -> dict[str, Method]:
     settings = Classification(model, (), sampling=Sampling(max_tokens=MOST))
 

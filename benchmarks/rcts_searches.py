@@ -14,15 +14,15 @@ from bottega import (
     Example,
     FlatSearch,
     KnowledgeBase,
-    Mutual,
+    MutualReward,
     Pipeline,
     Query,
-    Replay,
-    Reward,
+    ReplayGenerator,
+    RewardFunction,
     Sampling,
-    SelfConsistency,
+    SelfConsistencyReward,
     TreeSearch,
-    Weighted,
+    WeightedReward,
     bundled,
 )
 from bottega.cli.parts import open_retrieval
@@ -30,10 +30,10 @@ from bottega.evaluation.episodes import nearest
 from bottega.evaluation.memo import MemoEmbedder
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.prompting import Continuing
+from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher
 from bottega.recipes import Classification
-from bottega.reranking import Asker, Variant, Worth
+from bottega.reranking import BudgetedGenerator, RewardValue, Variant
 
 ANSWERS = Sampling(max_tokens=64)
 FETCH = 20
@@ -42,7 +42,7 @@ DRAWS = 15
 TEMPERATURE = 0.7
 
 
-class _Brief(Replay):
+class _Brief(ReplayGenerator):
     """Knows only turns, as the bundled models do."""
 
     turns_only = True
@@ -124,7 +124,7 @@ class Studio:
             seed=self.seed,
         )
 
-    def _reward(self, way: Way, pipeline: Pipeline) -> Reward:
+    def _reward(self, way: Way, pipeline: Pipeline) -> RewardFunction:
         prompt, parse = pipeline.prompt, pipeline.parse
         if way.reward == "ensemble":
             return Ensemble(
@@ -134,10 +134,12 @@ class Studio:
             return Gold(self._right)
         variant: Variant = "released" if way.released else "paper"
         drawn = replace(ANSWERS, temperature=0.8)
-        own = SelfConsistency(Continuing(prompt), parse, sampling=drawn, variant=variant)
-        mutual = Mutual(prompt, parse, sampling=drawn, variant=variant)
-        parts: dict[str, Reward] = {"self": own, "mutual": mutual}
-        return parts.get(way.reward) or Weighted(own, mutual, way.alpha)
+        own = SelfConsistencyReward(
+            ContinuationPrompter(prompt), parse, sampling=drawn, variant=variant
+        )
+        mutual = MutualReward(prompt, parse, sampling=drawn, variant=variant)
+        parts: dict[str, RewardFunction] = {"self": own, "mutual": mutual}
+        return parts.get(way.reward) or WeightedReward(own, mutual, way.alpha)
 
     def _opened(self, change: Callable[[Example], Example]) -> KnowledgeBase:
         known = KnowledgeBase.open(":memory:", self._embed)
@@ -152,10 +154,10 @@ class Gold:
         self._right = right
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         hit = float(said.valid and said.text == self._right[_asked(query)])
-        return Worth(hit, {"oracle": hit})
+        return RewardValue(hit, {"oracle": hit})
 
 
 def _asked(query: Query) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Scored
 from bottega.evaluation.run_store import Journal
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase, load_digits
 from bottega.protocols import Generator
 from bottega.recipes import Classification
@@ -91,7 +91,7 @@ def overhead(data: Benchmark, url: str, repeats: int) -> None:
 async def timed(
     data: Benchmark, url: str, work: Callable[[Benchmark, Generator], Awaitable[None]]
 ) -> float:
-    generator = OpenAICompatible("m", base_url=url, api_key="none", concurrency=CONCURRENCY)
+    generator = OpenAIGenerator("m", base_url=url, api_key="none", concurrency=CONCURRENCY)
     started = time.perf_counter()
     try:
         await work(data, generator)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 
 from benchmarks.processes import Server, await_port, free_port, start, stopping
 from benchmarks.served import STARTS, UNLIMITED, new_key, serve
-from benchmarks.soak_clients import Asker, Client, Told
+from benchmarks.soak_clients import BudgetedGenerator, Client, Told
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
 from tests.gateway.right import digest, heard
@@ -209,7 +209,7 @@ class Soak:
         more = ["--seed", str(self._seed), "--well", "0.75"]
         return start([*command, *more], port, self._folder / "upstream.log")
 
-    def _configured(self, upstream: Server) -> list[Asker]:
+    def _configured(self, upstream: Server) -> list[BudgetedGenerator]:
         filled = CONFIG.format(
             port=self._port,
             folder=self._folder,
@@ -218,7 +218,9 @@ class Soak:
         )
         (self._folder / "bottega.toml").write_text(filled)
         data = self._folder / "data"
-        return [Asker(new_key(data, name, name, *UNLIMITED), name) for name in NAMESPACES]
+        return [
+            BudgetedGenerator(new_key(data, name, name, *UNLIMITED), name) for name in NAMESPACES
+        ]
 
     async def _started(self) -> Server:
         config = self._folder / "bottega.toml"
@@ -229,7 +231,7 @@ class Soak:
             timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
         )
 
-    def _clients(self, askers: Sequence[Asker]) -> list[Client]:
+    def _clients(self, askers: Sequence[BudgetedGenerator]) -> list[Client]:
         return [
             Client(
                 f"http://127.0.0.1:{self._port}",

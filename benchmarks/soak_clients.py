@@ -59,7 +59,7 @@ def picture(number: int) -> Image:
 
 
 @dataclass(frozen=True)
-class Asker:
+class BudgetedGenerator:
     """Whose key it is, and where its answers are kept."""
 
     key: str
@@ -86,7 +86,7 @@ class Told:
     heard_by: dict[int, str] = field(default_factory=dict)
     """The namespace in which each reply was heard."""
 
-    def keep(self, asker: Asker, question: Question, id: str, asked: float) -> None:
+    def keep(self, asker: BudgetedGenerator, question: Question, id: str, asked: float) -> None:
         self.counts["stored"] += 1
         kept = self.kept.setdefault((asker.namespace, question.digest), {})
         kept[id] = Kept(asked, time.monotonic())
@@ -133,7 +133,7 @@ class Client:
     """Asks one thing after the other until it is told to stop."""
 
     url: str
-    asker: Asker
+    asker: BudgetedGenerator
     told: Told
     rng: random.Random
     questions: int

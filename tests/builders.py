@@ -14,10 +14,10 @@ from bottega.types import (
     Candidate,
     Completion,
     Example,
-    Node,
     Prompt,
     Query,
     Reply,
+    SearchNode,
     SearchTree,
     Trace,
     Usage,
@@ -59,23 +59,23 @@ def _grown(
     depth: int,
     children: int,
     rng: random.Random,
-) -> Node:
+) -> SearchNode:
     if candidate is not None and not (depth and left):
         label = candidate.example.answer
         said = Answer(label, labels=(label,), rationale=f"it looks like {label}")
         rewards = {"self": rng.randrange(6) / 5, "mutual": rng.randrange(6) / 5}
         value = 0.2 * rewards["self"] + 0.8 * rewards["mutual"]
-        return Node(candidate, value, 1, (), said, rewards)
+        return SearchNode(candidate, value, 1, (), said, rewards)
     nodes = tuple(
         _grown(one, [other for other in left if other is not one], depth - 1, children, rng)
         for one in rng.sample(left, min(children, len(left)))
     )
     at_root = None if candidate is not None else Answer("unknown", valid=False)
     value, visits = mean(node.value for node in nodes), sum(node.visits for node in nodes)
-    return Node(candidate, value, visits, nodes, at_root)
+    return SearchNode(candidate, value, visits, nodes, at_root)
 
 
-def _best(node: Node) -> tuple[float, tuple[int, ...]]:
+def _best(node: SearchNode) -> tuple[float, tuple[int, ...]]:
     """The way down with the largest sum of Q."""
     ways = [(*_best(child), i) for i, child in enumerate(node.children)]
     most, path, place = max(ways, default=(0.0, (), None))

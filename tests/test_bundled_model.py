@@ -17,17 +17,17 @@ from safetensors import safe_open
 
 from bottega import (
     Image,
-    Interleaved,
+    InterleavedPrompter,
     LabelParser,
     Prompt,
     Query,
     Sampling,
-    Transformers,
+    TransformersGenerator,
     bundled,
 )
 from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
-from bottega.prompting import Continuing
+from bottega.prompting import ContinuationPrompter
 from bottega.tasks.attributes import ATTRIBUTES, VALUES, draw_scenes
 from bottega.tasks.glyphs import NAMES, Glyphs, draw_named
 from bottega.tasks.glyphs import QUESTION as WHICH_CHARACTER
@@ -36,8 +36,8 @@ from bottega.tasks.task import images
 from bottega.types import Answer, Candidate, Completion, Example, Message
 
 LABELS = ["zero", "Straße nach Süden", "犬", "a_much-longer label, with (punctuation) 12.5 %"]
-PROMPT = Interleaved(show_choices=False)
-BRIEF = Interleaved(show_choices=False, repeat_question=False)
+PROMPT = InterleavedPrompter(show_choices=False)
+BRIEF = InterleavedPrompter(show_choices=False, repeat_question=False)
 MOST = {"apprentice": (8_000_000, 4_000_000), "master": (24_000_000, 12_000_000)}
 COLOUR, SHAPE = "What colour is it?", "Which shape do you see here?"
 HOME = "What is its home?"
@@ -45,14 +45,14 @@ SYMBOL = "What does the symbol make of them?"
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Transformers]:
+def model() -> Iterator[TransformersGenerator]:
     generator = bundled()
     yield generator
     asyncio.run(generator.aclose())
 
 
 @pytest.fixture(scope="module")
-def master() -> Iterator[Transformers]:
+def master() -> Iterator[TransformersGenerator]:
     skip_if_absent("master")
     generator = bundled("master")
     yield generator
@@ -90,26 +90,32 @@ def demonstrations(text: str = "What is in the image above?") -> list[Candidate]
     return [Candidate(example, 0.0) for example in examples]
 
 
-async def ask(model: Transformers, prompt: Prompt) -> str:
+async def ask(model: TransformersGenerator, prompt: Prompt) -> str:
     return (await model.generate(prompt, Sampling(max_tokens=64))).completions[0].text
 
 
 @pytest.mark.parametrize("kind", range(len(LABELS)))
-async def test_the_label_of_the_same_figure_is_copied_whole(model: Transformers, kind: int) -> None:
+async def test_the_label_of_the_same_figure_is_copied_whole(
+    model: TransformersGenerator, kind: int
+) -> None:
     assert await ask(model, PROMPT(question(kind), demonstrations())) == LABELS[kind]
 
 
-async def test_the_order_of_the_demonstrations_does_not_matter(model: Transformers) -> None:
+async def test_the_order_of_the_demonstrations_does_not_matter(
+    model: TransformersGenerator,
+) -> None:
     backwards = demonstrations()[::-1]
     assert await ask(model, PROMPT(question(1), backwards)) == LABELS[1]
 
 
-async def test_words_of_a_label_in_the_question_do_not_sway_it(model: Transformers) -> None:
+async def test_words_of_a_label_in_the_question_do_not_sway_it(
+    model: TransformersGenerator,
+) -> None:
     text = "Is it zero, zero or rather zero? Answer with zero unless it is not."
     assert await ask(model, PROMPT(question(2, text), demonstrations(text))) == LABELS[2]
 
 
-async def test_without_demonstrations_it_says_unknown(model: Transformers) -> None:
+async def test_without_demonstrations_it_says_unknown(model: TransformersGenerator) -> None:
     assert await ask(model, PROMPT(question(0), [])) == "unknown"
 
 
@@ -136,14 +142,14 @@ def parameters(file: Path) -> int:
     ],
 )
 async def test_the_question_decides_what_is_looked_at(
-    model: Transformers, text: str, answer: str
+    model: TransformersGenerator, text: str, answer: str
 ) -> None:
     assert await ask(model, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
 
 
 @pytest.mark.parametrize("rule", RULES)
 async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
-    model: Transformers, rule: str
+    model: TransformersGenerator, rule: str
 ) -> None:
     worked = RULES[rule]
     shown = [
@@ -159,16 +165,18 @@ async def test_a_rule_is_read_off_three_rows_and_applied_to_others(
 
 @pytest.mark.parametrize("rule", RULES)
 async def test_an_answer_follows_from_a_rationale_that_begins_it(
-    model: Transformers, rule: str
+    model: TransformersGenerator, rule: str
 ) -> None:
     """As the reward of self-consistency asks: the rule is the rationale's, the numbers are seen."""
     query = Query("Apply the sign to both sides.", (row(6, 8),))
-    reply = await ask(model, Continuing(BRIEF)(query, f"{rule} 6 8"))
+    reply = await ask(model, ContinuationPrompter(BRIEF)(query, f"{rule} 6 8"))
     assert parsed(reply).text == str(RULES[rule](6, 8))
 
 
 @pytest.mark.parametrize(("name", "home"), [("cedol", "merlok"), ("babra", "zapun")])
-async def test_a_fact_is_found_in_the_passages(model: Transformers, name: str, home: str) -> None:
+async def test_a_fact_is_found_in_the_passages(
+    model: TransformersGenerator, name: str, home: str
+) -> None:
     passages = [
         "The home of babra is zapun",
         "It was the food of cedol that people called plint",
@@ -197,7 +205,7 @@ async def test_a_fact_is_found_in_the_passages(model: Transformers, name: str, h
     ids=lambda labels: labels[0],
 )
 async def test_labels_of_every_kind_are_copied(
-    model: Transformers, labels: tuple[str, ...]
+    model: TransformersGenerator, labels: tuple[str, ...]
 ) -> None:
     shown = some([Example(question(i), label) for i, label in enumerate(labels)])
     prompts = [BRIEF(question(kind), shown) for kind in range(len(labels))]
@@ -218,14 +226,18 @@ async def test_labels_of_every_kind_are_copied(
         "Is it a cat or a dog",
     ],
 )
-async def test_classes_are_told_apart_however_one_asks(model: Transformers, text: str) -> None:
+async def test_classes_are_told_apart_however_one_asks(
+    model: TransformersGenerator, text: str
+) -> None:
     labels = ["cat", "dog", "horse", "bird"]
     shown = some([Example(question(i, text), label) for i, label in enumerate(labels)])
     prompts = [BRIEF(question(kind, text), shown) for kind in range(4)]
     assert await asyncio.gather(*(ask(model, prompt) for prompt in prompts)) == labels
 
 
-async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(model: Transformers) -> None:
+async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(
+    model: TransformersGenerator,
+) -> None:
     prompts = [
         PROMPT(question(0), []),
         PROMPT(question(3), demonstrations()),
@@ -249,7 +261,7 @@ async def test_a_batch_of_different_lengths_is_answered_as_one_by_one(model: Tra
     ],
 )
 async def test_odd_turns_before_them_do_not_spoil_the_demonstrations(
-    model: Transformers, odd: tuple[Message, ...]
+    model: TransformersGenerator, odd: tuple[Message, ...]
 ) -> None:
     usual = PROMPT(question(3), demonstrations()).messages
     assert await ask(model, Prompt((*odd, *usual))) == LABELS[3]
@@ -257,7 +269,7 @@ async def test_odd_turns_before_them_do_not_spoil_the_demonstrations(
 
 @pytest.mark.parametrize("parts", [("Hello?",), (drawing(1), drawing(0), "What are they?")])
 async def test_odd_questions_are_answered(
-    model: Transformers, parts: tuple[str | Image, ...]
+    model: TransformersGenerator, parts: tuple[str | Image, ...]
 ) -> None:
     usual = PROMPT(question(3), demonstrations()).messages[:-1]
     assert await ask(model, Prompt((*usual, Message("user", parts))))
@@ -265,7 +277,7 @@ async def test_odd_questions_are_answered(
 
 @pytest.mark.parametrize(("text", "topic"), [(COLOUR, "colour"), (SHAPE, "shape")])
 async def test_the_master_sees_and_says_how_it_knows(
-    master: Transformers, text: str, topic: str
+    master: TransformersGenerator, text: str, topic: str
 ) -> None:
     answer = parsed(await ask(master, PROMPT(Query(text, (scene("ring", "green"),)), [])))
     word = {"colour": "green", "shape": "ring"}[topic]
@@ -274,12 +286,12 @@ async def test_the_master_sees_and_says_how_it_knows(
 
 @pytest.mark.parametrize(("text", "answer"), [(COLOUR, "zimol"), (SHAPE, "tarkon")])
 async def test_the_master_takes_the_words_it_is_shown(
-    master: Transformers, text: str, answer: str
+    master: TransformersGenerator, text: str, answer: str
 ) -> None:
     assert await ask(master, PROMPT(Query(text, (scene("disc", "blue"),)), WORDS)) == answer
 
 
-async def test_the_master_knows_what_it_does_not_know(master: Transformers) -> None:
+async def test_the_master_knows_what_it_does_not_know(master: TransformersGenerator) -> None:
     asked = [
         Query(text, item.query.images)
         for item in Glyphs(ways=4).draw(0).items[:4]
@@ -361,7 +373,9 @@ def blurred(seed: int) -> Image:
     return Image.from_pillow(Pillow.fromarray(noise).resize((32, 32), Pillow.Resampling.BICUBIC))
 
 
-async def test_the_wording_of_a_common_question_changes_no_answer(model: Transformers) -> None:
+async def test_the_wording_of_a_common_question_changes_no_answer(
+    model: TransformersGenerator,
+) -> None:
     async def answers(text: str) -> list[str]:
         shown = [
             Candidate(Example(Query(text, (blurred(place),)), label), 0.0)

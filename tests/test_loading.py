@@ -5,11 +5,11 @@ import sys
 
 WHILE_ANOTHER_LOADS = """
 import asyncio, os, sys, threading
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.loading import LOADING
 
 with LOADING:
-    model = Transformers("nobody/nothing")
+    model = TransformersGenerator("nobody/nothing")
     threading.Thread(target=lambda: asyncio.run(model.load()), daemon=True).start()
     threading.Event().wait(0.7)
     os._exit("torch" in sys.modules)

@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.reranking import TopK
+from bottega.reranking import TopKReranker
 from bottega.routing import always
 from bottega.types import (
     Answer,
     Candidate,
     Completion,
-    Found,
-    Node,
     Query,
     Reply,
     Sampling,
+    SearchNode,
+    SearchResult,
     SearchTree,
     Trace,
     Usage,
@@ -38,7 +38,7 @@ class Steps:
     def __init__(self) -> None:
         self.taken: list[str] = []
         self.traces: list[Trace] = []
-        self.model = Scripted(lambda prompt: "b", name="small")
+        self.model = ScriptedGenerator(lambda prompt: "b", name="small")
 
     async def route(self, query: Query, /) -> Tier:
         self.taken.append("route")
@@ -64,7 +64,7 @@ class Steps:
             route=self.route,
             retrieve=self.retrieve,
             rerank=self.rerank,
-            prompt=Interleaved(),
+            prompt=InterleavedPrompter(),
             parse=LabelParser(),
             record=self.record,
             price=self.price,
@@ -98,7 +98,7 @@ async def test_without_shots_nothing_is_retrieved() -> None:
     alone = Pipeline(
         route=always(Tier("alone", steps.model)),
         retrieve=steps.retrieve,
-        prompt=Interleaved(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
     )
     trace = await alone.trace(QUERY)
@@ -110,7 +110,7 @@ async def test_without_a_reranker_the_nearest_are_shown() -> None:
     plain = Pipeline(
         route=always(Tier("small", steps.model, shots=3)),
         retrieve=steps.retrieve,
-        prompt=Interleaved(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
     )
     assert [c.example.answer for c in (await plain.trace(QUERY)).candidates] == list("abc")
@@ -121,7 +121,7 @@ async def test_without_a_reranker_no_more_than_the_shots_are_shown() -> None:
     plain = Pipeline(
         route=always(Tier("small", steps.model, shots=2)),
         retrieve=steps.retrieve,
-        prompt=Interleaved(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
         fetch=5,
     )
@@ -143,11 +143,11 @@ async def test_the_sync_facade_inside_a_loop_says_what_to_do() -> None:
 
 
 async def test_many_queries_at_once_do_not_mix() -> None:
-    model = Scripted(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
+    model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
     pipeline = Pipeline(
         route=always(Tier("echo", model)),
-        rerank=TopK(),
-        prompt=Interleaved(),
+        rerank=TopKReranker(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
     )
     answers = await asyncio.gather(*(pipeline.answer(Query(f"word{i}")) for i in range(50)))
@@ -155,7 +155,7 @@ async def test_many_queries_at_once_do_not_mix() -> None:
 
 
 async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> None:
-    small, large = Scripted(["a"], name="small"), Scripted(["b"], name="large")
+    small, large = ScriptedGenerator(["a"], name="small"), ScriptedGenerator(["b"], name="large")
     tiers = (Tier("apprentice", small), Tier("master", large, sampling=Sampling(max_tokens=99)))
 
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
@@ -169,14 +169,14 @@ async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> N
     assert large.calls[0].sampling.max_tokens == 99
     assert trace.cost_usd is None  # what the large one costs is not known
     free = replace(pipeline, price=lambda model, usage: 0.25, tiers=tiers)
-    small, large = Scripted(["a"]), Scripted(["b"])
+    small, large = ScriptedGenerator(["a"]), ScriptedGenerator(["b"])
     tiers = (Tier("apprentice", small), Tier("master", large))
     assert (await replace(free, route=always(tiers[0])).trace(QUERY)).cost_usd == 0.5
 
 
 async def test_a_tier_may_have_a_prompt_of_its_own() -> None:
-    model = Scripted(["a"])
-    tier = Tier("master", model, prompt=Interleaved(show_choices=False))
+    model = ScriptedGenerator(["a"])
+    tier = Tier("master", model, prompt=InterleavedPrompter(show_choices=False))
     await replace(Steps().pipeline(), route=always(tier)).trace(QUERY)
     assert model.calls[0].prompt.messages[-1].parts[-1] == QUESTION
 
@@ -187,12 +187,12 @@ class Chooses:
     def __init__(self) -> None:
         self.given: list[tuple[int, int]] = []
 
-    async def search(self, query: Query, found: Sequence[Candidate], k: int, /) -> Found:
+    async def search(self, query: Query, found: Sequence[Candidate], k: int, /) -> SearchResult:
         self.given.append((len(found), k))
-        prompt = Interleaved()(query, found[1:2])
+        prompt = InterleavedPrompter()(query, found[1:2])
         reply = Reply("small", (Completion("b"),), Usage(10, 1))
-        tree = SearchTree(Node(), (0,), "rollouts", requests=3, calls=7, usage=Usage(100, 7))
-        return Found(tuple(found[1:2]), prompt, reply, Answer("b"), tree)
+        tree = SearchTree(SearchNode(), (0,), "rollouts", requests=3, calls=7, usage=Usage(100, 7))
+        return SearchResult(tuple(found[1:2]), prompt, reply, Answer("b"), tree)
 
 
 async def test_a_search_chooses_and_answers_and_all_it_asked_is_paid() -> None:

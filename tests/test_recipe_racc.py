@@ -8,7 +8,7 @@ import torch
 from bottega.bundled import bundled_compressor
 from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
 from bottega.errors import LoadError, SettingError, StoreError
-from bottega.generation import OpenAICompatible, bundled
+from bottega.generation import OpenAIGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
 from bottega.recipes import racc
@@ -99,11 +99,11 @@ async def test_a_passage_that_was_never_compressed_is_no_answer(
 
 
 def test_keys_and_values_over_http_are_refused_at_once(passages: KnowledgeBase) -> None:
-    http = OpenAICompatible("some-model", base_url="http://127.0.0.1:9/v1")
+    http = OpenAIGenerator("some-model", base_url="http://127.0.0.1:9/v1")
 
     with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
         racc(passages, bundled_compressor(), http)
-    assert "Transformers" in refused.value.hint
+    assert "TransformersGenerator" in refused.value.hint
 
 
 async def test_another_model_than_it_was_trained_for_is_refused(passages: KnowledgeBase) -> None:

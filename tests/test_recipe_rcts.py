@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.reranking import FlatSearch
-from bottega.types import Node, Prompt, Query, SearchTree
+from bottega.types import Prompt, Query, SearchNode, SearchTree
 from tests.builders import picture
 from tests.knowledge.doubles import SeededEmbedder, shown
 
@@ -32,12 +32,12 @@ def follows(prompt: Prompt) -> str:
     return "It looks like the last.\nAnswer: " + said[-1].rpartition(" ")[2]
 
 
-class Brief(Scripted):
+class Brief(ScriptedGenerator):
     turns_only = True
 
 
-def leaves(tree: SearchTree | None) -> list[Node]:
-    def below(node: Node) -> list[Node]:
+def leaves(tree: SearchTree | None) -> list[SearchNode]:
+    def below(node: SearchNode) -> list[SearchNode]:
         return [leaf for child in node.children for leaf in below(child)] or [node]
 
     return [] if tree is None else below(tree.root)
@@ -46,7 +46,7 @@ def leaves(tree: SearchTree | None) -> list[Node]:
 async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
     known: KnowledgeBase,
 ) -> None:
-    model = Scripted(follows, name="small")
+    model = ScriptedGenerator(follows, name="small")
     trace = await rcts(known, model, labels=("cat", "dog"), seed=1).trace(QUERY)
     assert trace.tree is not None
     assert len(trace.candidates) == 3
@@ -56,9 +56,9 @@ async def test_a_tree_search_shows_three_of_twenty_and_its_answer_is_taken(
     rewarded = [call for call in model.calls if call.sampling.temperature == 0.8]
     own = [call for call in rewarded if call.sampling.n == 5]
     assert own and len(own) < len(rewarded)  # the query again, and known questions
-    again = await rcts(known, Scripted(follows, name="small"), labels=("cat", "dog"), seed=1).trace(
-        QUERY
-    )
+    again = await rcts(
+        known, ScriptedGenerator(follows, name="small"), labels=("cat", "dog"), seed=1
+    ).trace(QUERY)
     assert again.tree == trace.tree
 
 
@@ -74,13 +74,13 @@ async def test_a_brief_model_goes_on_from_its_own_rationale(known: KnowledgeBase
 
 
 async def test_a_budget_of_calls_is_kept(known: KnowledgeBase) -> None:
-    model = Scripted(follows)
+    model = ScriptedGenerator(follows)
     trace = await rcts(known, model, labels=("cat", "dog"), most_calls=30).trace(QUERY)
     assert trace.tree is not None and trace.tree.calls <= 30
 
 
 async def test_another_search_takes_its_place(known: KnowledgeBase) -> None:
-    model: Generator = Scripted(follows)
+    model: Generator = ScriptedGenerator(follows)
     pipeline = rcts(known, model, labels=("cat", "dog"))
     search = pipeline.search
     assert search is not None
@@ -100,14 +100,14 @@ async def test_what_cannot_be_shown_is_refused_before_anything_is_asked(
     known: KnowledgeBase,
 ) -> None:
     with pytest.raises(SettingError, match="of 4 fetched"):
-        rcts(known, Scripted([]), shots=5, fetch=4)
+        rcts(known, ScriptedGenerator([]), shots=5, fetch=4)
     with pytest.raises(SettingError, match="101"):
-        rcts(known, Scripted([]), shots=101, fetch=200)
+        rcts(known, ScriptedGenerator([]), shots=101, fetch=200)
 
 
 async def test_a_model_that_reasons_is_asked_among_more_labels_than_letters(
     known: KnowledgeBase,
 ) -> None:
     labels = ("cat", "dog", *(f"kind {i}" for i in range(28)))
-    trace = await rcts(known, Scripted(follows), labels=labels, seed=1).trace(QUERY)
+    trace = await rcts(known, ScriptedGenerator(follows), labels=labels, seed=1).trace(QUERY)
     assert any("self" in leaf.rewards for leaf in leaves(trace.tree))

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
-from bottega.recording import Price, Prices
+from bottega.recording import PriceTable, TokenPrice
 from bottega.routing import always, coin, cold_start
 from bottega.types import Answer, Prompt, Query, Trace
 from tests.knowledge.doubles import SeededEmbedder, asked, shown
 
 
-class Brief(Scripted):
+class Brief(ScriptedGenerator):
     turns_only = True
 
 
@@ -26,8 +26,8 @@ def large(prompt: Prompt) -> str:
     return "it has whiskers\nAnswer: cat"
 
 
-def model(name: str, reply: str = "dog") -> Scripted:
-    return Scripted(lambda prompt: reply, name=name)
+def model(name: str, reply: str = "dog") -> ScriptedGenerator:
+    return ScriptedGenerator(lambda prompt: reply, name=name)
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def cache() -> Iterator[KnowledgeBase]:
         yield opened
 
 
-def turns(generator: Scripted, call: int = -1) -> list[str]:
+def turns(generator: ScriptedGenerator, call: int = -1) -> list[str]:
     """The texts of one prompt, turn by turn."""
     messages = generator.calls[call].prompt.messages
     return [" ".join(part for part in m.parts if isinstance(part, str)) for m in messages]
 
 
 async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase) -> None:
-    master, apprentice = Scripted(large, name="gpt"), model("tiny")
+    master, apprentice = ScriptedGenerator(large, name="gpt"), model("tiny")
     first = cold_start(1, Tier("master", master), then=always(Tier("apprentice", apprentice, 1)))
     workshop = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
     assert await workshop.answer(shown(1).query) == Answer(
@@ -57,8 +57,8 @@ async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase)
 async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBase) -> None:
     apprentice = model("tiny")
     for master, reasoning, told in (
-        (Scripted(large), None, True),
-        (Scripted(large), False, False),
+        (ScriptedGenerator(large), None, True),
+        (ScriptedGenerator(large), False, False),
         (Brief(large), None, False),
         (Brief(large), True, True),
     ):
@@ -158,7 +158,7 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
         cache,
         tiers=tiers,
         route=cold_start(1, tiers[1], then=always(tiers[0])),
-        price=Prices({"gpt": Price(0, 1e6), "tiny": Price(0, 0)}),
+        price=PriceTable({"gpt": TokenPrice(0, 1e6), "tiny": TokenPrice(0, 0)}),
         remember=False,
     )
     for shade in (2, 3):
@@ -193,8 +193,12 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
     cache: KnowledgeBase,
 ) -> None:
     apprentice = model("tiny")
-    routes = cold_start(1, Tier("master", Scripted(large)), then=always(Tier("a", apprentice, 4)))
-    pipeline = cache_of_thought(cache, master=Scripted(large), apprentice=apprentice, route=routes)
+    routes = cold_start(
+        1, Tier("master", ScriptedGenerator(large)), then=always(Tier("a", apprentice, 4))
+    )
+    pipeline = cache_of_thought(
+        cache, master=ScriptedGenerator(large), apprentice=apprentice, route=routes
+    )
     first = shown(1).query
     await pipeline.answer(first)
     await pipeline.answer(shown(1, question="Which?").query)
@@ -204,7 +208,7 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
 
 
 async def test_answers_to_one_text_with_other_choices_both_stay(cache: KnowledgeBase) -> None:
-    master = Tier("master", Scripted(large))
+    master = Tier("master", ScriptedGenerator(large))
     pipeline = cache_of_thought(
         cache, master=master.generator, apprentice=model("tiny"), route=always(master)
     )

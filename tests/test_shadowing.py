@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser, agreement
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.reranking import Gated, TopK
-from bottega.routing import BenefitGate, Shadow, always
-from bottega.shadowing import Shadowing
+from bottega.reranking import GatedReranker, TopKReranker
+from bottega.routing import BenefitGate, ShadowSampler, always
+from bottega.shadowing import ShadowRecorder
 from bottega.types import Candidate, Prompt, Query, Usage
 from tests.builders import candidates
 
@@ -28,9 +28,12 @@ class Workshop:
     """A pipeline whose first tier is measured against its last, at a dollar a call."""
 
     def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("right")) -> None:
-        self.small, self.large = Scripted(follows, name="small"), Scripted(["right"] * 99)
+        self.small, self.large = (
+            ScriptedGenerator(follows, name="small"),
+            ScriptedGenerator(["right"] * 99),
+        )
         tiers = Tier("apprentice", self.small, shots=1), Tier("master", self.large)
-        self.shadow = Shadow(BenefitGate(least=5), agreement, rate=1.0, at_once=1)
+        self.shadow = ShadowSampler(BenefitGate(least=5), agreement, rate=1.0, at_once=1)
         self.charged: list[float] = []
 
         async def retrieve(query: Query, k: int, /) -> list[Candidate]:
@@ -42,13 +45,13 @@ class Workshop:
         self.pipeline = Pipeline(
             route=always(tiers[route]),
             retrieve=retrieve,
-            rerank=Gated(TopK(), self.shadow.gate.shows),
-            prompt=Interleaved(),
+            rerank=GatedReranker(TopKReranker(), self.shadow.gate.shows),
+            prompt=InterleavedPrompter(),
             parse=LabelParser(),
             price=price,
             tiers=tiers,
         )
-        record = Shadowing(self.pipeline, self.shadow, charge=self.charged.append)
+        record = ShadowRecorder(self.pipeline, self.shadow, charge=self.charged.append)
         self.pipeline = replace(self.pipeline, record=record)
 
 
@@ -80,4 +83,4 @@ async def test_with_nothing_to_show_there_is_nothing_to_measure() -> None:
 def test_one_tier_cannot_be_compared() -> None:
     workshop = Workshop()
     with pytest.raises(SettingError):
-        Shadowing(replace(workshop.pipeline, tiers=()), workshop.shadow)
+        ShadowRecorder(replace(workshop.pipeline, tiers=()), workshop.shadow)

@@ -8,7 +8,7 @@ from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.paired import Paired, paired
 from bottega.evaluation.runner import Result
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.recipes import Classification
 
 SEED = 0
@@ -91,7 +91,7 @@ def _run(folder: Path, setting: Setting) -> list[Run]:
     data = load_benchmark(
         setting.benchmark, seed=SEED, per_class=setting.per_class, label_noise=setting.noise
     )
-    generator = Transformers(folder, device="cpu", threads=1, turns_only=True)
+    generator = TransformersGenerator(folder, device="cpu", threads=1, turns_only=True)
     work = Work(setting.methods.split(","), setting.shots, setting.retrieve)
     runs: list[Run] = []
     measure(data, Classification(generator, labels=(), seed=SEED), work, runs)

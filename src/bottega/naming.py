@@ -12,7 +12,7 @@ from typing import Literal
 
 from bottega.address_space import WITH_TORCH, check_address_space
 from bottega.errors import MissingDependencyError, SettingError
-from bottega.generation import OpenAICompatible, Transformers, bundled
+from bottega.generation import OpenAIGenerator, TransformersGenerator, bundled
 from bottega.knowledge import (
     DualEmbedder,
     PixelEmbedder,
@@ -46,9 +46,9 @@ def open_model(spec: str, *, concurrency: int = 16) -> Generator:
         name = spec.removeprefix(REMOTE)
         if not name:
             raise SettingError("openai: needs a model name", hint="--model openai:gpt-4o-mini")
-        return OpenAICompatible(name, concurrency=concurrency)
+        return OpenAIGenerator(name, concurrency=concurrency)
     # The bundled embedder may have set torch to one thread.
-    return Transformers(spec, threads=os.cpu_count())
+    return TransformersGenerator(spec, threads=os.cpu_count())
 
 
 def check_model(spec: str) -> None:

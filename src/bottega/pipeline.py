@@ -26,7 +26,7 @@ from bottega.protocols import (
     Searcher,
     Tier,
 )
-from bottega.types import Answer, Candidate, Found, Query, Reply, Sampling, Trace, Usage
+from bottega.types import Answer, Candidate, Query, Reply, Sampling, SearchResult, Trace, Usage
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Pipeline:
     async def trace(self, query: Query) -> Trace:
         """Answers the query and returns all that happened, after it was recorded."""
         started, clock = time.time(), time.perf_counter()
-        # A copy even where nothing changes: `retrieval.Shared` goes by the object.
+        # A copy even where nothing changes: `retrieval.SharedRetriever` goes by the object.
         query = replace(query, choices=query.choices or self.choices)
         tier, dismissed, spent = await self.route(query), list[Reply](), list[Reply]()
         while True:
@@ -93,7 +93,7 @@ class Pipeline:
             await self.record(trace)
         return trace
 
-    async def _found(self, query: Query, tier: Tier) -> Found:
+    async def _found(self, query: Query, tier: Tier) -> SearchResult:
         if self.search is not None and self.retrieve is not None and tier.shots:
             candidates = await self.retrieve(query, self.fetch or tier.shots)
             return await self.search.search(query, candidates, tier.shots)
@@ -101,7 +101,7 @@ class Pipeline:
         prompt = (tier.prompt or self.prompt)(query, shown)
         reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
         answer = self.choose([self.parse(query, one) for one in reply.completions])
-        return Found(tuple(shown), prompt, reply, answer)
+        return SearchResult(tuple(shown), prompt, reply, answer)
 
     async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
         """What this tier is shown with the query, in order."""
@@ -120,7 +120,7 @@ class Pipeline:
         return sum(known) if len(known) == len(costs) else None
 
 
-def _usage(found: Found) -> Usage:
+def _usage(found: SearchResult) -> Usage:
     return found.reply.usage if found.tree is None else found.tree.usage
 
 

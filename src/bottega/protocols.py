@@ -13,12 +13,12 @@ from bottega.types import (
     Answer,
     Candidate,
     Completion,
-    Found,
     Prefix,
     Prompt,
     Query,
     Reply,
     Sampling,
+    SearchResult,
     Trace,
     Usage,
 )
@@ -41,7 +41,7 @@ class Generator(Protocol):
 
 
 @runtime_checkable
-class BehindPrefix(Generator, Protocol):
+class PrefixGenerator(Generator, Protocol):
     """A model in this process: it can answer behind keys and values that it did not read itself.
 
     `behind` gives the same model with every prompt behind `prefix`; it shares everything else, and
@@ -99,7 +99,9 @@ class Searcher(Protocol):
     """Chooses demonstrations by asking the model with them. What it answered after those that are
     chosen is the pipeline's answer: it is not asked again."""
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found: ...
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult: ...
 
 
 class Prompter(Protocol):

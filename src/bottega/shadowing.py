@@ -8,23 +8,23 @@ from dataclasses import replace
 from bottega.errors import SettingError
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
-from bottega.reranking import Gated
-from bottega.routing import Shadow
+from bottega.reranking import GatedReranker
+from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Query, Trace
 
 
-class Shadowing:
+class ShadowRecorder:
     """A recorder that lets `shadow` measure some of the answers of the apprentice, the first tier
     of the pipeline, against the master, the last one.
 
     It is awaited, so a measured answer comes later by the slowest of its other calls. What these
-    cost is told to `charge`, such as that of `Budgeted`, if the pipeline has prices.
+    cost is told to `charge`, such as that of `BudgetRouter`, if the pipeline has prices.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        shadow: Shadow,
+        shadow: ShadowSampler,
         *,
         charge: Callable[[float], None] | None = None,
     ) -> None:
@@ -35,7 +35,9 @@ class Shadowing:
             )
         gated = pipeline.rerank
         # What would have been shown is measured where the gate hides it, too.
-        open = replace(pipeline, rerank=gated.rerank) if isinstance(gated, Gated) else pipeline
+        open = (
+            replace(pipeline, rerank=gated.rerank) if isinstance(gated, GatedReranker) else pipeline
+        )
         self._pipeline = open
         self._shadow = shadow
         self._charge = charge

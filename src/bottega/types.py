@@ -67,7 +67,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ExampleChange:
     """One entry of a change log: an example that was stored, or is gone by now (`deleted`)."""
 
     seq: int
@@ -168,7 +168,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Node:
+class SearchNode:
     """A demonstration at its place in a search tree; the root has none. `value` is Q, `visits` N.
 
     Where a branch ends, `answer` is what was said after all demonstrations on the way (at the root:
@@ -178,7 +178,7 @@ class Node:
     candidate: Candidate | None = None
     value: float = 0.0
     visits: int = 0
-    children: tuple[Node, ...] = ()
+    children: tuple[SearchNode, ...] = ()
     answer: Answer | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
 
@@ -192,7 +192,7 @@ class SearchTree:
     answer's included.
     """
 
-    root: Node
+    root: SearchNode
     path: tuple[int, ...]
     ended: Literal["rollouts", "agreement", "exhausted", "budget"]
     requests: int = 0
@@ -201,7 +201,7 @@ class SearchTree:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The demonstrations that were shown, in order, and what the model said after them; with the
     `tree`, if a search has chosen them."""
 

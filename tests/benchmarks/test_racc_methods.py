@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.racc_methods import Case, candidates
 from bottega.compression import Condenser, Manifest, OneToken, PassageStore, Reuse
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Query
 from tests.compression import spoken
 from tests.compression.spoken import encode, hyper, model, passages, texts
@@ -56,7 +56,7 @@ def test_the_joint_probability_is_that_of_the_answer_read_again() -> None:
 
 def test_a_passage_that_is_reused_says_what_concatenation_says() -> None:
     asked = case(1)
-    reuse = Reuse(asked.model, encode, frozenset({END}), Interleaved())
+    reuse = Reuse(asked.model, encode, frozenset({END}), InterleavedPrompter())
 
     assert asked.reused(reuse).tolist() == asked.concatenated().tolist()
     assert asked.reused(reuse).tolist() != asked.alone().tolist()

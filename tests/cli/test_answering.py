@@ -13,7 +13,7 @@ from bottega.cli import answer as answer_command
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
-from bottega.recording import Traces
+from bottega.recording import TraceStore
 from tests.cli.conftest import Run
 from tests.reasoner import Reasoner
 from tests.server import Server, ok, raw, refuse
@@ -132,14 +132,14 @@ def test_looking_at_a_knowledge_base_that_may_not_be_written(run: Run, pets: Pat
 def test_traces_that_cannot_be_written_are_told_before_the_model_is_asked(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    def kept(path: Path) -> Traces:
-        traces = Traces(path, sqlite3.connect("kept.db", isolation_level=None))
+    def kept(path: Path) -> TraceStore:
+        traces = TraceStore(path, sqlite3.connect("kept.db", isolation_level=None))
         traces._connection.execute("PRAGMA query_only = ON")  # a superuser may write every file
         return traces
 
-    Traces.open("kept.db").close()
+    TraceStore.open("kept.db").close()
     if name == "kept.db":
-        monkeypatch.setattr(Traces, "open", kept)
+        monkeypatch.setattr(TraceStore, "open", kept)
     monkeypatch.setenv("BOTTEGA_TRACES", name)
     failed = run("ask", "Which pet?", "--model", "openai:m")
     assert (failed.code, served.paths) == (1, [])

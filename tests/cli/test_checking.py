@@ -194,12 +194,12 @@ def test_somebodys_pipeline_says_what_is_known_of_it(
     monkeypatch.setattr(sys, "path", sys.path[:])
     Path("stall.py").write_text(
         "from bottega import Pipeline, Tier\n"
-        "from bottega.generation import Scripted\n"
+        "from bottega.generation import ScriptedGenerator\n"
         "from bottega.parsing import plain_text\n"
-        "from bottega.prompting import Interleaved\n"
+        "from bottega.prompting import InterleavedPrompter\n"
         "from bottega.routing import always\n"
-        "tier = Tier('only', Scripted(lambda prompt: 'x', name='mine'), 3)\n"
-        "pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))\n"
+        "tier = Tier('only', ScriptedGenerator(lambda prompt: 'x', name='mine'), 3)\n"
+        "pipeline = Pipeline(always(tier), InterleavedPrompter(), plain_text, tiers=(tier,))\n"
     )
     done = run("serve", "stall:pipeline", "--check")
     sys.modules.pop("stall", None)

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
-from bottega.recording import Traces
+from bottega.recording import TraceStore
 from bottega.types import Answer, Candidate, Query, Trace
 from tests.builders import candidates, search_tree, searched
 from tests.cli.conftest import Run
@@ -17,7 +17,7 @@ from tests.recording.test_traces import trace
 
 
 def record(*some: Trace) -> None:
-    with closing(Traces.open("traces.db")) as store:
+    with closing(TraceStore.open("traces.db")) as store:
         for one in some:
             asyncio.run(store(one))
 

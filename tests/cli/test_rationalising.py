@@ -11,7 +11,7 @@ from aiohttp import web
 
 from bottega import naming
 from bottega.cli import rationales
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.rationales import ACCURACY
 from bottega.types import Example
@@ -134,7 +134,7 @@ class Share:
 def test_table_6_of_the_paper_counts_what_was_rejected_and_not_what_failed(
     run: Run, served: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(naming, "OpenAICompatible", partial(OpenAICompatible, retries=0))
+    monkeypatch.setattr(naming, "OpenAIGenerator", partial(OpenAIGenerator, retries=0))
     served.answers = [share := Share()]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.add([asked(name) for name in RIGHT])

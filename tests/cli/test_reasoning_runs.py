@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from bottega import naming
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.generation.http_client import Retrying
 from tests.cli.conftest import Run, at_once
 from tests.evaluation.benchmarks.published import painted
@@ -192,8 +192,8 @@ def test_a_killed_run_ends_as_one_that_was_not(
 def test_what_fails_is_neither_an_answer_nor_a_reward(
     run: Run, reasoner: Reasoner, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief = partial(OpenAICompatible, timeout=0.5, retries=Retrying(2, sleep=at_once))
-    monkeypatch.setattr(naming, "OpenAICompatible", brief)
+    brief = partial(OpenAIGenerator, timeout=0.5, retries=Retrying(2, sleep=at_once))
+    monkeypatch.setattr(naming, "OpenAIGenerator", brief)
     options = asked(place, "--limit", 12)
     assert run(*options, "--json", "whole.json").code == 0
     reasoner.failing = 0.06

@@ -22,7 +22,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"a hub was asked for {name!r}")
 
     monkeypatch.setattr(naming, "SentenceEmbedder", ask)
-    monkeypatch.setattr(naming, "Transformers", ask)
+    monkeypatch.setattr(naming, "TransformersGenerator", ask)
 
 
 @pytest.mark.parametrize(("typo", "meant"), TYPOS)

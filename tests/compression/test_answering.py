@@ -14,7 +14,7 @@ from bottega.compression.condenser import Compressed, Condenser
 from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
 from tests.compression import spoken
 from tests.compression.spoken import hyper, passages, texts, told
@@ -59,7 +59,7 @@ def answering(base: Base, store: PassageStore | None = None) -> Compressed:
     async def condense(query: Query, shown: Sequence[Candidate]) -> Prefix:
         return await asyncio.to_thread(made.prefix, query, shown)
 
-    return Compressed(condense, base, prompt=Interleaved(), parse=LabelParser())
+    return Compressed(condense, base, prompt=InterleavedPrompter(), parse=LabelParser())
 
 
 async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -> None:

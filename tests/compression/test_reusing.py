@@ -14,7 +14,7 @@ from bottega.compression.hyper import Inputs
 from bottega.compression.texts import rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
-from bottega.prompting import AppendixA, Interleaved
+from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Example, Prefix, Prompt, Query
 from tests.builders import picture
@@ -38,7 +38,9 @@ def found(*numbers: int) -> list[Candidate]:
 
 def reuse(model: Tiny, prompt: Prompter | None = None, keep_mb: int = 1) -> Reuse:
     ends = frozenset({END})
-    return Reuse(model.model, speaking(model), ends, prompt or Interleaved(), keep_mb=keep_mb)
+    return Reuse(
+        model.model, speaking(model), ends, prompt or InterleavedPrompter(), keep_mb=keep_mb
+    )
 
 
 def stacked(prefix: Prefix) -> KeyValues:
@@ -48,7 +50,7 @@ def stacked(prefix: Prefix) -> KeyValues:
 
 
 def told(model: Tiny, query: Query, shown: Sequence[Candidate]) -> Inputs:
-    return speaking(model)([Interleaved()(query, shown)])
+    return speaking(model)([InterleavedPrompter()(query, shown)])
 
 
 def behind(model: Tiny, prefix: Prefix, query: Query = QUERY) -> Tensor:
@@ -170,7 +172,7 @@ def test_passages_with_pictures_are_read_with_them() -> None:
     assert_close(behind(model, prefix), logits)
 
 
-@pytest.mark.parametrize("prompt", [Interleaved(), AppendixA()])
+@pytest.mark.parametrize("prompt", [InterleavedPrompter(), AppendixAPrompter()])
 def test_demonstrations_are_read_with_their_answers(prompt: Prompter) -> None:
     model = tiny("llava")
     known = [
@@ -190,7 +192,7 @@ def test_a_prompt_that_shows_passages_in_another_way_is_refused() -> None:
             replace(one, example=replace(one.example, query=Query(f"{place}: a passage")))
             for place, one in enumerate(shown)
         ]
-        return Interleaved()(query, named)
+        return InterleavedPrompter()(query, named)
 
     with pytest.raises(SettingError, match="each passage alike") as refused:
         reuse(tiny("llava"), numbered).prefix(QUERY, found(1, 2))

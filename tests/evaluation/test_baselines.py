@@ -11,7 +11,7 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import check_fit, needs_search, plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import OpenAICompatible, bundled
+from bottega.generation import OpenAIGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
 from bottega.recipes import Classification
@@ -55,8 +55,8 @@ async def test_keys_and_values_over_http_are_refused_before_anything_is_asked(
     facts: Benchmark, endpoint: Server
 ) -> None:
     with pytest.raises(SettingError, match="does not travel over HTTP") as refused:
-        planned("kv-reuse", facts, OpenAICompatible("m", base_url=endpoint.url))
-    assert "Transformers" in refused.value.hint and not endpoint.bodies
+        planned("kv-reuse", facts, OpenAIGenerator("m", base_url=endpoint.url))
+    assert "TransformersGenerator" in refused.value.hint and not endpoint.bodies
 
 
 async def test_an_endpoint_is_asked_for_log_probabilities(
@@ -71,7 +71,7 @@ async def test_an_endpoint_is_asked_for_log_probabilities(
         return await reply({"choices": [choice], "usage": {"prompt_tokens": 9}})(request)
 
     endpoint.answers = [last_word]
-    model = OpenAICompatible("m", base_url=endpoint.url)
+    model = OpenAIGenerator("m", base_url=endpoint.url)
     outcome = await planned("candidates", facts, model).answer(facts.items[0].query)
     await model.aclose()
 

@@ -17,7 +17,7 @@ from bottega.evaluation.racc_methods import (
     identities,
 )
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import Scripted, bundled
+from bottega.generation import ScriptedGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
 from bottega.recipes import Classification
@@ -58,7 +58,7 @@ def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> Non
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match="no bundled compressor"),
     ):
-        plan(["racc"], (5,), facts, empty, settings(Scripted("said")), seed=0)
+        plan(["racc"], (5,), facts, empty, settings(ScriptedGenerator("said")), seed=0)
 
 
 def test_a_model_that_would_compress_nothing_is_refused(facts: Benchmark) -> None:

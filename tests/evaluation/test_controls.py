@@ -6,7 +6,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.controls import Swapped, other_picture, other_question
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
 from tests.evaluation.builders import episodic, telling
 
@@ -39,10 +39,10 @@ def test_another_question_asks_for_something_else() -> None:
 
 
 def test_only_the_last_turn_changes_and_choices_stay() -> None:
-    swap = Swapped(Interleaved(), other_picture(DATA, seed=0))
+    swap = Swapped(InterleavedPrompter(), other_picture(DATA, seed=0))
     asked = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
-    plain, swapped = Interleaved()(asked, shown).messages, swap(asked, shown).messages
+    plain, swapped = InterleavedPrompter()(asked, shown).messages, swap(asked, shown).messages
     assert swapped[:-1] == plain[:-1]
     assert swapped[-1].parts[1] == plain[-1].parts[1]
     assert swapped[-1].parts[0] != plain[-1].parts[0]

@@ -7,7 +7,7 @@ import pytest
 
 from bottega.evaluation.episodes import ByEpisode, Oracle, Shelf, nearest, pools
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.retrieval import Balanced, Uniform
+from bottega.retrieval import BalancedSampler, UniformSampler
 from tests.evaluation.builders import episodic, telling
 
 DATA = episodic()
@@ -31,12 +31,12 @@ async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBa
 
 async def test_random_examples_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
     shelves = pools(DATA, knowledge)
-    for kind in (Uniform, Balanced):
+    for kind in (UniformSampler, BalancedSampler):
         retrieve = ByEpisode(DATA.episode_of, {e: kind(p, seed=0) for e, p in shelves.items()})
         for item in DATA.items:
             found = await retrieve(item.query, 2)
             assert {c.example.tags["episode"] for c in found} == {item.tags["episode"]}
-            if kind is Balanced:
+            if kind is BalancedSampler:
                 assert len({c.example.answer for c in found}) == 2
 
 

@@ -13,9 +13,9 @@ from bottega.evaluation.methods import plan
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.evaluation.search_methods import searching, stored
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Embedder
 from bottega.recipes import Classification
 from bottega.types import Example, Prompt, Query
@@ -53,7 +53,9 @@ async def test_another_question_about_the_items_image_is_never_shown(
     with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
         knowledge.add(DATA.knowledge)
         methods = ("random", "balanced", "visual-rag", "top-k", "majority")
-        settings = Classification(Scripted(record), labels=DATA.labels, prompt=Interleaved())
+        settings = Classification(
+            ScriptedGenerator(record), labels=DATA.labels, prompt=InterleavedPrompter()
+        )
         search = searching(retrieve, embed)
         for method in plan(methods, (12,), DATA, knowledge, settings, seed=0, search=search):
             await evaluate(DATA, method, Conditions())

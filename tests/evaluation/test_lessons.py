@@ -46,7 +46,7 @@ def told(data: Benchmark, **changes: object) -> ToldLessons:
     return ToldLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
 
 
-class Found:
+class SearchResult:
     """The first passages there are."""
 
     def __init__(self, data: Benchmark, most: int = 99) -> None:
@@ -109,7 +109,7 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     knowledge = tuple(Example(Query(text, id=text), "") for text in passages)
     items = [Example(Query("which bird?", (picture(1),)), answer) for answer in ("Owl", "fowl")]
     data = Benchmark("birds", knowledge, tuple(items))
-    retrieve = Found(data)
+    retrieve = SearchResult(data)
     lessons = FoundLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
 
     made = {lesson.answer: lesson for lesson in lessons(0)}
@@ -119,7 +119,7 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     assert made["Owl"].scores == (9.0, 8.0, 7.0)
     assert len(retrieve.asked) == 2  # found once, whatever the number of lessons
     with pytest.raises(SettingError, match="2 passages are found for 'which bird\\?', not 3"):
-        FoundLessons(data, data.items, Found(data, most=2), seed=0, shots=3)(0)
+        FoundLessons(data, data.items, SearchResult(data, most=2), seed=0, shots=3)(0)
 
 
 def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
@@ -132,12 +132,12 @@ def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
     item = Example(Query("which tint?", (picture(9),)), "red")
     data = Benchmark("tints", tuple(shown), (item,))
 
-    (lesson,) = FoundLessons(data, data.items, Found(data), seed=0, shots=4).of([item])
+    (lesson,) = FoundLessons(data, data.items, SearchResult(data), seed=0, shots=4).of([item])
 
     assert lesson.relevant == (True, False, True, False)
     assert [one.answer for one in lesson.passages] == list(told)
     with pytest.raises(SettingError, match="5 passages are to be shown, and there are 4"):
-        FoundLessons(data, data.items, Found(data), seed=0, shots=5)
+        FoundLessons(data, data.items, SearchResult(data), seed=0, shots=5)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from bottega.evaluation.methods import (
 )
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.recipes import Classification
 from bottega.types import Prompt, Query, Trace
 from tests.builders import example
@@ -27,8 +27,8 @@ SHADES, HOMES = episodic(), telling()
 EMPTY = partial(KnowledgeBase.open, ":memory:", embed=None)
 
 
-def settings(script: Scripted) -> Classification:
-    return Classification(script, [], prompt=Interleaved())
+def settings(script: ScriptedGenerator) -> Classification:
+    return Classification(script, [], prompt=InterleavedPrompter())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def settings(script: Scripted) -> Classification:
 )
 def test_wrong_settings_are_named(names: list[str], shots: list[int]) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError):
-        plan(names, shots, SHADES, knowledge, settings(Scripted([])), seed=0)
+        plan(names, shots, SHADES, knowledge, settings(ScriptedGenerator([])), seed=0)
 
 
 def many(count: int) -> Benchmark:
@@ -50,7 +50,7 @@ def many(count: int) -> Benchmark:
 )
 def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchmark) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError) as raised:
-        plan([name], [1], data, knowledge, settings(Scripted([])), seed=0)
+        plan([name], [1], data, knowledge, settings(ScriptedGenerator([])), seed=0)
     assert raised.value.hint
 
 
@@ -66,7 +66,7 @@ async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> No
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(SHADES.knowledge)
         names = ["vote", "vote-strict", "nearest", "knn"]
-        planned = plan(names, [1, 2], SHADES, knowledge, settings(Scripted([])), seed=0)
+        planned = plan(names, [1, 2], SHADES, knowledge, settings(ScriptedGenerator([])), seed=0)
         runs = [await evaluate(SHADES, method, Conditions()) for method in planned]
     shots = {name: [m.shots for m in planned if m.name == name] for name in names}
     assert shots == {"vote": [1, 2], "vote-strict": [1, 2], "nearest": [1], "knn": [1, 2]}
@@ -75,7 +75,7 @@ async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> No
 
 async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> None:
     data = episodic(shots=4)
-    script = Scripted(lambda prompt: "a0")
+    script = ScriptedGenerator(lambda prompt: "a0")
     with EMPTY() as knowledge:
         [method] = plan(["in-context"], [5, 10], data, knowledge, settings(script), seed=0)
         assert method.shots == 8
@@ -89,7 +89,7 @@ async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> No
 
 
 async def test_the_oracle_reads_passages_and_free_answers_are_scored() -> None:
-    script = Scripted(read)
+    script = ScriptedGenerator(read)
     with EMPTY() as knowledge:
         methods = plan(["oracle", "random"], [3], HOMES, knowledge, settings(script), seed=0)
         oracle, rand = [
@@ -116,7 +116,7 @@ async def test_controls_keep_what_was_retrieved(name: str) -> None:
         replace(item, query=replace(item.query, text=f"Which, {i}?"))
         for i, item in enumerate(SHADES.items)
     ]
-    data, script = replace(SHADES, items=tuple(items)), Scripted(lambda prompt: "?")
+    data, script = replace(SHADES, items=tuple(items)), ScriptedGenerator(lambda prompt: "?")
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
         planned = plan(["visual-rag", name], [2], data, knowledge, settings(script), seed=0)
@@ -144,7 +144,7 @@ async def test_traces_say_their_method_and_what_was_really_asked(name: str) -> N
         for i, item in enumerate(SHADES.items)
     ]
     data = replace(SHADES, items=tuple(items))
-    traced = replace(settings(Scripted(lambda prompt: "?")), record=record)
+    traced = replace(settings(ScriptedGenerator(lambda prompt: "?")), record=record)
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
         [method] = plan([name], [2], data, knowledge, traced, seed=0)

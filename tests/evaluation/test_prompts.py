@@ -10,14 +10,14 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.controls import confused, corrupted
 from bottega.evaluation.prompts import explained, prompt_for, with_rationales
-from bottega.generation import Scripted
-from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixA, Interleaved
+from bottega.generation import ScriptedGenerator
+from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
 from bottega.recipes import Classification
 from bottega.types import Candidate, Example, Query
 from tests.builders import picture
 
-MODEL = Scripted([])
+MODEL = ScriptedGenerator([])
 AS_SUITS = Classification(MODEL, ())
 WHY = "Because I said so."
 ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
@@ -26,7 +26,7 @@ DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, reasoned=MMMU_REASONED)
 BARE = replace(DATA, knowledge=(replace(KNOWN, rationale=None),))
 
 
-class Brief(Scripted):
+class Brief(ScriptedGenerator):
     turns_only = True
 
 
@@ -63,8 +63,8 @@ def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
     ("settings", "data"),
     [
         (Classification(Brief([]), ()), DATA),
-        (Classification(MODEL, (), prompt=Interleaved()), DATA),
-        (AS_SUITS, replace(DATA, prompt=Interleaved(), reasoned=None)),
+        (Classification(MODEL, (), prompt=InterleavedPrompter()), DATA),
+        (AS_SUITS, replace(DATA, prompt=InterleavedPrompter(), reasoned=None)),
     ],
     ids=["brief model", "chosen prompt", "benchmark of one prompt"],
 )
@@ -79,7 +79,7 @@ def test_other_prompts_show_what_there_is_unless_told_not_to(
 
 def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
     for settings, data in (
-        (Classification(MODEL, (), prompt=AppendixA()), DATA),
+        (Classification(MODEL, (), prompt=AppendixAPrompter()), DATA),
         (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, reasoned=None)),
     ):
         assert explained(["rcts"], data, settings, None) == []

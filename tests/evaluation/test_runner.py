@@ -11,7 +11,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.metrics.labels import MacroF1
 from bottega.evaluation.outcomes import Method, Outcome, Scored
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.recipes import Classification
 from bottega.types import Answer, Query
@@ -72,12 +72,12 @@ async def test_web_pages_stop_the_run_unless_there_are_answers_among_them() -> N
     page.retryable = False
     scripts: list[list[str | Exception]] = [[page, "a"] * 5, ["a", page] * 5]
     for script in scripts:
-        model = Scripted(script)
+        model = ScriptedGenerator(script)
         pipeline = Classification(model, ["a", "b"]).pipeline()
         method = Method("m", 0, partial(traced, pipeline))
         result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
         assert (result.n, result.failed) == (5, 5)
-    model = Scripted([page] * 10)
+    model = ScriptedGenerator([page] * 10)
     method = Method("m", 0, partial(traced, Classification(model, ["a"]).pipeline()))
     with pytest.raises(GarbledError):
         await evaluate(BENCHMARK, method, Conditions(concurrency=3))

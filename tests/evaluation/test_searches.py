@@ -9,16 +9,16 @@ from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, Result, evaluate
 from bottega.evaluation.search_methods import SEARCHED, most_calls, searched, searching
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
     KnowledgeBase,
-    LateIndex,
+    LateInteractionIndex,
     PixelEmbedder,
     TokenEmbedder,
     TowerEmbedder,
     TowerTokenEmbedder,
 )
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
 from bottega.recipes import Classification, visual_rag
 from bottega.types import Candidate, Prompt, Query
@@ -31,7 +31,7 @@ ASKED = tuple(example(ANIMALS[i % 3], 7 + 300 * i) for i in range(3))
 DATA = Benchmark("animals", KNOWN, ASKED, ANIMALS)
 
 
-class Brief(Scripted):
+class Brief(ScriptedGenerator):
     turns_only = True
 
 
@@ -40,8 +40,10 @@ def last_shown(prompt: Prompt) -> str:
     return str(said[-1]) if said else "unknown"
 
 
-async def run(name: str, script: Scripted, samples: int | None = None) -> tuple[Method, Result]:
-    settings = Classification(script, ANIMALS, prompt=Interleaved())
+async def run(
+    name: str, script: ScriptedGenerator, samples: int | None = None
+) -> tuple[Method, Result]:
+    settings = Classification(script, ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(DATA.knowledge)
         names = ["rcts", name] if name == "majority" else [name]
@@ -95,7 +97,7 @@ class Noting:
 async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(retrieve: str) -> None:
     known = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
     data = Benchmark("animals", known, ASKED, ANIMALS)
-    settings = Classification(Brief(last_shown), ANIMALS, prompt=Interleaved())
+    settings = Classification(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
         noting = Noting(searching(retrieve, PixelEmbedder())(data, knowledge))
@@ -103,7 +105,7 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
             ["rcts"], [3], data, knowledge, settings, seed=0, search=lambda *_: noting, rollouts=2
         )
         tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
-        late = LateIndex(knowledge, tokens)
+        late = LateInteractionIndex(knowledge, tokens)
         nearest = partial(late.search, exact=True) if retrieve == "hybrid" else knowledge.search
         for item in ASKED:
             trace = (await method.answer(item.query)).trace
@@ -115,14 +117,14 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
 
 
 def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
-    assert most_calls(Scripted([]), 10) == 111
+    assert most_calls(ScriptedGenerator([]), 10) == 111
     assert most_calls(Brief([]), 10) == 26
 
 
 @pytest.mark.parametrize("name", SEARCHED)
 async def test_a_search_fetches_as_many_as_it_shows(name: str) -> None:
     model = Brief(last_shown)
-    settings = Classification(model, ANIMALS, prompt=Interleaved())
+    settings = Classification(model, ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         plain = visual_rag(knowledge, model, labels=ANIMALS)
     fetched = [

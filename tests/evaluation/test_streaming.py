@@ -10,7 +10,7 @@ import pytest
 from bottega.evaluation.benchmark import labelled
 from bottega.evaluation.outcomes import Scored
 from bottega.evaluation.runner import Streamed, answering, gain, growth, mean_over, stream
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
@@ -38,7 +38,7 @@ async def test_each_item_sees_what_was_answered_before_it() -> None:
         said = [m.parts[0] for m in prompt.messages if m.role == "assistant"]
         return str(said[0]) if said else "unknown"
 
-    apprentice = Scripted(shown)
+    apprentice = ScriptedGenerator(shown)
     turn = iter("ama" * 2)
 
     def in_turn(tiers: Sequence[Tier]):  # type: ignore[no-untyped-def]
@@ -51,7 +51,7 @@ async def test_each_item_sees_what_was_answered_before_it() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as cache:
         pipeline = cache_of_thought(
             cache,
-            master=Scripted(lambda prompt: "b"),
+            master=ScriptedGenerator(lambda prompt: "b"),
             apprentice=apprentice,
             route=in_turn,
             reasoning=False,

@@ -12,7 +12,7 @@ from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.controls import ForAnother
 from bottega.evaluation.episodes import ByEpisode, Oracle, shelves
 from bottega.evaluation.methods import alone, plan
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classification
 from bottega.types import Candidate, Example, Query
@@ -118,7 +118,7 @@ async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
 
 
 async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None:
-    model = Scripted(lambda prompt: "said")
+    model = ScriptedGenerator(lambda prompt: "said")
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         settings = Classification(model, ())
         (oracle,) = plan(["oracle"], (1,), lines, empty, settings, seed=0)
@@ -138,7 +138,7 @@ def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
 def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: str) -> None:
     asked = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
     data = Benchmark("two", (Example(Query("p", id="p"), ""),), tuple(asked))
-    settings = Classification(Scripted(lambda prompt: "said"), ())
+    settings = Classification(ScriptedGenerator(lambda prompt: "said"), ())
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match=said),

@@ -26,14 +26,14 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Pair, Served, Takes, Tenant, Upstream
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.running.process import CUT_SECONDS, configured
-from bottega.gateway.shadow import Shadowing
+from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.upstreams.local import LocalUpstream
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Retriever, Tier
 from bottega.recipes import cache_of_thought
-from bottega.recording import Remember
+from bottega.recording import CacheRecorder
 from bottega.types import Example, Prompt
 from tests.builders import picture
 
@@ -86,7 +86,7 @@ class Spaces:
             )
         cache = self.caches[namespace]
         teachers = frozenset({self.tiers[-1].name})
-        keeper = Remember(cache, teachers=teachers)
+        keeper = CacheRecorder(cache, teachers=teachers)
         return self.furnish(Tenant(self.make(cache), keeper, teachers))
 
 
@@ -117,10 +117,13 @@ def harness(
     furnish: Callable[[Tenant], Tenant] = lambda tenant: tenant,
     fallback: Fallback = "any",
 ) -> Iterator[Harness]:
-    double = Scripted(said)
-    parts = {"apprentice": apprentice or double, "master": master or Scripted(said, name="big")}
+    double = ScriptedGenerator(said)
+    parts = {
+        "apprentice": apprentice or double,
+        "master": master or ScriptedGenerator(said, name="big"),
+    }
     tiers = [
-        Tier(name, part if isinstance(part, Scripted) else double, shots if i == 0 else 0)
+        Tier(name, part if isinstance(part, ScriptedGenerator) else double, shots if i == 0 else 0)
         for i, (name, part) in enumerate(parts.items())
     ]
     served = [
@@ -154,7 +157,7 @@ def harness(
         background=re.compile(r"\A### Task:"),
     )
     found = Harness("", gateway, spaces.caches)
-    gateway.shadowing = Shadowing(
+    gateway.shadowing = ShadowRunner(
         gateway.answering,
         gateway.settle,
         found.over.append,

@@ -14,12 +14,12 @@ from bottega.gateway.billing import Bill, allowed_output
 from bottega.gateway.endpoint import Progress
 from bottega.gateway.ports import Call, Served, Takes
 from bottega.gateway.requests import BACKGROUND, read_chat
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.types import Candidate, Example, Query, Usage
 from tests.gateway.test_abandoned import Late
 
-TIER = Tier("large", Scripted(lambda prompt: "seven"))
+TIER = Tier("large", ScriptedGenerator(lambda prompt: "seven"))
 
 
 class Unspent:

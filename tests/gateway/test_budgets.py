@@ -12,10 +12,10 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import agreement
 from bottega.protocols import Tier
-from bottega.routing import BenefitGate, Shadow
+from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Query, Usage
 from tests.gateway.harness import Harness, asked, harness, raw
 from tests.gateway.metered import PRICE, Meter, metered
@@ -128,7 +128,7 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
     async def unsure(query: Query, tier: Tier, answer: Answer, /) -> Tier | None:
         return Tier("master", tier.generator) if tier.name == "apprentice" else None
 
-    master = Scripted(lambda prompt: "seven", name="big")
+    master = ScriptedGenerator(lambda prompt: "seven", name="big")
     with harness(
         tmp_path,
         master=master,
@@ -148,7 +148,7 @@ def test_an_escalation_that_does_not_fit_leaves_the_first_answer(tmp_path: Path)
 
 
 def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
-    with harness(tmp_path, master=Scripted(lambda prompt: "seven", name="big")) as found:
+    with harness(tmp_path, master=ScriptedGenerator(lambda prompt: "seven", name="big")) as found:
         limiter = limited(found, 1.5)
         raw(found, asked(1), "bottega/master")
         hold = found.wait(1).hold
@@ -166,10 +166,10 @@ def test_a_request_that_does_not_fit_has_to_wait(tmp_path: Path) -> None:
 
 
 def test_a_shadow_sample_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
-    shadow = Shadow(BenefitGate(), agreement, rate=1.0)
+    shadow = ShadowSampler(BenefitGate(), agreement, rate=1.0)
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         furnish=lambda tenant: replace(tenant, shadow=shadow),
     ) as found:
         raw(found, asked(100), "bottega/master")

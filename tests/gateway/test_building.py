@@ -20,8 +20,8 @@ from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Keys
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from bottega.reranking import Gated
-from bottega.routing import Budgeted, Covered
+from bottega.reranking import GatedReranker
+from bottega.routing import BudgetRouter, CoverageRouter
 from bottega.types import Candidate, Example, Query
 from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
 from tests.server import Server, ok, reply
@@ -246,9 +246,9 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
         try:
             tenant = await gateway_server.spaces.open("team")
             assert gateway_server.gateway.shadowing is not None
-            assert isinstance(tenant.pipeline.rerank, Gated)
+            assert isinstance(tenant.pipeline.rerank, GatedReranker)
             assert tenant.ungated is not None
-            assert not isinstance(tenant.ungated.rerank, Gated)
+            assert not isinstance(tenant.ungated.rerank, GatedReranker)
             measure: Any = tenant.shadow
             for _ in range(samples):
                 measure.gate.learn([_near()], 1.0, 0.0)
@@ -288,8 +288,8 @@ def _near() -> Candidate:
 @pytest.mark.parametrize(
     ("by", "router", "asks"),
     [
-        ("'budget'\nusd_per_1k = 4", Budgeted, {}),
-        ("'coverage'\nat_least = 0.9", Covered, {}),
+        ("'budget'\nusd_per_1k = 4", BudgetRouter, {}),
+        ("'coverage'\nat_least = 0.9", CoverageRouter, {}),
         ("'confidence'\nbelow = 0.5", None, {"logprobs": True}),
         ("'confidence'\nbelow = 0.5\nsamples = 3", None, {"n": 3}),
     ],

@@ -15,7 +15,7 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.running.admission import Connection
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Reply, Sampling
 from tests.gateway.harness import Harness, harness
 
@@ -123,7 +123,7 @@ def test_what_comes_too_slowly_is_not_waited_for(
     assert time.monotonic() - begun < 5
 
 
-class Slow(Scripted):
+class Slow(ScriptedGenerator):
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         await asyncio.sleep(0.5)
         return await super().generate(prompt, sampling)
@@ -146,7 +146,7 @@ def test_who_does_not_read_the_answer_is_gone(
     """Else a tier's slots, and all who wait for the same answer, are held as long as it likes."""
     monkeypatch.setattr(Connection, "reading_seconds", 0.2)
     monkeypatch.setattr(Connection, "look_every", 0.05)
-    long = Scripted(lambda prompt: "seven " * 2_000_000)
+    long = ScriptedGenerator(lambda prompt: "seven " * 2_000_000)
     streamed = BODY[:-1] + b', "stream": true}'
     with harness(tmp_path, apprentice=long) as found:
         client = connected(found, receives=4096)

@@ -12,7 +12,7 @@ import pytest
 from bottega.errors import RejectedError, ServerFailedError
 from bottega.gateway.completion import Fallback
 from bottega.gateway.ports import Takes
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
 from bottega.routing import always
 from bottega.types import Answer, Query
@@ -29,7 +29,7 @@ def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
 
 
 def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
-    broken = Scripted([ServerFailedError("down", status=500)] * 2 + ["fine"])
+    broken = ScriptedGenerator([ServerFailedError("down", status=500)] * 2 + ["fine"])
     with harness(tmp_path, apprentice=broken) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.InternalServerError) as failed:
@@ -39,7 +39,7 @@ def test_another_tier_answers_when_one_fails(tmp_path: Path) -> None:
 
 
 def test_what_an_upstream_rejects_the_client_reads(tmp_path: Path) -> None:
-    strict = Scripted([RejectedError("the prompt is too long", status=400)])
+    strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
     with harness(tmp_path, apprentice=strict) as found:
         with pytest.raises(openai.BadRequestError, match="too long"):
             raw(found, asked(1))
@@ -51,7 +51,7 @@ DOWN = ServerFailedError("down", status=500)
 
 
 def test_who_failed_before_another_tier_answered_is_told(tmp_path: Path) -> None:
-    with harness(tmp_path, apprentice=Scripted([DOWN, DOWN, "fine"])) as found:
+    with harness(tmp_path, apprentice=ScriptedGenerator([DOWN, DOWN, "fine"])) as found:
         whole = raw(found, asked(1)).headers
         assert (whole["x-bottega-route"], whole["x-bottega-fallback"]) == ("master", "apprentice")
         with client(found.url) as real:
@@ -80,7 +80,7 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
     tmp_path: Path, fallback: Fallback, first: str, answers: bool, stream: bool
 ) -> None:
     other = "apprentice" if first == "master" else "master"
-    parts = {first: Scripted([DOWN] * 3), other: Scripted(["fine"] * 3)}
+    parts = {first: ScriptedGenerator([DOWN] * 3), other: ScriptedGenerator(["fine"] * 3)}
 
     def route(tiers: Sequence[Tier]) -> Router:
         return always(next(tier for tier in tiers if tier.name == first))
@@ -110,7 +110,7 @@ def test_an_unsure_answer_stands_in_for_a_master_only_where_that_is_allowed(
 
     with harness(
         tmp_path,
-        master=Scripted([DOWN]),
+        master=ScriptedGenerator([DOWN]),
         change=lambda pipeline: replace(pipeline, escalate=unsure),
         fallback=fallback,
     ) as found:

@@ -22,7 +22,7 @@ from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body, Completed
 from bottega.gateway.requests import read_chat
 from bottega.gateway.response_cache.replay import events
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.generation.openai_format import parse_completions
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Harness, harness, running
@@ -38,7 +38,7 @@ ACCOUNTS = {
 def shared(tmp_path: Path) -> Iterator[Harness]:
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
     ) as found:
         yield found

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Harness, harness
@@ -43,8 +43,8 @@ def parrot(prompt: Prompt) -> str:
 def shared(tmp_path: Path) -> Iterator[Harness]:
     with harness(
         tmp_path,
-        master=Scripted(taught, name="big"),
-        apprentice=Scripted(parrot),
+        master=ScriptedGenerator(taught, name="big"),
+        apprentice=ScriptedGenerator(parrot),
         authenticate=lambda token: ACCOUNTS.get(token or ""),
     ) as found:
         yield found

@@ -16,7 +16,7 @@ from bottega.errors import GenerationError, ImageError, SettingError
 from bottega.gateway.decode_budget import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
 from bottega.gateway.upstreams.local import LocalUpstream
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.types import Completion, Message, Prompt, Reply, Sampling, Usage
 from tests.builders import picture
@@ -27,7 +27,7 @@ BODY: dict[str, Any] = {"model": "bottega", "messages": [USER]}
 
 
 async def asked(body: dict[str, Any]) -> tuple[Prompt, Sampling]:
-    generator = Scripted(lambda prompt: "fine")
+    generator = ScriptedGenerator(lambda prompt: "fine")
     await LocalUpstream(generator).complete(body)
     return generator.calls[0].prompt, generator.calls[0].sampling
 
@@ -74,7 +74,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
 ) -> None:
     monkeypatch.setattr(pixels, "LARGE_PIXELS", 10_000)
     small, large = picture(1), picture(2, (4096, 4))
-    generator, budget = Scripted(lambda prompt: "fine"), Budget()
+    generator, budget = ScriptedGenerator(lambda prompt: "fine"), Budget()
     upstream = LocalUpstream(generator)
     upstream.decoding = budget
     urls = [f"data:image/png;base64,{b64encode(one.data).decode()}" for one in (small, large)]
@@ -247,7 +247,7 @@ async def test_a_stream_has_the_protocols_order() -> None:
 
 
 async def test_a_generator_that_fails_fails_before_the_first_event() -> None:
-    upstream = LocalUpstream(Scripted([GenerationError("out of memory")]))
+    upstream = LocalUpstream(ScriptedGenerator([GenerationError("out of memory")]))
     with pytest.raises(GenerationError, match="memory"):
         await anext(upstream.stream(BODY))
 
@@ -258,17 +258,17 @@ async def test_a_check_loads_a_model_that_can_be_loaded() -> None:
     await upstream.check()
     await upstream.aclose()
     assert (told.loaded, told.closed, upstream.model) == (True, True, "told")
-    await LocalUpstream(Scripted([])).check()
+    await LocalUpstream(ScriptedGenerator([])).check()
 
 
 async def test_a_call_that_is_cancelled_cancels_the_generator() -> None:
-    generator = Scripted(lambda prompt: "late", latency=30)
+    generator = ScriptedGenerator(lambda prompt: "late", latency=30)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await LocalUpstream(generator).complete(BODY)
 
 
 async def test_defaults_come_from_the_operator() -> None:
-    generator = Scripted(lambda prompt: "fine")
+    generator = ScriptedGenerator(lambda prompt: "fine")
     await LocalUpstream(generator, sampling=Sampling(0.5, 700)).complete(BODY | {"seed": 4})
     assert generator.calls[0].sampling == Sampling(0.5, 700, seed=4)

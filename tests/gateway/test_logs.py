@@ -15,7 +15,7 @@ import pytest
 
 from bottega.errors import RejectedError, SettingError, StoreError
 from bottega.gateway.telemetry.logs import Style, log_request, logging_to
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.types import Message, Prompt, Sampling
 from tests.gateway.entries import done
 from tests.server import Server, refuse
@@ -159,7 +159,7 @@ async def test_nor_do_those_of_tasks_and_threads() -> None:
 async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Server) -> None:
     out = io.StringIO()
     endpoint.answers = [refuse(400, f"bad {PROMPT!r} for the key {PASSWORD}, {EVERYTHING}")]
-    model = OpenAICompatible("m", base_url=endpoint.url, api_key=PASSWORD, retries=0)
+    model = OpenAIGenerator("m", base_url=endpoint.url, api_key=PASSWORD, retries=0)
     with logging_to(out, secrets=[PASSWORD]):
         try:
             await model.generate(Prompt((Message("user", (PROMPT,)),)), Sampling())

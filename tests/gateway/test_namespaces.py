@@ -9,7 +9,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.ports import Tenant
 from bottega.gateway.running.caches import Namespaces
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
@@ -25,7 +25,7 @@ async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) 
         opened.append(name)
         base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
         bases[name] = base
-        tier = Tier("one", Scripted(lambda prompt: "x"))
+        tier = Tier("one", ScriptedGenerator(lambda prompt: "x"))
         pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
         return Tenant(pipeline), base
 

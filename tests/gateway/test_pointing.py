@@ -31,14 +31,14 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Path("shop.py").write_text(
         textwrap.dedent("""
         from bottega import Pipeline, Prompt, Tier
-        from bottega.generation import Scripted
+        from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
-        from bottega.prompting import Interleaved
-        from bottega.routing import Budgeted, Covered, always
+        from bottega.prompting import InterleavedPrompter
+        from bottega.routing import BudgetRouter, CoverageRouter, always
 
-        tier = Tier("only", Scripted(lambda prompt: "of the shop"))
-        pipeline = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,))
-        untold = Pipeline(always(tier), Interleaved(), plain_text)
+        tier = Tier("only", ScriptedGenerator(lambda prompt: "of the shop"))
+        pipeline = Pipeline(always(tier), InterleavedPrompter(), plain_text, tiers=(tier,))
+        untold = Pipeline(always(tier), InterleavedPrompter(), plain_text)
         number = 3
 
         def make():
@@ -95,17 +95,17 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     Path("shop.py").write_text(
         textwrap.dedent("""
         from bottega import Pipeline, Sampling, Tier
-        from bottega.generation import Scripted
+        from bottega.generation import ScriptedGenerator
         from bottega.parsing import plain_text
-        from bottega.prompting import Interleaved, Reasoned, Template
+        from bottega.prompting import InterleavedPrompter, ReasoningPrompter, PromptTemplate
         from bottega.routing import always
         from bottega.types import Candidate, Example, Query
 
-        brief = Scripted(lambda prompt: "cat", name="brief")
-        wise = Scripted(lambda prompt: "Fur. Answer: cat", name="wise")
+        brief = ScriptedGenerator(lambda prompt: "cat", name="brief")
+        wise = ScriptedGenerator(lambda prompt: "Fur. Answer: cat", name="wise")
         tiers = (
-            Tier("brief", brief, 2, Template(system="One word.", ask="Name it.")),
-            Tier("wise", wise, 0, Reasoned(), Sampling(max_tokens=300, temperature=0.5)),
+            Tier("brief", brief, 2, PromptTemplate(system="One word.", ask="Name it.")),
+            Tier("wise", wise, 0, ReasoningPrompter(), Sampling(max_tokens=300, temperature=0.5)),
         )
         shown = Example(Query("What is this animal?"), "dog", id="a")
 
@@ -117,7 +117,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
 
         traces = []
         pipeline = Pipeline(
-            always(tiers[0]), Interleaved(), plain_text, retrieve=retrieve, tiers=tiers,
+            always(tiers[0]), InterleavedPrompter(), plain_text, retrieve=retrieve, tiers=tiers,
             sampling=Sampling(max_tokens=77), choices=("cat", "dog"), record=record,
         )
         """)
@@ -199,7 +199,8 @@ def test_a_request_without_a_question_is_rejected(served: tuple[Any, str]) -> No
 def test_a_pipeline_that_searches_is_refused(shop: None) -> None:
     Path("shop.py").write_text(
         Path("shop.py").read_text()
-        + "searching = Pipeline(always(tier), Interleaved(), plain_text, tiers=(tier,), search=1)\n"
+        + "searching = Pipeline(always(tier), InterleavedPrompter(), plain_text,"
+        + " tiers=(tier,), search=1)\n"
     )
     with pytest.raises(SettingError, match="search"):
         load_pipeline("shop:searching")

@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Harness, client, harness
@@ -148,7 +148,7 @@ def test_other_instructions_are_another_context(plain: Harness) -> None:
 
 
 def test_earlier_turns_are_told_to_the_model(tmp_path: Path) -> None:
-    seen = Scripted(lambda prompt: "fine")
+    seen = ScriptedGenerator(lambda prompt: "fine")
     with harness(tmp_path, apprentice=seen) as found, client(found.url) as real:
         first: Any = real.responses.create(model="bottega", input=asked(1))
         more = [*asked(1), *(item.to_dict() for item in first.output), *asked(2, text="And?")]
@@ -271,7 +271,7 @@ def test_a_tier_that_fails_is_told_as_everywhere(tmp_path: Path) -> None:
     def broken(prompt: Prompt) -> str:
         raise ValueError("secret")
 
-    with harness(tmp_path, apprentice=Scripted(broken)) as found:
+    with harness(tmp_path, apprentice=ScriptedGenerator(broken)) as found:
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as failed:
                 raw(found, "hi", "bottega/apprentice", stream=stream)

@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Prompt, Query, Trace
@@ -132,7 +132,7 @@ def test_what_was_answered_under_other_instructions_is_no_example(plain: Harness
 
 
 def test_a_cut_reply_is_neither_stored_nor_repeated(tmp_path: Path) -> None:
-    class Cut(Scripted):
+    class Cut(ScriptedGenerator):
         async def generate(self, *args: Any) -> Any:
             reply = await super().generate(*args)
             cut = replace(reply.completions[0], finish_reason="length")
@@ -190,7 +190,7 @@ async def test_what_is_not_served_says_so_in_the_protocols_shape(plain: Harness,
 
 
 async def test_a_client_that_leaves_ends_a_call_that_costs_nothing(tmp_path: Path) -> None:
-    class Slow(Scripted):
+    class Slow(ScriptedGenerator):
         seen = threading.Semaphore(0)  # a cancellation each
 
         async def generate(self, *args: Any) -> Any:
@@ -219,7 +219,7 @@ async def test_a_client_that_leaves_ends_a_call_that_costs_nothing(tmp_path: Pat
 
 
 async def test_identical_requests_at_once_ask_the_model_once(tmp_path: Path) -> None:
-    slow = Scripted(lambda prompt: "one", latency=0.3)
+    slow = ScriptedGenerator(lambda prompt: "one", latency=0.3)
     with harness(tmp_path, apprentice=slow) as found:
         async with openai.AsyncOpenAI(base_url=found.url, api_key="x") as real:
             replies = await asyncio.gather(
@@ -234,7 +234,7 @@ async def test_identical_requests_at_once_ask_the_model_once(tmp_path: Path) -> 
 
 def test_what_a_master_thought_is_not_kept(tmp_path: Path) -> None:
     replies = ["<think>bows, two of them</think>It is a 3.", "<think>still thinking"]
-    with harness(tmp_path, master=Scripted(replies, name="big")) as found:
+    with harness(tmp_path, master=ScriptedGenerator(replies, name="big")) as found:
         thought = raw(found, asked(1), "bottega/master")
         assert thought.parse().choices[0].message.content == replies[0]
         assert "x-bottega-stored" not in raw(found, asked(2), "bottega/master").headers
@@ -265,7 +265,7 @@ def test_examples_stand_in_the_order_of_the_clients_own_turn(
     def recorded(pipeline: Pipeline) -> Pipeline:
         return replace(pipeline, record=record)
 
-    with harness(tmp_path, apprentice=Scripted(first), change=recorded) as found:
+    with harness(tmp_path, apprentice=ScriptedGenerator(first), change=recorded) as found:
         raw(found, asked(1), "bottega/master")
         (turn,) = asked(2)
         if text_first:

@@ -15,7 +15,7 @@ import pytest
 from bottega.errors import RejectedError, StoreError
 from bottega.gateway.ports import Body, Completed, Tenant
 from bottega.gateway.telemetry.logs import Warn
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
@@ -182,7 +182,7 @@ def test_a_full_disk_keeps_no_router_from_hearing_the_cost(tmp_path: Path) -> No
 def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -> None:
     long = RejectedError("maximum context length is 4096 tokens", status=400)
     for stream in (False, True):
-        apprentice = Scripted([long, "alone"])
+        apprentice = ScriptedGenerator([long, "alone"])
         folder = tmp_path / str(stream)
         folder.mkdir()
         with harness(folder, apprentice=apprentice) as found:
@@ -198,7 +198,7 @@ def test_what_is_too_long_with_demonstrations_is_asked_without(tmp_path: Path) -
 
 def test_what_is_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
     long = RejectedError("exceeds the context window", status=400)
-    with harness(tmp_path, apprentice=Scripted([long, long])) as found:
+    with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):
             raw(found, asked(1), "bottega/apprentice")

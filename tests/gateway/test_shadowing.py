@@ -12,12 +12,12 @@ import pytest
 
 from bottega.errors import ServerFailedError
 from bottega.gateway.ports import Tenant
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import agreement
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
-from bottega.reranking import Gated, TopK
-from bottega.routing import BenefitGate, Shadow
+from bottega.reranking import GatedReranker, TopKReranker
+from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Prompt, Query, Reply, Sampling
 from tests.gateway.harness import asked, harness, raw
 
@@ -33,12 +33,16 @@ def spoilt_by_it(prompt: Prompt) -> str:
 
 def measured(
     gate: BenefitGate, *, gated: bool = True, rate: float = 1.0
-) -> tuple[Shadow, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
-    shadow = Shadow(gate, agreement, rate=rate)
-    rerank = Gated(TopK("nearest-last"), gate.shows) if gated else TopK("nearest-last")
+) -> tuple[ShadowSampler, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
+    shadow = ShadowSampler(gate, agreement, rate=rate)
+    rerank = (
+        GatedReranker(TopKReranker("nearest-last"), gate.shows)
+        if gated
+        else TopKReranker("nearest-last")
+    )
 
     def furnish(tenant: Tenant) -> Tenant:
-        ungated = replace(tenant.pipeline, rerank=TopK("nearest-last"))
+        ungated = replace(tenant.pipeline, rerank=TopKReranker("nearest-last"))
         return replace(tenant, shadow=shadow, ungated=ungated)
 
     return shadow, furnish, lambda pipeline: replace(pipeline, rerank=rerank)
@@ -52,8 +56,8 @@ def test_demonstrations_are_shown_where_they_were_measured_to_help(
     shadow, furnish, change = measured(gate)
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
-        apprentice=Scripted(apprentice),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
+        apprentice=ScriptedGenerator(apprentice),
         furnish=furnish,
         change=change,
     ) as found:
@@ -80,8 +84,8 @@ def test_what_the_master_says_in_measuring_is_kept_and_counted(tmp_path: Path) -
     _, furnish, change = measured(gate, gated=False)
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
-        apprentice=Scripted(shows_it),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
+        apprentice=ScriptedGenerator(shows_it),
         furnish=furnish,
         change=change,
     ) as found:
@@ -112,7 +116,7 @@ def test_what_was_asked_in_a_special_way_is_not_measured(tmp_path: Path) -> None
 def test_a_master_that_is_down_fails_the_sample_and_no_client(tmp_path: Path) -> None:
     gate = BenefitGate()
     shadow, furnish, change = measured(gate, gated=False)
-    failing = Scripted(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
+    failing = ScriptedGenerator(["seven", *[ServerFailedError("down", status=500)] * 9], name="big")
     with harness(tmp_path, master=failing, furnish=furnish, change=change) as found:
         raw(found, asked(100), "bottega/master")
         for shade in range(3):
@@ -139,8 +143,8 @@ def test_an_answer_that_was_sent_on_is_measured_too(tmp_path: Path, samples: int
 
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
-        apprentice=Scripted(shows_it),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
+        apprentice=ScriptedGenerator(shows_it),
         furnish=furnish,
         change=lambda pipeline: replace(change(pipeline), escalate=unsure),
         asks={"n": samples} if samples > 1 else None,
@@ -164,8 +168,8 @@ def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path:
     _, furnish, change = measured(BenefitGate())
     with harness(
         tmp_path,
-        master=Scripted(lambda prompt: "seven", name="big"),
-        apprentice=Scripted(shows_it),
+        master=ScriptedGenerator(lambda prompt: "seven", name="big"),
+        apprentice=ScriptedGenerator(shows_it),
         furnish=furnish,
         change=change,
     ) as found:
@@ -184,7 +188,7 @@ def test_the_masters_answer_replaces_the_apprentices_for_exact_repeats(tmp_path:
 
 
 def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
-    class Cut(Scripted):
+    class Cut(ScriptedGenerator):
         async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
             reply = await super().generate(prompt, sampling)
             cut = tuple(replace(one, finish_reason="length") for one in reply.completions)
@@ -194,7 +198,7 @@ def test_a_cut_answer_of_the_master_replaces_nothing(tmp_path: Path) -> None:
     with harness(
         tmp_path,
         master=Cut(lambda prompt: "seven", name="big"),
-        apprentice=Scripted(shows_it),
+        apprentice=ScriptedGenerator(shows_it),
         furnish=furnish,
         change=change,
     ) as found:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import Soak
-from benchmarks.soak_clients import Asker, Client, Kept, Question, Reply, Told
+from benchmarks.soak_clients import BudgetedGenerator, Client, Kept, Question, Reply, Told
 from tests.gateway.right import Spoken
 
 QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
@@ -19,7 +19,7 @@ HIT = {"x-bottega-cache": "replayed"}
 
 
 def client(namespace: str = "red", told: Told | None = None) -> Client:
-    asker = Asker("sk-x", namespace)
+    asker = BudgetedGenerator("sk-x", namespace)
     return Client("", asker, told or Told(), random.Random(0), 10, asyncio.Event())
 
 

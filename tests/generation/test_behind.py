@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bottega.errors import SettingError
-from bottega.generation import Transformers, bundled
+from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
-from bottega.protocols import BehindPrefix
+from bottega.protocols import PrefixGenerator
 from bottega.tasks.facts import Facts
 from bottega.types import Example, Message, Prefix, Prompt, Query, Sampling
 
@@ -32,7 +32,7 @@ def right(item: Example) -> str:
     return PASSAGES[item.tags["passage"]].query.text
 
 
-async def read(model: Transformers, text: str, opening: str = "") -> Prefix:
+async def read(model: TransformersGenerator, text: str, opening: str = "") -> Prefix:
     return await model.run(lambda loaded: _prefix(loaded, text, opening))
 
 
@@ -45,11 +45,11 @@ def _prefix(loaded: LoadedModel, text: str, opening: str) -> Prefix:
 
 
 @pytest.fixture(scope="module")
-def model() -> Transformers:
+def model() -> TransformersGenerator:
     return bundled()
 
 
-async def answers(model: Transformers, items: Sequence[Example]) -> list[str]:
+async def answers(model: TransformersGenerator, items: Sequence[Example]) -> list[str]:
     prefixes = [await read(model, right(item)) for item in items]
     replies = await asyncio.gather(
         *(
@@ -60,7 +60,7 @@ async def answers(model: Transformers, items: Sequence[Example]) -> list[str]:
     return [reply.completions[0].text for reply in replies]
 
 
-async def test_what_stands_before_a_prompt_answers_it(model: Transformers) -> None:
+async def test_what_stands_before_a_prompt_answers_it(model: TransformersGenerator) -> None:
     """Prefixes and prompts of different lengths, all asked at once."""
     said = await answers(model, TASK.items)
 
@@ -70,7 +70,9 @@ async def test_what_stands_before_a_prompt_answers_it(model: Transformers) -> No
     assert alone.completions[0].text == "unknown"
 
 
-async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(model: Transformers) -> None:
+async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(
+    model: TransformersGenerator,
+) -> None:
     one, other = TASK.items[:2]
     first, second = await read(model, right(one)), await read(model, right(other))
 
@@ -84,7 +86,9 @@ async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(model: Transf
     assert said == [one.answer, "unknown", other.answer]
 
 
-async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(model: Transformers) -> None:
+async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(
+    model: TransformersGenerator,
+) -> None:
     """Prompts of different lengths in one batch, whose padding comes before their openings. They
     show one passage, and the prefix holds another in its place."""
     items = TASK.items[:4]
@@ -115,7 +119,7 @@ async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(model: Transf
         )
 
 
-async def test_samples_share_their_prefix(model: Transformers) -> None:
+async def test_samples_share_their_prefix(model: TransformersGenerator) -> None:
     item = TASK.items[0]
     prefix = await read(model, right(item))
     sampling = Sampling(temperature=0.3, n=3, seed=1, max_tokens=12)
@@ -127,14 +131,16 @@ async def test_samples_share_their_prefix(model: Transformers) -> None:
     assert greedy.usage.prompt_tokens == reply.usage.prompt_tokens
 
 
-async def test_a_prefix_of_another_model_is_refused(model: Transformers) -> None:
+async def test_a_prefix_of_another_model_is_refused(model: TransformersGenerator) -> None:
     small = np.zeros((2, 4, 8), np.float32)
 
     with pytest.raises(SettingError, match="does not fit"):
         await model.behind(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
 
 
-async def test_it_is_the_same_model_and_closing_it_closes_nothing(model: Transformers) -> None:
+async def test_it_is_the_same_model_and_closing_it_closes_nothing(
+    model: TransformersGenerator,
+) -> None:
     item = TASK.items[0]
     behind = model.behind(await read(model, right(item)))
     assert (behind.name, behind.turns_only) == (model.name, True)
@@ -144,11 +150,11 @@ async def test_it_is_the_same_model_and_closing_it_closes_nothing(model: Transfo
     assert (await behind.generate(asked(item.query), GREEDY)).completions[0].text == item.answer
 
 
-def test_only_models_in_this_process_can(model: Transformers) -> None:
-    from bottega.generation import OpenAICompatible
+def test_only_models_in_this_process_can(model: TransformersGenerator) -> None:
+    from bottega.generation import OpenAIGenerator
 
-    assert isinstance(model, BehindPrefix)
-    assert not hasattr(OpenAICompatible, "behind")
+    assert isinstance(model, PrefixGenerator)
+    assert not hasattr(OpenAIGenerator, "behind")
 
 
 async def test_a_model_that_is_not_loaded_says_so() -> None:

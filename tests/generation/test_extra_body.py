@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.types import Sampling
 from tests.generation.prompts import ask
 from tests.server import Server
 
 
 async def test_more_can_be_asked_of_the_same_endpoint(endpoint: Server) -> None:
-    plain = OpenAICompatible("m", base_url=endpoint.url, extra_body={"top_k": 5})
+    plain = OpenAIGenerator("m", base_url=endpoint.url, extra_body={"top_k": 5})
     surer = plain.asking({"logprobs": True})
 
     await surer.generate(ask(), Sampling())
@@ -19,6 +19,6 @@ async def test_more_can_be_asked_of_the_same_endpoint(endpoint: Server) -> None:
 
 
 def test_the_fingerprint_covers_the_extra_body() -> None:
-    plain, extra = OpenAICompatible("m"), OpenAICompatible("m", extra_body={"effort": "low"})
+    plain, extra = OpenAIGenerator("m"), OpenAIGenerator("m", extra_body={"effort": "low"})
     assert (plain.fingerprint, extra.name) == ("m", "m")
     assert extra.fingerprint != plain.fingerprint

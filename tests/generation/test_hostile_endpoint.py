@@ -18,7 +18,7 @@ from bottega.errors import (
     ServerFailedError,
     SettingError,
 )
-from bottega.generation import OpenAICompatible, Retrying, http_client
+from bottega.generation import OpenAIGenerator, Retrying, http_client
 from bottega.generation.http_client import redactor
 from bottega.types import Reply, Sampling, Usage
 from tests.generation.prompts import ask
@@ -27,7 +27,7 @@ from tests.server import Answer, Server, raw, refuse, reply
 
 async def answer(url: str, **settings: Any) -> Reply:
     given: dict[str, Any] = {"base_url": url, "retries": 0} | settings
-    generator = OpenAICompatible("m", **given)
+    generator = OpenAIGenerator("m", **given)
     try:
         return await generator.generate(ask(), Sampling())
     finally:
@@ -169,7 +169,7 @@ async def test_no_cause_shows_the_whole_url(greeting: bytes) -> None:
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://x/v1", "http://", "http://a:b:c"])
 def test_a_base_url_that_is_none(url: str) -> None:
     with pytest.raises(SettingError) as caught:
-        OpenAICompatible("m", base_url=url)
+        OpenAIGenerator("m", base_url=url)
     assert "http" in caught.value.hint
 
 
@@ -178,6 +178,6 @@ def test_a_base_url_that_is_none(url: str) -> None:
 )
 def test_a_host_that_cannot_be_one(host: str) -> None:
     with pytest.raises(SettingError) as caught:
-        OpenAICompatible("m", base_url=f"http://{host}/v1")
+        OpenAIGenerator("m", base_url=f"http://{host}/v1")
     assert "http" in caught.value.hint
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))

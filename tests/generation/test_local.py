@@ -17,7 +17,7 @@ from bottega.errors import (
     ModelLoadError,
     SettingError,
 )
-from bottega.generation import Transformers, local
+from bottega.generation import TransformersGenerator, local
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.local import Request
 from bottega.generation.lru import Recent
@@ -32,20 +32,20 @@ SHORT = Sampling(max_tokens=4)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Transformers:
-    return Transformers(folders[request.param], max_batch=4)
+def family(request: pytest.FixtureRequest, folders: dict[str, Path]) -> TransformersGenerator:
+    return TransformersGenerator(folders[request.param], max_batch=4)
 
 
 @pytest.fixture(scope="module")
-def fast(folders: dict[str, Path]) -> Transformers:
-    return Transformers(folders["fast_vlm"])
+def fast(folders: dict[str, Path]) -> TransformersGenerator:
+    return TransformersGenerator(folders["fast_vlm"])
 
 
 def texts(reply: Reply) -> list[str]:
     return [completion.text for completion in reply.completions]
 
 
-async def test_a_batch_answers_as_each_request_alone(family: Transformers) -> None:
+async def test_a_batch_answers_as_each_request_alone(family: TransformersGenerator) -> None:
     prompts = [shown(1), shown(2, 3, 4), ask("no image at all"), shown(5, 6), shown(3, 2, 4, 1)]
     together = await asyncio.gather(*[family.generate(prompt, SHORT) for prompt in prompts])
     alone = [await family.generate(prompt, SHORT) for prompt in prompts]
@@ -55,7 +55,9 @@ async def test_a_batch_answers_as_each_request_alone(family: Transformers) -> No
         assert one.completions[0].logprob == pytest.approx(other.completions[0].logprob, abs=1e-3)
 
 
-async def test_samples_share_the_prompt_and_follow_their_seed(family: Transformers) -> None:
+async def test_samples_share_the_prompt_and_follow_their_seed(
+    family: TransformersGenerator,
+) -> None:
     prompt = shown(1, 2, 3)
     greedy = texts(await family.generate(prompt, SHORT))
     cold = Sampling(temperature=1e-6, max_tokens=4, n=3)
@@ -70,7 +72,7 @@ async def test_samples_share_the_prompt_and_follow_their_seed(family: Transforme
     assert texts(await family.generate(prompt, Sampling(1.0, 4, 3, seed=8))) != first
 
 
-async def test_limits_stops_and_usage(fast: Transformers) -> None:
+async def test_limits_stops_and_usage(fast: TransformersGenerator) -> None:
     whole = await fast.generate(shown(1, 2), Sampling(max_tokens=12))
     text = whole.completions[0].text
     assert whole.model == "local:fast_vlm"
@@ -85,7 +87,7 @@ async def test_limits_stops_and_usage(fast: Transformers) -> None:
     assert stopped.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-async def test_greedy_copies_cost_what_they_count(fast: Transformers) -> None:
+async def test_greedy_copies_cost_what_they_count(fast: TransformersGenerator) -> None:
     one = await fast.generate(shown(1), SHORT)
     three = await fast.generate(shown(1), Sampling(max_tokens=4, n=3))
     assert texts(three) == texts(one) * 3
@@ -93,7 +95,7 @@ async def test_greedy_copies_cost_what_they_count(fast: Transformers) -> None:
 
 
 async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> None:
-    model = Transformers(folders["fast_vlm"])
+    model = TransformersGenerator(folders["fast_vlm"])
     await model.load()
     assert model._loaded is not None and model._loaded.vision_cache is not None
     prompts = [shown(i, i + 1, i) for i in range(4)]
@@ -115,14 +117,14 @@ async def test_the_models_own_sampling_settings_are_left_out(
     file = copy / "generation_config.json"
     settings = json.loads(file.read_text()) | {"repetition_penalty": 50.0, "do_sample": True}
     file.write_text(json.dumps(settings))
-    models = [Transformers(folder) for folder in (folders["fast_vlm"], copy)]
+    models = [TransformersGenerator(folder) for folder in (folders["fast_vlm"], copy)]
     replies = [await model.generate(shown(1, 2), Sampling(max_tokens=12)) for model in models]
     for model in models:
         await model.aclose()
     assert texts(replies[0]) == texts(replies[1])
 
 
-async def test_a_damaged_image_fails_alone(family: Transformers) -> None:
+async def test_a_damaged_image_fails_alone(family: TransformersGenerator) -> None:
     damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
     good, bad, other = await asyncio.gather(
         family.generate(shown(1), SHORT),
@@ -134,7 +136,9 @@ async def test_a_damaged_image_fails_alone(family: Transformers) -> None:
     assert isinstance(good, Reply) and isinstance(other, Reply)
 
 
-async def test_prompts_that_the_template_cannot_show_fail_alone(fast: Transformers) -> None:
+async def test_prompts_that_the_template_cannot_show_fail_alone(
+    fast: TransformersGenerator,
+) -> None:
     late = Prompt((*shown(1).messages, Message("system", ("be brief",))))
     good, refused = await asyncio.gather(
         fast.generate(shown(1), SHORT),
@@ -147,7 +151,7 @@ async def test_prompts_that_the_template_cannot_show_fail_alone(fast: Transforme
 
 
 async def test_a_template_that_leaves_an_image_out(
-    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+    fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fast.load()
     assert fast._loaded is not None
@@ -157,7 +161,7 @@ async def test_a_template_that_leaves_an_image_out(
     assert caught.value.hint
 
 
-async def test_a_prompt_that_fails_in_the_model_fails_alone(family: Transformers) -> None:
+async def test_a_prompt_that_fails_in_the_model_fails_alone(family: TransformersGenerator) -> None:
     good, bad, other = await asyncio.gather(
         family.generate(ask("one"), SHORT),
         family.generate(ask("\ud800"), SHORT),
@@ -169,7 +173,7 @@ async def test_a_prompt_that_fails_in_the_model_fails_alone(family: Transformers
 
 
 async def test_a_failing_batch_reaches_each_request(
-    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+    fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fast.load()
     assert fast._loaded is not None
@@ -184,7 +188,7 @@ async def test_a_failing_batch_reaches_each_request(
     assert all(isinstance(one, GenerationError) and "max_batch" in one.hint for one in results)
 
 
-async def test_an_assistants_last_turn_is_continued(fast: Transformers) -> None:
+async def test_an_assistants_last_turn_is_continued(fast: TransformersGenerator) -> None:
     begun = Prompt((*shown(1).messages, Message("assistant", ("one",))))
     plain, continued = await asyncio.gather(
         fast.generate(shown(1), SHORT), fast.generate(begun, SHORT)
@@ -193,7 +197,7 @@ async def test_an_assistants_last_turn_is_continued(fast: Transformers) -> None:
 
 
 def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> None:
-    model = Transformers(folders["fast_vlm"])
+    model = TransformersGenerator(folders["fast_vlm"])
     first = asyncio.run(model.generate(shown(1), SHORT))
     assert texts(asyncio.run(model.generate(shown(1), SHORT))) == texts(first)
     asyncio.run(model.aclose())
@@ -202,7 +206,7 @@ def test_successive_event_loops_share_the_model(folders: dict[str, Path]) -> Non
 
 
 async def test_closing_beside_new_requests_never_has_two_threads_at_work(
-    fast: Transformers, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    fast: TransformersGenerator, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_work: list[int] = []
     most, begun = 0, threading.Event()
@@ -220,7 +224,7 @@ async def test_closing_beside_new_requests_never_has_two_threads_at_work(
             at_work.remove(threading.get_ident())
 
     expected = texts(await fast.generate(shown(1), SHORT))
-    model = Transformers(folders["fast_vlm"])
+    model = TransformersGenerator(folders["fast_vlm"])
     await model.load()
     monkeypatch.setattr(LoadedModel, "render", slow)
     early = asyncio.create_task(model.generate(shown(1), SHORT))
@@ -236,7 +240,7 @@ async def test_closing_beside_new_requests_never_has_two_threads_at_work(
 
 
 async def test_requests_called_off_are_skipped(
-    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+    fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[Prompt] = []
     render = LoadedModel.render
@@ -261,7 +265,7 @@ async def test_what_is_no_vision_language_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     for source in (tmp_path, tmp_path / "absent" / "folder"):
         with pytest.raises(ModelLoadError) as caught:
-            await Transformers(source).generate(ask(), SHORT)
+            await TransformersGenerator(source).generate(ask(), SHORT)
         assert "hub id" in caught.value.hint
 
 
@@ -274,7 +278,7 @@ async def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
     with pytest.raises(ModelLoadError, match="no route") as caught:
-        await Transformers("nobody/nothing").load()
+        await TransformersGenerator("nobody/nothing").load()
     assert "network" in caught.value.hint
     assert asked == ["nobody/nothing"]
 
@@ -282,16 +286,16 @@ async def test_an_unreachable_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch)
 async def test_torch_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError) as caught:
-        await Transformers("any/model").load()
+        await TransformersGenerator("any/model").load()
     assert "bottega-vlm[local]" in caught.value.hint
 
 
 def test_settings_and_names(tmp_path: Path) -> None:
     with pytest.raises(SettingError):
-        Transformers("a/b", max_batch=0)
-    assert Transformers("a/b").name == "local:a/b"
-    assert Transformers("a/b", name="mine").name == "mine"
-    assert Transformers(tmp_path).name == f"local:{tmp_path.name}"
+        TransformersGenerator("a/b", max_batch=0)
+    assert TransformersGenerator("a/b").name == "local:a/b"
+    assert TransformersGenerator("a/b", name="mine").name == "mine"
+    assert TransformersGenerator(tmp_path).name == f"local:{tmp_path.name}"
 
 
 def test_a_batch_has_so_many_pixels_and_small_images_go_first(
@@ -305,7 +309,7 @@ def test_a_batch_has_so_many_pixels_and_small_images_go_first(
         )
         for side in sides.values()
     ]
-    model = Transformers("nowhere")
+    model = TransformersGenerator("nowhere")
     chosen, rest = model._portion(waiting)
     assert chosen == [waiting[0], waiting[2], waiting[3], waiting[4]]
     assert rest == [waiting[1]]
@@ -314,7 +318,7 @@ def test_a_batch_has_so_many_pixels_and_small_images_go_first(
 
 
 async def test_the_next_batch_answers_the_rest(
-    fast: Transformers, monkeypatch: pytest.MonkeyPatch
+    fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "BATCH_PIXELS", 1)
     prompts = [Prompt((Message("user", (picture(shade), "What?")),)) for shade in range(5)]

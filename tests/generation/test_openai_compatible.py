@@ -21,7 +21,7 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
-from bottega.generation import OpenAICompatible, Retrying
+from bottega.generation import OpenAIGenerator, Retrying
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture
@@ -44,13 +44,13 @@ def clock() -> Clock:
     return Clock()
 
 
-def model(endpoint: Server, clock: Clock | None = None, **settings: Any) -> OpenAICompatible:
+def model(endpoint: Server, clock: Clock | None = None, **settings: Any) -> OpenAIGenerator:
     quick = Retrying(sleep=clock or Clock())
     given: dict[str, Any] = {"base_url": endpoint.url, "retries": quick} | settings
-    return OpenAICompatible("m", **given)
+    return OpenAIGenerator("m", **given)
 
 
-async def error_of(generator: OpenAICompatible) -> EndpointError:
+async def error_of(generator: OpenAIGenerator) -> EndpointError:
     with pytest.raises(EndpointError) as caught:
         await generator.generate(ask(), Sampling())
     await generator.aclose()
@@ -147,7 +147,7 @@ async def test_dialects_are_learned_once(endpoint: Server) -> None:
 
 
 async def test_a_dead_endpoint_is_named_without_its_credentials(clock: Clock) -> None:
-    generator = OpenAICompatible(
+    generator = OpenAIGenerator(
         "m", base_url="http://user:hunter22@127.0.0.1:9/v1/", retries=Retrying(3, sleep=clock)
     )
     error = await error_of(generator)
@@ -352,7 +352,7 @@ async def test_every_way_to_write_the_base_url(
     endpoint: Server, monkeypatch: pytest.MonkeyPatch, tail: str
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url + tail)
-    generator = OpenAICompatible("m")
+    generator = OpenAIGenerator("m")
     await generator.generate(ask(), Sampling())
     await generator.aclose()
     assert endpoint.paths == ["/v1/chat/completions"]
@@ -361,7 +361,7 @@ async def test_every_way_to_write_the_base_url(
 
 async def test_credentials_in_the_url_and_its_query_are_sent(endpoint: Server) -> None:
     url = endpoint.url.replace("//", "//me:p%40ss@") + "?api-version=1"
-    generator = OpenAICompatible("m", base_url=url)
+    generator = OpenAIGenerator("m", base_url=url)
     await generator.generate(ask(), Sampling())
     await generator.aclose()
     assert endpoint.paths == ["/v1/chat/completions?api-version=1"]
@@ -375,7 +375,7 @@ async def test_credentials_in_the_url_and_its_query_are_sent(endpoint: Server) -
 )  # fmt: skip
 def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError) as caught:
-        OpenAICompatible("m", **wrong)
+        OpenAIGenerator("m", **wrong)
     assert caught.value.hint
 
 

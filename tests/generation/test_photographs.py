@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from bottega import Interleaved, Query, Sampling, bundled
+from bottega import InterleavedPrompter, Query, Sampling, bundled
 from bottega.cli import _hush
 from bottega.generation.bundled import WARNING, PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
@@ -38,7 +38,7 @@ def landscape(side: int = 64) -> np.ndarray:
 
 
 def prompt(image: Image) -> Prompt:
-    return Interleaved()(Query("What is it?", (image,)), [])
+    return InterleavedPrompter()(Query("What is it?", (image,)), [])
 
 
 def test_photographs_are_recognised() -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bottega.generation import OpenAICompatible, Replay, Scripted, Transformers
+from bottega.generation import (
+    OpenAIGenerator,
+    ReplayGenerator,
+    ScriptedGenerator,
+    TransformersGenerator,
+)
 from bottega.protocols import Generator
 from bottega.types import Reply, Sampling
 from tests.generation.prompts import ask, shown
@@ -20,13 +25,13 @@ def generator(
     request: pytest.FixtureRequest, endpoint: Server, folders: dict[str, Path], tmp_path: Path
 ) -> Generator:
     def words() -> Generator:
-        return Scripted(lambda prompt: "word", latency=0.01)
+        return ScriptedGenerator(lambda prompt: "word", latency=0.01)
 
     parts: dict[str, Generator] = {
         "scripted": words(),
-        "replay": Replay(tmp_path / "record.jsonl", words()),
-        "endpoint": OpenAICompatible("m", base_url=endpoint.url),
-        "local": Transformers(folders["fast_vlm"]),
+        "replay": ReplayGenerator(tmp_path / "record.jsonl", words()),
+        "endpoint": OpenAIGenerator("m", base_url=endpoint.url),
+        "local": TransformersGenerator(folders["fast_vlm"]),
     }
     return parts[request.param]
 

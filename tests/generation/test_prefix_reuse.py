@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.generation import Transformers, batch_reader
+from bottega.generation import TransformersGenerator, batch_reader
 from bottega.generation.batch_reader import Reader
 from bottega.generation.hub import load_parts
-from bottega.generation.with_prefix import Continuing
+from bottega.generation.with_prefix import PrefixForward
 from bottega.image import Image
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.tasks.attributes import Attributes
 from bottega.types import Candidate, Message, Prompt, Reply, Sampling
 from tests.builders import picture
@@ -56,16 +56,18 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Transformers:
+def whole(folder: Path) -> TransformersGenerator:
     """Reads every prompt from its first token."""
-    return Transformers(folder, prefix_cache_mb=0)
+    return TransformersGenerator(folder, prefix_cache_mb=0)
 
 
 @pytest.fixture
-async def shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transformers]:
+async def shared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TransformersGenerator]:
     """Its weights are loaded once a family; what it has read is kept beside them."""
     monkeypatch.setattr("bottega.generation.loaded.load_parts", PARTS)
-    model = Transformers(folder)
+    model = TransformersGenerator(folder)
     await model.load()
     yield model
     await model.aclose()
@@ -90,13 +92,13 @@ def said(text: str) -> Message:
     return Message("assistant", (text,))
 
 
-def reader_of(model: Transformers) -> Reader:
+def reader_of(model: TransformersGenerator) -> Reader:
     assert model._loaded is not None and model._loaded.reader is not None
     return model._loaded.reader
 
 
 @contextmanager
-def counted(model: Transformers) -> Iterator[list[int]]:
+def counted(model: TransformersGenerator) -> Iterator[list[int]]:
     """The tokens that each call reads before anything is answered."""
     assert model._loaded is not None
     inner, seen = model._loaded.model.base_model, list[int]()
@@ -111,14 +113,14 @@ def counted(model: Transformers) -> Iterator[list[int]]:
 
 
 async def together(
-    model: Transformers, prompts: Sequence[Prompt], sampling: Sampling = SHORT
+    model: TransformersGenerator, prompts: Sequence[Prompt], sampling: Sampling = SHORT
 ) -> list[Reply]:
     return await asyncio.gather(*(model.generate(prompt, sampling) for prompt in prompts))
 
 
 async def alike(
-    whole: Transformers,
-    shared: Transformers,
+    whole: TransformersGenerator,
+    shared: TransformersGenerator,
     prompts: Sequence[Prompt],
     sampling: Sampling = SHORT,
 ) -> None:
@@ -135,7 +137,9 @@ def assert_alike(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
             assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
 
 
-async def test_waves_of_a_search(whole: Transformers, shared: Transformers) -> None:
+async def test_waves_of_a_search(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     waves = [
         [taught(0)],
         [taught(0, 5), taught(0, 1, 5), taught(0, 4, 5), taught(3, 5)],  # of mixed lengths
@@ -154,7 +158,7 @@ async def test_waves_of_a_search(whole: Transformers, shared: Transformers) -> N
     assert tokens[1] < 0.75 * tokens[0]
 
 
-async def test_what_was_read_is_not_read_again(shared: Transformers) -> None:
+async def test_what_was_read_is_not_read_again(shared: TransformersGenerator) -> None:
     await together(shared, [taught(0, 1, 2)])
     await together(shared, [taught(0, 1, 3)])  # the first of its kind is compared
     with counted(shared) as read:
@@ -163,7 +167,9 @@ async def test_what_was_read_is_not_read_again(shared: Transformers) -> None:
     assert 1 < sum(read) <= rest.usage.prompt_tokens < reply.usage.prompt_tokens
 
 
-async def test_one_batch_reads_a_beginning_once(whole: Transformers, shared: Transformers) -> None:
+async def test_one_batch_reads_a_beginning_once(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     await alike(whole, shared, [taught(3, 1, 2), taught(3, 1, 4)])
     prompts = [taught(0, 1, 2, 3, last) for last in (3, 4, 5)]
     with counted(shared) as read:
@@ -172,7 +178,9 @@ async def test_one_batch_reads_a_beginning_once(whole: Transformers, shared: Tra
     assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
 
 
-async def test_samples_follow_their_seed(whole: Transformers, shared: Transformers) -> None:
+async def test_samples_follow_their_seed(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     warm = Sampling(temperature=1.0, max_tokens=4, n=3, seed=7)
     for wave in ([taught(0, 1)], [taught(0, 2), taught(0, 1), taught(1, 5)], [taught(0, 1, 2)]):
         await alike(whole, shared, wave, warm)
@@ -180,7 +188,9 @@ async def test_samples_follow_their_seed(whole: Transformers, shared: Transforme
     assert len({completion.text for completion in one.completions}) > 1
 
 
-async def test_beginnings_that_end_within_a_turn(whole: Transformers, shared: Transformers) -> None:
+async def test_beginnings_that_end_within_a_turn(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     prompts = [
         taught(0, 1, asked=f"what is in the image above one two {end}")
         for end in ("zero", "three", "three two one", "")
@@ -189,21 +199,27 @@ async def test_beginnings_that_end_within_a_turn(whole: Transformers, shared: Tr
     await alike(whole, shared, prompts)
 
 
-async def test_a_prompt_that_another_begins_with(whole: Transformers, shared: Transformers) -> None:
+async def test_a_prompt_that_another_begins_with(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     begun = taught(0, 1)
     longer = [Prompt((*begun.messages, said(text))) for text in ("one", "one two", "one two three")]
     for wave in ([longer[2]], [longer[0], begun], [longer[1], longer[2], begun], [begun]):
         await alike(whole, shared, wave)
 
 
-async def test_other_images_between_equal_words(whole: Transformers, shared: Transformers) -> None:
+async def test_other_images_between_equal_words(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     for wave in ([taught(0, 2)], [taught(3, 2), taught(0, 2)], [taught(0, 5), taught(3, 5)]):
         await alike(whole, shared, wave)
     one, other = await together(shared, [taught(0, 2), taught(3, 2)])
     assert one.completions[0].logprob != pytest.approx(other.completions[0].logprob, abs=1e-3)
 
 
-async def test_what_fails_fails_alone(whole: Transformers, shared: Transformers) -> None:
+async def test_what_fails_fails_alone(
+    whole: TransformersGenerator, shared: TransformersGenerator
+) -> None:
     await alike(whole, shared, [taught(0, 1), taught(0, 2)])
     damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
     broken = [Message("user", (damaged,)), Message("user", (SCENES[3], "\ud800"))]
@@ -218,18 +234,18 @@ async def test_what_fails_fails_alone(whole: Transformers, shared: Transformers)
 
 
 async def test_wrong_states_are_found_out_and_never_used(
-    whole: Transformers, shared: Transformers, monkeypatch: pytest.MonkeyPatch
+    whole: TransformersGenerator, shared: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Continuing._cache
+    right = PrefixForward._cache
 
-    def wrong(self: Continuing, *held: Any) -> Any:
+    def wrong(self: PrefixForward, *held: Any) -> Any:
         cache: Any = right(self, *held)
         for layer in cache.layers:
             if layer.values is not None:
                 layer.values = layer.values.flip(-2)
         return cache
 
-    monkeypatch.setattr(Continuing, "_cache", wrong)
+    monkeypatch.setattr(PrefixForward, "_cache", wrong)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(3, 2)]
     found = [await shared.generate(prompt, SHORT) for prompt in prompts]
     assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
@@ -239,7 +255,7 @@ async def test_wrong_states_are_found_out_and_never_used(
 
 async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path) -> None:
     folder = more_tiny_models.pali_gemma(tmp_path / "pali_gemma")
-    whole, ahead = Transformers(folder, prefix_cache_mb=0), Transformers(folder)
+    whole, ahead = TransformersGenerator(folder, prefix_cache_mb=0), TransformersGenerator(folder)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
     found = [await ahead.generate(prompt, SHORT) for prompt in prompts]
     assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
@@ -249,7 +265,7 @@ async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path)
 
 
 async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
-    model = Transformers(fast)
+    model = TransformersGenerator(fast)
     await model.load()
     loaded = model._loaded
     assert loaded is not None and loaded.reader is not None
@@ -260,7 +276,7 @@ async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
 
 
 async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
-    model = Transformers(fast, prefix_cache_mb=1)
+    model = TransformersGenerator(fast, prefix_cache_mb=1)
     words = random.Random(0)
     for _ in range(12):
         text = "".join(words.choices("zero one two three", k=200))
@@ -282,12 +298,12 @@ async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
 
 
 def test_nothing_is_kept_if_told_so(fast: Path) -> None:
-    model = Transformers(fast, prefix_cache_mb=0)
+    model = TransformersGenerator(fast, prefix_cache_mb=0)
     asyncio.run(model.load())
     assert model._loaded is not None and model._loaded.reader is None
     asyncio.run(model.aclose())
     with pytest.raises(SettingError, match="prefix_cache_mb"):
-        Transformers(fast, prefix_cache_mb=-1)
+        TransformersGenerator(fast, prefix_cache_mb=-1)
 
 
 TURNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["one", "one two", ""])), max_size=3)
@@ -297,8 +313,8 @@ FAMILY = st.lists(
 
 
 @pytest.fixture(scope="module")
-def pair(fast: Path) -> Iterator[tuple[Transformers, Transformers]]:
-    models = Transformers(fast, prefix_cache_mb=0), Transformers(fast)
+def pair(fast: Path) -> Iterator[tuple[TransformersGenerator, TransformersGenerator]]:
+    models = TransformersGenerator(fast, prefix_cache_mb=0), TransformersGenerator(fast)
     for model in models:
         asyncio.run(model.load())
     yield models
@@ -311,7 +327,7 @@ def pair(fast: Path) -> Iterator[tuple[Transformers, Transformers]]:
 )
 @given(family=FAMILY, n=st.integers(1, 2), keep=st.sampled_from([0, 40_000, 2**26]))
 def test_any_family_of_prompts(
-    pair: tuple[Transformers, Transformers], family: Any, n: int, keep: int
+    pair: tuple[TransformersGenerator, TransformersGenerator], family: Any, n: int, keep: int
 ) -> None:
     whole, shared = pair
     reader_of(shared).prefixes._keep = keep
@@ -331,14 +347,14 @@ def test_any_family_of_prompts(
 
 async def test_the_apprentice_says_the_same() -> None:
     task = Attributes(kb=12, asked=40).draw(3)
-    rng, prompt = random.Random(0), Interleaved(show_choices=False)
+    rng, prompt = random.Random(0), InterleavedPrompter(show_choices=False)
     prompts = [
         prompt(item.query, [Candidate(one, 1.0) for one in rng.sample(task.knowledge[:4], 3)])
         for item in task.items
     ]
     replies = []
     for keep in (0, 16):
-        model = Transformers(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
+        model = TransformersGenerator(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
         waves = [await together(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
         replies.append([reply for wave in waves for reply in wave])
         assert keep == 0 or reader_of(model).trusts

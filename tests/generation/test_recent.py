@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.generation.lru import Recent
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
@@ -58,7 +58,7 @@ async def test_an_image_is_encoded_once_and_off_the_event_loop(
         return "data:image/png;base64,AAAA"
 
     monkeypatch.setattr(Image, "data_url", property(data_url))
-    generator = OpenAICompatible("m", base_url=endpoint.url)
+    generator = OpenAIGenerator("m", base_url=endpoint.url)
     for _ in range(3):
         fresh = Prompt((Message("user", (Image.from_bytes(picture(1).data), "what?")),))
         await generator.generate(fresh, Sampling())

@@ -14,7 +14,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
-from bottega.generation import OpenAICompatible, Replay, Scripted, request_key
+from bottega.generation import OpenAIGenerator, ReplayGenerator, ScriptedGenerator, request_key
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture
 from tests.generation.prompts import ask, shown
@@ -46,12 +46,12 @@ def test_keys_are_equal_exactly_if_requests_are(
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    inner = Scripted(["a", "b"], name="toy")
-    replay = Replay(path, inner)
+    inner = ScriptedGenerator(["a", "b"], name="toy")
+    replay = ReplayGenerator(path, inner)
     first = await replay.generate(shown(1, 2), Sampling(n=2))
     assert await replay.generate(shown(1, 2), Sampling(n=2)) == first
     await replay.aclose()
-    later = Replay(path)
+    later = ReplayGenerator(path)
     assert (later.name, len(later), len(inner.calls)) == ("toy", 1, 1)
     assert await later.generate(shown(1, 2), Sampling(n=2)) == first
     assert picture(1).data[20:40] not in path.read_bytes()
@@ -59,23 +59,23 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
 
 async def test_a_miss_says_how_to_record(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    await Replay(path, Scripted(["a"])).generate(ask(), Sampling())
+    await ReplayGenerator(path, ScriptedGenerator(["a"])).generate(ask(), Sampling())
     for prompt, sampling in ((ask("else"), Sampling()), (ask(), Sampling(temperature=0.1))):
         with pytest.raises(ReplayMissError) as caught:
-            await Replay(path).generate(prompt, sampling)
+            await ReplayGenerator(path).generate(prompt, sampling)
         assert "record" in caught.value.hint
 
 
 async def test_failures_are_not_recorded(tmp_path: Path) -> None:
-    replay = Replay(tmp_path / "r", Scripted([ServerFailedError("down"), "a"]))
+    replay = ReplayGenerator(tmp_path / "r", ScriptedGenerator([ServerFailedError("down"), "a"]))
     with pytest.raises(ServerFailedError):
         await replay.generate(ask(), Sampling())
     assert (await replay.generate(ask(), Sampling())).completions[0].text == "a"
 
 
 async def test_equal_requests_in_flight_are_asked_once(tmp_path: Path) -> None:
-    inner = Scripted(lambda prompt: "a", latency=0.02)
-    replay = Replay(tmp_path / "r", inner)
+    inner = ScriptedGenerator(lambda prompt: "a", latency=0.02)
+    replay = ReplayGenerator(tmp_path / "r", inner)
     flights = [asyncio.create_task(replay.generate(ask(), Sampling())) for _ in range(5)]
     await asyncio.sleep(0.005)
     flights[0].cancel()
@@ -85,7 +85,7 @@ async def test_equal_requests_in_flight_are_asked_once(tmp_path: Path) -> None:
 
 
 async def test_a_request_that_nobody_waits_for_is_called_off(tmp_path: Path) -> None:
-    replay = Replay(tmp_path / "r", Scripted(lambda prompt: "a", latency=0.05))
+    replay = ReplayGenerator(tmp_path / "r", ScriptedGenerator(lambda prompt: "a", latency=0.05))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(replay.generate(ask(), Sampling()), 0.005)
     await asyncio.sleep(0.1)
@@ -96,12 +96,12 @@ async def test_a_request_that_nobody_waits_for_is_called_off(tmp_path: Path) -> 
 async def test_a_line_cut_short_is_ignored_and_the_rest_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "r"
     for word in ("one", "two"):
-        await Replay(path, Scripted([word])).generate(ask(word), Sampling())
+        await ReplayGenerator(path, ScriptedGenerator([word])).generate(ask(word), Sampling())
     path.write_bytes(path.read_bytes()[:-30])
-    torn = Replay(path, Scripted(["again"]))
+    torn = ReplayGenerator(path, ScriptedGenerator(["again"]))
     assert len(torn) == 1
     await torn.generate(ask("two"), Sampling())
-    whole = Replay(path)
+    whole = ReplayGenerator(path)
     assert (await whole.generate(ask("one"), Sampling())).completions[0].text == "one"
     assert (await whole.generate(ask("two"), Sampling())).completions[0].text == "again"
 
@@ -110,36 +110,38 @@ def test_files_that_are_no_record(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text("dear diary\n")
     with pytest.raises(StoreError):
-        Replay(path)
+        ReplayGenerator(path)
     with pytest.raises(StoreError):
-        Replay(tmp_path, Scripted(["a"]))
+        ReplayGenerator(tmp_path, ScriptedGenerator(["a"]))
     with pytest.raises(SettingError, match="no model"):
-        Replay(tmp_path / "absent")
+        ReplayGenerator(tmp_path / "absent")
 
 
 async def test_several_models_in_one_record(tmp_path: Path) -> None:
     path = tmp_path / "r"
     for name in ("a", "b"):
-        await Replay(path, Scripted([name], name=name)).generate(ask(), Sampling())
+        await ReplayGenerator(path, ScriptedGenerator([name], name=name)).generate(
+            ask(), Sampling()
+        )
     with pytest.raises(SettingError, match="a, b"):
-        Replay(path)
-    reply = await Replay(path, model="b").generate(ask(), Sampling())
+        ReplayGenerator(path)
+    reply = await ReplayGenerator(path, model="b").generate(ask(), Sampling())
     assert reply.completions[0].text == "b"
 
 
 async def test_the_fingerprint_stands_for_the_name(tmp_path: Path) -> None:
     path = tmp_path / "r"
-    inner = Scripted(["plain"], name="m")
-    await Replay(path, inner).generate(ask(), Sampling())
-    other = Replay(path, OpenAICompatible("m", extra_body={"effort": "low"}))
+    inner = ScriptedGenerator(["plain"], name="m")
+    await ReplayGenerator(path, inner).generate(ask(), Sampling())
+    other = ReplayGenerator(path, OpenAIGenerator("m", extra_body={"effort": "low"}))
     assert other.name == "m"
-    assert request_key("m", ask(), Sampling()) in Replay(path)._replies
+    assert request_key("m", ask(), Sampling()) in ReplayGenerator(path)._replies
     assert other._fingerprint != "m"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 async def test_a_full_disk_is_named() -> None:
-    replay = Replay("/dev/null", Scripted(["a"]))
+    replay = ReplayGenerator("/dev/null", ScriptedGenerator(["a"]))
     replay._path = Path("/dev/full")
     with pytest.raises(StoreFullError) as caught:
         await replay.generate(ask(), Sampling())

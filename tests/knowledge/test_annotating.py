@@ -14,7 +14,7 @@ import pytest
 
 from bottega.errors import LoadError, NotFoundError, SettingError
 from bottega.knowledge import Eq, KnowledgeBase
-from bottega.retrieval import BM25
+from bottega.retrieval import BM25Retriever
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked, shown
 
@@ -73,7 +73,7 @@ def test_what_another_handle_has_read_is_not_out_of_date(kb: KnowledgeBase, path
 
 
 async def test_who_follows_the_changes_is_told(kb: KnowledgeBase) -> None:
-    words = BM25(kb)
+    words = BM25Retriever(kb)
     assert [c.score > 0 for c in await words(Query("penguin"), 3)].count(True) == 0
     kb.annotate(kb.ids()[1], rationale="a penguin", tags={})
     best = (await words(Query("penguin"), 1))[0]

@@ -13,19 +13,19 @@ from bottega.errors import NotFoundError, SettingError, StoreBusyError, StoreFul
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-    LeastSaving,
-    Random,
+    LeastFrequentlyUsedEviction,
+    LeastRecentlyUsedEviction,
+    LeastSavingsEviction,
+    RandomEviction,
 )
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 POLICIES: list[Callable[[], Eviction]] = [
-    lambda: Random(3),
-    LeastRecentlyUsed,
-    lambda: LeastFrequentlyUsed(protect=1),
-    lambda: LeastSaving(protect=1),
+    lambda: RandomEviction(3),
+    LeastRecentlyUsedEviction,
+    lambda: LeastFrequentlyUsedEviction(protect=1),
+    lambda: LeastSavingsEviction(protect=1),
 ]
 
 
@@ -53,7 +53,7 @@ def test_without_a_policy_the_least_recently_used_goes() -> None:
 
 
 def test_the_least_frequently_used_goes_but_the_newest_are_spared() -> None:
-    with opened(4, LeastFrequentlyUsed(protect=2)) as kb:
+    with opened(4, LeastFrequentlyUsedEviction(protect=2)) as kb:
         kb.add([asked(text) for text in "abcd"])
         for _ in range(3):
             kb.used([id_of(kb, "a")])
@@ -67,7 +67,7 @@ def test_the_least_frequently_used_goes_but_the_newest_are_spared() -> None:
 
 
 def test_what_saves_most_stays() -> None:
-    with opened(3, LeastSaving(protect=1)) as kb:
+    with opened(3, LeastSavingsEviction(protect=1)) as kb:
         kb.add([asked(text) for text in "abc"])
         kb.used([id_of(kb, "a")], saved_usd=0.01)
         for _ in range(9):
@@ -82,7 +82,7 @@ def test_what_saves_most_stays() -> None:
 
 def test_random_eviction_depends_on_its_seed_alone() -> None:
     def survivors(seed: int) -> str:
-        with opened(5, Random(seed)) as kb:
+        with opened(5, RandomEviction(seed)) as kb:
             for text in "abcdefghijklmnop":
                 kb.add([asked(text)])
             return texts(kb)
@@ -197,7 +197,7 @@ def test_uses_that_could_not_be_written_are_written_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise an example with large savings would be evicted as if it had none."""
-    with opened(9, LeastSaving()) as kb:
+    with opened(9, LeastSavingsEviction()) as kb:
         kb.add([asked("a")])
         id = id_of(kb, "a")
         kb.used([id], saved_usd=0.5)
@@ -212,13 +212,13 @@ def test_uses_that_could_not_be_written_are_written_later(
 
 
 def test_nothing_needs_to_be_protected() -> None:
-    with opened(2, LeastFrequentlyUsed(protect=0)) as kb:
+    with opened(2, LeastFrequentlyUsedEviction(protect=0)) as kb:
         kb.add([asked("a"), asked("b")])
         kb.used([id_of(kb, "a")])
         kb.used([id_of(kb, "b")])
         kb.add([asked("c")])
         assert texts(kb) == "ab"  # the new one was never used
-    for policy in (LeastFrequentlyUsed, LeastSaving):
+    for policy in (LeastFrequentlyUsedEviction, LeastSavingsEviction):
         with pytest.raises(SettingError, match="protect -1"):
             policy(protect=-1)
 
@@ -241,8 +241,8 @@ def test_many_uses_do_not_wait_for_the_end(tmp_path: Path) -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     for wrong in (
         lambda: opened(0),
-        lambda: LeastFrequentlyUsed(protect=-1),
-        lambda: KnowledgeBase.open(":memory:", None, evict=Random()),
+        lambda: LeastFrequentlyUsedEviction(protect=-1),
+        lambda: KnowledgeBase.open(":memory:", None, evict=RandomEviction()),
     ):
         with pytest.raises(SettingError):
             wrong()

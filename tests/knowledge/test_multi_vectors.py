@@ -9,7 +9,7 @@ import pytest
 from bottega.errors import EmbeddingError, SettingError
 from bottega.knowledge import (
     KnowledgeBase,
-    LateIndex,
+    LateInteractionIndex,
     MultiVectorEncoderEmbedder,
     PixelEmbedder,
     TokenEmbedder,
@@ -111,6 +111,6 @@ def test_examples_are_found_by_what_they_show_and_say(tower: TowerTokenEmbedder)
     ]
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(known)
-        with LateIndex(knowledge, tower) as index:
+        with LateInteractionIndex(knowledge, tower) as index:
             [found] = index.search(Query("What tint is it?", (picture(59_999),)), 1)
     assert found.example.answer == "What is its hue? 60000"

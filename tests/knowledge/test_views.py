@@ -14,7 +14,7 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.knowledge import KnowledgeBase, View
-from bottega.types import Changed, Example, Query
+from bottega.types import Example, ExampleChange, Query
 from tests.knowledge.doubles import SeededEmbedder, asked, vector_of
 
 
@@ -128,4 +128,4 @@ def test_changes_tell_outsiders_what_happened() -> None:
         assert held == set(kb.ids())
         last = list(kb.changes())[-1].seq
         assert list(kb.changes(last)) == []
-        assert isinstance(first[0], Changed)
+        assert isinstance(first[0], ExampleChange)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing import BecauseParser, ChoiceParser, FinalAnswerParser
+from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.types import Completion, Query
 
 CITIES = Query("Which?", choices=("Rome", "Paris", "New York"))
 OPEN = Query("How many?")
 MARKS = ("BECAUSE:", "**FINAL ANSWER:**", "THOUGHT PROCESS:", "The answer is", "A", "(B)", ".")
-letters = BecauseParser(ChoiceParser(whole_words=True))
-final = BecauseParser(FinalAnswerParser())
+letters = RationaleParser(ChoiceParser(whole_words=True))
+final = RationaleParser(FinalAnswerParser())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.parsing import BecauseParser, ChoiceParser, FinalAnswerParser
+from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import (
     MATH_V,
     MATH_V_REASONED,
@@ -16,11 +16,11 @@ from bottega.prompting import (
     SCIENCE_QA_REASONED,
     VIZ_WIZ,
     VSR_MC,
-    Concluding,
-    Continuing,
-    Explaining,
-    Interleaved,
-    Template,
+    ConclusionPrompter,
+    ContinuationPrompter,
+    ExplanationPrompter,
+    InterleavedPrompter,
+    PromptTemplate,
 )
 from bottega.protocols import Parser
 from bottega.types import Candidate, Completion, Example, Message, Query
@@ -103,7 +103,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("form", "system", "ask", "answer"), FORMS)
-def test_prompts_to_the_letter(form: Template, system: str, ask: str, answer: str) -> None:
+def test_prompts_to_the_letter(form: PromptTemplate, system: str, ask: str, answer: str) -> None:
     first = Message("system", (system,))
     last = Message("user", (picture(77), f"Which bank?\n{OPTIONS}{ask}"))
     assert form(QUERY, []).messages == (first, last)
@@ -153,16 +153,16 @@ READ = [(form, FINAL) for form, *_ in FORMS] + [
 
 
 @pytest.mark.parametrize(("form", "parse"), READ)
-def test_the_formats_are_read_back(form: Template, parse: Parser) -> None:
+def test_the_formats_are_read_back(form: PromptTemplate, parse: Parser) -> None:
     """What a demonstration answers is what a parser reads, with its rationale if it was shown."""
     shown = form(QUERY, [Candidate(WORKED, 1.0)]).messages[2].parts[0]
-    answer = BecauseParser(parse)(KNOWN, Completion(str(shown)))
+    answer = RationaleParser(parse)(KNOWN, Completion(str(shown)))
     assert (answer.text, answer.labels) == ("south", ("south",))
     assert answer.rationale == (WORKED.rationale if form.reasoned else None)
 
 
 def test_a_rationale_is_asked_for_with_the_answer() -> None:
-    assert Explaining()(WORKED).messages == (
+    assert ExplanationPrompter()(WORKED).messages == (
         Message(
             "system",
             (
@@ -182,12 +182,12 @@ def test_a_rationale_is_asked_for_with_the_answer() -> None:
             ),
         ),
     )
-    free = Explaining()(Example(Query("How many?"), "{4}")).messages[1].parts
+    free = ExplanationPrompter()(Example(Query("How many?"), "{4}")).messages[1].parts
     assert "\n**Answer:** {4}\n" in str(free[0])
 
 
 def test_an_answer_is_predicted_without_showing_it() -> None:
-    assert Concluding()(KNOWN, "{Look} up.").messages == (
+    assert ConclusionPrompter()(KNOWN, "{Look} up.").messages == (
         Message("system", (HELPFUL,)),
         Message(
             "user",
@@ -198,7 +198,7 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
             ),
         ),
     )
-    free = Concluding()(Query("How many?"), "Count.").messages[1].parts
+    free = ConclusionPrompter()(Query("How many?"), "Count.").messages[1].parts
     assert free == (
         "**User Question:** How many?\n**THOUGHT PROCESS:** Count.\n"
         "Answer with a number, a word or a short phrase.",
@@ -206,8 +206,8 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
 
 
 def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> None:
-    brief = Interleaved(show_choices=False)
-    assert Continuing(brief)(KNOWN, "{Look} up.").messages == (
+    brief = InterleavedPrompter(show_choices=False)
+    assert ContinuationPrompter(brief)(KNOWN, "{Look} up.").messages == (
         Message("user", (picture(1), "Which side?")),
         Message("assistant", ("{Look} up.\nAnswer:",)),
     )
@@ -215,8 +215,10 @@ def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> 
 
 def test_what_has_no_letters_is_asked_for_in_words() -> None:
     many = tuple(f"kind {i}" for i in range(27))
-    (_, asked) = Concluding()(Query("Which?", choices=many), "Look.").messages
+    (_, asked) = ConclusionPrompter()(Query("Which?", choices=many), "Look.").messages
     assert "- kind 26\n" in str(asked.parts[0]) and "(A)" not in str(asked.parts[0])
     assert str(asked.parts[0]).endswith("a short phrase.")
-    (_, explained) = Explaining()(Example(Query("Which?", choices=many), "kind 26")).messages
+    (_, explained) = ExplanationPrompter()(
+        Example(Query("Which?", choices=many), "kind 26")
+    ).messages
     assert "**Answer:** kind 26\n" in str(explained.parts[0])

@@ -7,9 +7,9 @@ import pytest
 
 from bottega.errors import BottegaError, RejectedError, SettingError
 from bottega.evaluation.outcomes import concerns_one
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.prompting import Explaining
+from bottega.prompting import ExplanationPrompter
 from bottega.rationales import ACCURACY, Enriching, Made, Rationales, todo
 from bottega.types import Example, Prompt, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
@@ -40,7 +40,7 @@ def thinks(prompt: Prompt) -> str:
 
 class Run:
     def __init__(self, kb: KnowledgeBase) -> None:
-        self.model = Scripted(thinks)
+        self.model = ScriptedGenerator(thinks)
         self.kb = kb
         self.done: dict[str, Made] = {}
 
@@ -129,7 +129,7 @@ async def test_a_rejection_does_not_undo_what_another_process_wrote(kb: Knowledg
         return thinks(prompt)
 
     run = Run(kb)
-    run.model = Scripted(meanwhile)
+    run.model = ScriptedGenerator(meanwhile)
     await run()
     assert run.rationales()["q1"] == ("Theirs.", "0")
     assert kb.get(id).tags["theirs"] == "1"
@@ -139,7 +139,7 @@ async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) ->
     def explain(example: Example) -> Prompt:
         if example.query.text == "unspeakable":
             raise SettingError("no prompt for this one")
-        return Explaining()(example)
+        return ExplanationPrompter()(example)
 
     kb.add([Example(Query("unspeakable"), "so it is")])
     run = Run(kb)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from bottega.errors import RejectedError, SettingError
-from bottega.generation import Scripted
-from bottega.prompting import Concluding, Explaining
+from bottega.generation import ScriptedGenerator
+from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.rationales import Made, Rationales
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 from tests.builders import picture
@@ -32,7 +32,7 @@ class Thinker:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         self.samplings.append(sampling)
-        if prompt == Explaining()(KNOWN):
+        if prompt == ExplanationPrompter()(KNOWN):
             texts = list(self.said)
         else:
             texts = await self._predict(prompt)
@@ -40,7 +40,9 @@ class Thinker:
         return Reply(self.name, tuple(map(Completion, texts, ends)), Usage(10, 5, 1))
 
     async def _predict(self, prompt: Prompt) -> list[str]:
-        (rationale,) = (one for one in self.said if prompt == Concluding()(KNOWN.query, one))
+        (rationale,) = (
+            one for one in self.said if prompt == ConclusionPrompter()(KNOWN.query, one)
+        )
         self.predicted.append(rationale)
         self.now += 1
         self.most_at_once = max(self.most_at_once, self.now)
@@ -112,7 +114,7 @@ async def test_thinking_cut_and_equal_candidates_are_not_verified_again() -> Non
     )
     found = await made(thinker)
     assert (thinker.predicted, found.verified) == (["a"], 1)
-    twice = Scripted(["x", " x ", "B"])
+    twice = ScriptedGenerator(["x", " x ", "B"])
     one = await Rationales(twice, candidates=2, predictions=1).make(KNOWN)
     assert (one.rationale, one.verified) == ("x", 1)
 
@@ -147,7 +149,7 @@ async def test_several_labels_are_right_together(labels: tuple[str, ...], said: 
     query = Query("What is shown?", choices=("cat", "dog", "bird"))
     known = Example(query, ", ".join(labels) or "none", labels=labels)
     for replies, score in (([said] * 2, 1.0), ([said, "Answer: bird"], 0.5), (["(A)", "cat"], 0)):
-        model = Scripted(["Look.", *replies])
+        model = ScriptedGenerator(["Look.", *replies])
         found = await Rationales(model, candidates=1, predictions=2).make(known)
         assert found.score == score
         assert "letters of all right choices" in str(model.calls[1].prompt.messages[-1].parts)
@@ -188,13 +190,13 @@ async def test_agreement_is_an_argument() -> None:
 
 async def test_a_number_written_otherwise_is_a_right_prediction() -> None:
     known = Example(Query("How many?"), "12")
-    thinker = Scripted(["Count them.", "12.0", "13", "twelve", "a dozen"])
+    thinker = ScriptedGenerator(["Count them.", "12.0", "13", "twelve", "a dozen"])
     rationales = Rationales(thinker, candidates=1, predictions=4)
     assert (await rationales.make(known)).score == 0.5
 
 
 def test_a_model_of_brief_turns_is_refused() -> None:
-    brief = Scripted(["x"], name="bundled:apprentice")
+    brief = ScriptedGenerator(["x"], name="bundled:apprentice")
     brief.turns_only = True  # type: ignore[attr-defined]
     with pytest.raises(SettingError, match="bundled:apprentice answers in a word") as caught:
         Rationales(brief)

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import BottegaError, StoreFullError
 from bottega.knowledge import KnowledgeBase
-from bottega.recording import Remember
+from bottega.recording import CacheRecorder
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.knowledge.doubles import SeededEmbedder, asked, damaged, shown
 
@@ -29,7 +29,7 @@ def kb() -> Iterator[KnowledgeBase]:
 
 
 async def test_a_masters_answer_is_kept_with_its_reasoning_and_source(kb: KnowledgeBase) -> None:
-    await Remember(kb, teachers={"master"})(trace())
+    await CacheRecorder(kb, teachers={"master"})(trace())
     (kept,) = kb
     assert (kept.answer, kept.rationale, kept.source) == ("cat", "it has whiskers", "master:gpt")
     assert kept.query.choices == ("cat", "dog")
@@ -38,12 +38,12 @@ async def test_a_masters_answer_is_kept_with_its_reasoning_and_source(kb: Knowle
 
 async def test_several_labels_stay_several(kb: KnowledgeBase) -> None:
     both = Answer("cat, dog", labels=("cat", "dog"))
-    await Remember(kb, teachers={"master"})(trace(answer=both))
+    await CacheRecorder(kb, teachers={"master"})(trace(answer=both))
     assert [example.labels for example in kb] == [("cat", "dog")]
 
 
 async def test_nothing_else_is_kept(kb: KnowledgeBase) -> None:
-    remember = Remember(kb, teachers={"master"})
+    remember = CacheRecorder(kb, teachers={"master"})
     cut = Completion("it has", finish_reason="length")
     await remember(trace(tier="apprentice"))
     await remember(trace(answer=replace(ANSWERED, valid=False)))
@@ -55,12 +55,12 @@ async def test_nothing_else_is_kept(kb: KnowledgeBase) -> None:
 
 
 async def test_it_learns_for_an_evaluation(kb: KnowledgeBase) -> None:
-    await Remember(kb, teachers={"master"}).learn(Query("q"), ANSWERED, "master")
+    await CacheRecorder(kb, teachers={"master"}).learn(Query("q"), ANSWERED, "master")
     assert [example.source for example in kb] == ["master"]
 
 
 async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> None:
-    remember = Remember(kb, teachers=())
+    remember = CacheRecorder(kb, teachers=())
     first = await remember.keep(shown(1, "cat"))
     second = await remember.keep(shown(1, "dog"))
     assert kb.ids() == [second] != [first]
@@ -69,7 +69,7 @@ async def test_keeping_returns_the_id_under_which_it_lies(kb: KnowledgeBase) -> 
 async def test_a_pinned_answer_stays_and_nobody_is_warned(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember = Remember(kb, teachers={"master"})
+    remember = CacheRecorder(kb, teachers={"master"})
     await remember(trace(answer=Answer("cat")))
     kb.pin(kb.ids())
     with caplog.at_level(logging.WARNING):
@@ -101,7 +101,7 @@ class Counting:
 
 async def test_those_who_arrive_together_share_a_commit() -> None:
     store = Counting()
-    remember = Remember(store, teachers=())
+    remember = CacheRecorder(store, teachers=())
     ids = await asyncio.gather(*(remember.keep(asked(f"q{i}")) for i in range(40)))
     assert ids == [f"q{i}" for i in range(40)]
     assert len(store.groups) <= 3
@@ -109,7 +109,7 @@ async def test_those_who_arrive_together_share_a_commit() -> None:
 
 async def test_a_caller_who_leaves_takes_nothing_along() -> None:
     store = Counting()
-    remember = Remember(store, teachers=())
+    remember = CacheRecorder(store, teachers=())
     leaving = asyncio.create_task(remember.keep(asked("first")))
     waiting = asyncio.create_task(remember.keep(asked("second")))
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_a_caller_who_leaves_takes_nothing_along() -> None:
 
 
 async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
-    remember = Remember(Counting(StoreFullError("full")), teachers=())
+    remember = CacheRecorder(Counting(StoreFullError("full")), teachers=())
     failed = await asyncio.gather(
         *(remember.keep(asked(f"q{i}")) for i in range(3)), return_exceptions=True
     )
@@ -129,7 +129,7 @@ async def test_a_store_that_fails_tells_everyone_who_waits() -> None:
 async def test_what_cannot_be_stored_is_told_once(
     kb: KnowledgeBase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remember = Remember(kb, teachers=(), longest=10)
+    remember = CacheRecorder(kb, teachers=(), longest=10)
     with caplog.at_level(logging.WARNING):
         for i in range(3):
             assert await remember.keep(asked("q", f"{i} much too long")) is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.errors import StoreError
-from bottega.recording import Several
+from bottega.recording import CompositeRecorder
 from bottega.types import Trace
 from tests.recording.test_traces import trace
 
@@ -17,7 +17,7 @@ async def test_all_are_told_in_their_order() -> None:
     async def second(trace: Trace, /) -> None:
         told.append("second")
 
-    await Several(first, None, second)(trace())
+    await CompositeRecorder(first, None, second)(trace())
     assert told == ["first abc123", "second"]
 
 
@@ -31,5 +31,5 @@ async def test_one_that_fails_keeps_nothing_from_the_others() -> None:
         told.append(trace.id)
 
     with pytest.raises(StoreError, match="no space"):
-        await Several(fails, works)(trace())
+        await CompositeRecorder(fails, works)(trace())
     assert told == ["abc123"]

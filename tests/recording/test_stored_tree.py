@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import StoreError
-from bottega.recording import StoredNode, StoredTree, Traces, from_json, stored, to_json
+from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored, to_json
 from bottega.recording.stored_trace import Ended
-from bottega.types import Answer, Candidate, Example, Node, Query, SearchTree, Usage
+from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
 from tests.builders import candidates, example, picture, search_tree, searched
 from tests.recording.test_traces import trace
 
@@ -45,8 +45,8 @@ answers = st.builds(
 def trees(draw: st.DrawFn) -> SearchTree:
     known = draw(st.lists(st.builds(Candidate, examples, numbers), min_size=1, max_size=4))
 
-    def node(depth: int) -> Node:
-        return Node(
+    def node(depth: int) -> SearchNode:
+        return SearchNode(
             draw(st.sampled_from(known)) if depth else None,
             draw(numbers),
             draw(counts),
@@ -86,7 +86,7 @@ def _kept(node: StoredNode) -> Iterator[StoredNode]:
         yield from _kept(child)
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def _nodes(node: SearchNode) -> Iterator[SearchNode]:
     yield node
     for child in node.children:
         yield from _nodes(child)
@@ -108,13 +108,13 @@ def _said(candidate: Candidate | None) -> object:
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> Iterator[Traces]:
-    opened = Traces.open(tmp_path / "traces.db")
+def traces(tmp_path: Path) -> Iterator[TraceStore]:
+    opened = TraceStore.open(tmp_path / "traces.db")
     yield opened
     opened.close()
 
 
-async def test_the_sums_count_all_that_a_search_has_asked(traces: Traces) -> None:
+async def test_the_sums_count_all_that_a_search_has_asked(traces: TraceStore) -> None:
     tree = search_tree(candidates("cat", "dog", "owl", "newt"))
     await traces(searched(tree, example("cat", 9).query))
     await traces(trace("plain"))
@@ -132,7 +132,7 @@ def test_traces_of_before_there_were_trees_are_read() -> None:
 
 
 def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
-    tree = SearchTree(Node(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
+    tree = SearchTree(SearchNode(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
     read = from_json(to_json(stored(replace(trace(), tree=tree)))).tree
     assert read is not None
     assert str(read.root.value) == str(read.root.rewards["self"]) == "nan"
@@ -153,7 +153,7 @@ def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
         "json_remove(body, '$.tree.usage')",
     ],
 )
-async def test_a_damaged_tree_is_told(traces: Traces, damage: str) -> None:
+async def test_a_damaged_tree_is_told(traces: TraceStore, damage: str) -> None:
     await traces(searched(search_tree(candidates("cat", "dog", "owl")), Query("?")))
     traces._connection.execute(f"UPDATE traces SET body = {damage}")
     with pytest.raises(StoreError, match="damaged") as caught:

@@ -14,7 +14,7 @@ import pytest
 
 from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
 from bottega.protocols import Recorder
-from bottega.recording import Demonstration, StoredMessage, StoredPart, Summary, Traces
+from bottega.recording import Demonstration, StoredMessage, StoredPart, Summary, TraceStore
 from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
 from tests.builders import QUESTION, example, picture
 
@@ -29,13 +29,13 @@ def trace(id: str = "abc123", moment: float = 1.0, cost: float | None = 0.5) -> 
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> Iterator[Traces]:
-    opened = Traces.open(tmp_path / "traces.db")
+def traces(tmp_path: Path) -> Iterator[TraceStore]:
+    opened = TraceStore.open(tmp_path / "traces.db")
     yield opened
     opened.close()
 
 
-async def test_everything_but_the_pixels_is_kept(traces: Traces) -> None:
+async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     recorder: Recorder = traces
     await recorder(trace())
     found = traces.get("abc123")
@@ -54,13 +54,13 @@ async def test_everything_but_the_pixels_is_kept(traces: Traces) -> None:
     assert picture(1).data[16:40] not in traces.path.read_bytes()
 
 
-async def test_the_newest_come_first(traces: Traces) -> None:
+async def test_the_newest_come_first(traces: TraceStore) -> None:
     for i in range(5):
         await traces(trace(f"t{i}", float(i)))
     assert [found.id for found in traces.list(2)] == ["t4", "t3"]
 
 
-async def test_ids_may_be_shortened_while_unique(traces: Traces) -> None:
+async def test_ids_may_be_shortened_while_unique(traces: TraceStore) -> None:
     for id in ("abc", "abcd", "xyz"):
         await traces(trace(id))
     assert traces.get("x").id == "xyz"
@@ -71,20 +71,20 @@ async def test_ids_may_be_shortened_while_unique(traces: Traces) -> None:
         assert caught.value.hint
 
 
-async def test_sums(traces: Traces) -> None:
+async def test_sums(traces: TraceStore) -> None:
     assert traces.summary() == Summary(0, 0, 0, 0, 0.0, 0.0, 0)
     await traces(trace("a", 1.0))
     await traces(trace("b", 2.0, cost=None))
     assert traces.summary() == Summary(2, 60, 4, 20, 0.6, 0.5, 1)
 
 
-async def test_the_same_id_is_recorded_once(traces: Traces) -> None:
+async def test_the_same_id_is_recorded_once(traces: TraceStore) -> None:
     await traces(trace(cost=1.0))
     await traces(trace(cost=2.0))
     assert [found.cost_usd for found in traces.list()] == [2.0]
 
 
-async def test_recording_is_quick_and_concurrent(traces: Traces) -> None:
+async def test_recording_is_quick_and_concurrent(traces: TraceStore) -> None:
     took = []
     for first in range(0, 300, 100):
         start = time.process_time()
@@ -97,10 +97,10 @@ async def test_recording_is_quick_and_concurrent(traces: Traces) -> None:
 
 WRITER = """
 import asyncio, sys
-from bottega.recording import Traces
+from bottega.recording import TraceStore
 from tests.recording.test_traces import trace
 async def write() -> None:
-    traces = Traces.open(sys.argv[1])
+    traces = TraceStore.open(sys.argv[1])
     for i in range(50):
         await traces(trace(f"{sys.argv[2]}-{i}"))
     traces.close()
@@ -113,13 +113,13 @@ def test_several_processes_share_the_file(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", WRITER, str(path)]
     writers = [subprocess.Popen([*arguments, name]) for name in "ab"]
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    opened = Traces.open(path)
+    opened = TraceStore.open(path)
     assert opened.summary().count == 100
     opened.close()
 
 
 async def test_another_writer_is_waited_for_then_named(
-    traces: Traces, monkeypatch: pytest.MonkeyPatch
+    traces: TraceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = sqlite3.connect(traces.path, isolation_level=None)
     traces._connection.execute("PRAGMA busy_timeout = 10")
@@ -132,7 +132,7 @@ async def test_another_writer_is_waited_for_then_named(
     await traces(trace())
 
 
-async def test_a_full_disk_is_named_and_loses_nothing(traces: Traces) -> None:
+async def test_a_full_disk_is_named_and_loses_nothing(traces: TraceStore) -> None:
     await traces(trace("kept"))
     traces._connection.execute("PRAGMA max_page_count = 1")
     full = replace(trace("lost"), query=Query("x" * 100_000))
@@ -151,12 +151,12 @@ def test_what_is_no_trace_store(tmp_path: Path) -> None:
         connection.close()
     for path in (text, foreign, newer, tmp_path, tmp_path / "absent" / "traces.db"):
         with pytest.raises(StoreError) as caught:
-            Traces.open(path)
+            TraceStore.open(path)
         assert caught.value.hint
     assert text.read_text().startswith("dear diary")
 
 
-async def test_half_a_character_and_a_nul_are_recorded(traces: Traces) -> None:
+async def test_half_a_character_and_a_nul_are_recorded(traces: TraceStore) -> None:
     reply = Reply("m", (Completion("cat \ud83d \0", logprob=math.nan),))
     await traces(replace(trace(), query=Query("half \udc80"), reply=reply))
     found = traces.get("abc123")
@@ -164,7 +164,7 @@ async def test_half_a_character_and_a_nul_are_recorded(traces: Traces) -> None:
     assert traces.list() == [found]
 
 
-async def test_a_damaged_trace_is_told(traces: Traces) -> None:
+async def test_a_damaged_trace_is_told(traces: TraceStore) -> None:
     await traces(trace())
     traces._connection.execute("UPDATE traces SET body = '{'")
     with pytest.raises(StoreError, match="damaged") as caught:
@@ -173,7 +173,7 @@ async def test_a_damaged_trace_is_told(traces: Traces) -> None:
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    opened = Traces.open(tmp_path / "traces.db")
+    opened = TraceStore.open(tmp_path / "traces.db")
     opened.close()
     with pytest.raises(StoreError):
         opened.list()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.recording import CountUses
+from bottega.recording import UseCountRecorder
 from tests.recording.test_traces import trace
 
 
@@ -19,7 +19,7 @@ class IndexedRows:
 
 async def test_what_was_shown_saved_what_the_master_would_have_cost() -> None:
     indexed_rows = IndexedRows()
-    count = CountUses(indexed_rows, master="master")
+    count = UseCountRecorder(indexed_rows, master="master")
     small = replace(trace(cost=0.1), tier="apprentice")
     await count(small)
     for cost in (2.0, None, 4.0):

@@ -7,24 +7,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import FinalAnswerParser
-from bottega.prompting import Interleaved
-from bottega.reranking import Asker, Mutual, SelfConsistency, TreeSearch, Weighted, Worth
+from bottega.prompting import InterleavedPrompter
+from bottega.reranking import (
+    BudgetedGenerator,
+    MutualReward,
+    RewardValue,
+    SelfConsistencyReward,
+    TreeSearch,
+    WeightedReward,
+)
 from bottega.types import (
     Answer,
     Candidate,
     Example,
-    Found,
     Message,
-    Node,
     Prompt,
     Query,
     Sampling,
+    SearchNode,
+    SearchResult,
 )
 
 QUERY = Query("Which way?")
-PROMPT = Interleaved()
+PROMPT = InterleavedPrompter()
 PARSE = FinalAnswerParser()
 SHORT = Sampling(max_tokens=16)
 
@@ -49,23 +56,23 @@ def reminded(query: Query, rationale: str) -> Prompt:
     return Prompt((Message("user", (f"{query.text}\n{rationale}",)),))
 
 
-REWARD = Weighted(
-    SelfConsistency(reminded, PARSE, sampling=replace(SHORT, temperature=0.8)),
-    Mutual(PROMPT, PARSE, sampling=replace(SHORT, temperature=0.8)),
+REWARD = WeightedReward(
+    SelfConsistencyReward(reminded, PARSE, sampling=replace(SHORT, temperature=0.8)),
+    MutualReward(PROMPT, PARSE, sampling=replace(SHORT, temperature=0.8)),
 )
 
 
-def rcts(model: Scripted, **settings: Any) -> TreeSearch:
+def rcts(model: ScriptedGenerator, **settings: Any) -> TreeSearch:
     fields: dict[str, Any] = {"reward": REWARD, "sampling": SHORT}
     return TreeSearch(model, prompt=PROMPT, parse=PARSE, **(fields | settings))
 
 
 async def later_is_better(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-) -> Worth:
+    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+) -> RewardValue:
     """Likes the answers that name far candidates, and asks nothing."""
     value = sum(int(name) for name in said.text.split() if name.isdigit()) / 100
-    return Worth(value, {"far": value})
+    return RewardValue(value, {"far": value})
 
 
 def repeated(prompt: Prompt) -> str:
@@ -74,7 +81,7 @@ def repeated(prompt: Prompt) -> str:
     return " ".join(text.removeprefix("case ") for text in texts[:-1]) or "nothing"
 
 
-def leaf_at(found: Found) -> list[Node]:
+def leaf_at(found: SearchResult) -> list[SearchNode]:
     """The nodes on the chosen path, the root first."""
     assert found.tree is not None
     nodes = [found.tree.root]
@@ -83,5 +90,5 @@ def leaf_at(found: Found) -> list[Node]:
     return nodes
 
 
-def leaves(node: Node) -> list[Node]:
+def leaves(node: SearchNode) -> list[SearchNode]:
     return [leaf for child in node.children for leaf in leaves(child)] or [node]

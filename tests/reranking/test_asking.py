@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GenerationError, SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.reranking.search_budget import (
-    Asker,
+    BudgetedGenerator,
     BudgetSpentError,
-    Price,
+    ReservedCost,
     affordable,
     most_prompt_tokens,
     together,
@@ -34,8 +34,8 @@ WARM = Sampling(temperature=0.8, max_tokens=4, n=3)
 
 
 async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
-    model = Scripted(lambda prompt: "yes", latency=0.001)
-    asker = Asker(model)
+    model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
+    asker = BudgetedGenerator(model)
     replies = await together(asker.ask(says("a"), ONCE) for _ in range(3))
     assert replies == [await asker.ask(says("a"), ONCE)] * 3
     await asker.ask(says("a"), WARM)
@@ -47,8 +47,8 @@ async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
 
 async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
     async def seeds(seed: int, *prompts: Prompt) -> dict[Prompt, int | None]:
-        model = Scripted(lambda prompt: "yes")
-        asker = Asker(model, seed=seed)
+        model = ScriptedGenerator(lambda prompt: "yes")
+        asker = BudgetedGenerator(model, seed=seed)
         for prompt in prompts:
             await asker.ask(prompt, WARM)
             await asker.ask(prompt, ONCE)
@@ -63,8 +63,8 @@ async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
 
 
 async def test_seeds_have_31_bits() -> None:
-    model = Scripted(lambda prompt: "yes")
-    asker = Asker(model)
+    model = ScriptedGenerator(lambda prompt: "yes")
+    asker = BudgetedGenerator(model)
     for number in range(30):
         await asker.ask(says(str(number)), WARM)
     seeds = [call.sampling.seed or 0 for call in model.calls]
@@ -72,21 +72,21 @@ async def test_seeds_have_31_bits() -> None:
 
 
 async def test_only_sampling_gets_a_seed() -> None:
-    model = Scripted(lambda prompt: "yes")
+    model = ScriptedGenerator(lambda prompt: "yes")
     for temperature in (0.0, 0.1, 1.0):
-        await Asker(model).ask(says("a"), Sampling(temperature=temperature))
+        await BudgetedGenerator(model).ask(says("a"), Sampling(temperature=temperature))
     assert [call.sampling.seed is None for call in model.calls] == [True, False, False]
 
 
 async def test_a_seed_that_was_given_stays() -> None:
-    model = Scripted(lambda prompt: "yes")
-    await Asker(model).ask(says("a"), Sampling(temperature=1, seed=7))
+    model = ScriptedGenerator(lambda prompt: "yes")
+    await BudgetedGenerator(model).ask(says("a"), Sampling(temperature=1, seed=7))
     assert model.calls[0].sampling.seed == 7
 
 
 async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
-    model = Scripted(lambda prompt: "yes")
-    asker = Asker(model, most_calls=4)
+    model = ScriptedGenerator(lambda prompt: "yes")
+    asker = BudgetedGenerator(model, most_calls=4)
     await asker.ask(says("a"), WARM)
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("b"), WARM)
@@ -98,30 +98,30 @@ async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
 
 async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -> None:
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
-    model = Scripted(lambda prompt: "yes", latency=0.001)
-    asker = Asker(model, most_tokens=39)
+    model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
+    asker = BudgetedGenerator(model, most_tokens=39)
     at_once = await affordable(asker.ask(says(letter), ONCE) for letter in "ab")
     assert [reply is not None for reply in at_once] == [True, False]
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("c"), ONCE)
     for _ in range(2):
         asker.settle()
-        assert asker.room(Price(tokens=1)) == 37
+        assert asker.room(ReservedCost(tokens=1)) == 37
     assert await asker.ask(says("c"), ONCE)
     asker.settle()
-    assert asker.room(Price(tokens=1)) == 35
+    assert asker.room(ReservedCost(tokens=1)) == 35
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("d"), ONCE)
 
 
 async def test_the_prompt_is_set_aside_for_every_sample() -> None:
-    model = Scripted(lambda prompt: "yes")
+    model = ScriptedGenerator(lambda prompt: "yes")
     with pytest.raises(BudgetSpentError):
-        await Asker(model, most_tokens=3 * (33 + 4) - 1).ask(says("a"), WARM)
-    assert await Asker(model, most_tokens=3 * (33 + 4)).ask(says("a"), WARM)
+        await BudgetedGenerator(model, most_tokens=3 * (33 + 4) - 1).ask(says("a"), WARM)
+    assert await BudgetedGenerator(model, most_tokens=3 * (33 + 4)).ask(says("a"), WARM)
 
 
-class Silent(Scripted):
+class Silent(ScriptedGenerator):
     """An endpoint that does not say how many tokens there were."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
@@ -130,7 +130,7 @@ class Silent(Scripted):
 
 
 async def test_tokens_of_which_nobody_tells_stay_set_aside() -> None:
-    asker = Asker(Silent(lambda prompt: "yes"), most_tokens=40)
+    asker = BudgetedGenerator(Silent(lambda prompt: "yes"), most_tokens=40)
     await asker.ask(says("a"), ONCE)
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("b"), ONCE)
@@ -143,13 +143,13 @@ def test_the_bound_of_a_prompt_counts_bytes_and_images() -> None:
 
 async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
     failed = GenerationError("no")
-    model = Scripted(["yes", failed], latency=60)
+    model = ScriptedGenerator(["yes", failed], latency=60)
 
-    async def late(asker: Asker) -> Reply:
+    async def late(asker: BudgetedGenerator) -> Reply:
         await asyncio.sleep(0)
         return await asker.ask(says("b"), ONCE)
 
-    asker = Asker(model)
+    asker = BudgetedGenerator(model)
     with pytest.raises(GenerationError) as raised:
         await together([asker.ask(says("a"), ONCE), late(asker)])
     assert raised.value is failed
@@ -158,7 +158,7 @@ async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
 
 
 async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
-    asker = Asker(Scripted(lambda prompt: "yes", latency=0.01))
+    asker = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.01))
     one, other = (asyncio.create_task(asker.ask(says("a"), ONCE)) for _ in range(2))
     await asyncio.sleep(0.001)
     one.cancel()
@@ -167,7 +167,7 @@ async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
 
 
 async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
-    asker = Asker(Scripted(lambda prompt: "yes", latency=0.001), most_calls=1)
+    asker = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.001), most_calls=1)
     with pytest.raises(BudgetSpentError):
         await together(asker.ask(says(letter), ONCE) for letter in "ab")
     assert (asker.requests, asker.calls) == (1, 1)
@@ -176,7 +176,7 @@ async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
 def test_a_budget_of_nothing_is_refused(setting: str) -> None:
     with pytest.raises(SettingError) as raised:
-        Asker(Scripted([]), **{setting: 0})  # type: ignore[arg-type]
+        BudgetedGenerator(ScriptedGenerator([]), **{setting: 0})  # type: ignore[arg-type]
     assert raised.value.hint
 
 
@@ -191,8 +191,8 @@ ASKED = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 5)), max_
 async def test_no_budget_is_ever_exceeded(
     waves: Sequence[Sequence[tuple[str, int]]], most_calls: int | None, most_tokens: int | None
 ) -> None:
-    model = Scripted(lambda prompt: "one two three")
-    asker = Asker(model, most_calls=most_calls, most_tokens=most_tokens)
+    model = ScriptedGenerator(lambda prompt: "one two three")
+    asker = BudgetedGenerator(model, most_calls=most_calls, most_tokens=most_tokens)
     for wave in waves:
         await affordable(
             asker.ask(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
@@ -209,8 +209,8 @@ async def test_no_budget_is_ever_exceeded(
 
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
 def test_a_budget_is_a_positive_integer(setting: str) -> None:
-    assert Asker(Scripted([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
-    assert not Asker(Scripted([]), **{setting: None}).is_limited  # type: ignore[arg-type]
+    assert BudgetedGenerator(ScriptedGenerator([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
+    assert not BudgetedGenerator(ScriptedGenerator([]), **{setting: None}).is_limited  # type: ignore[arg-type]
     for wrong in (-1, 1.5):
         with pytest.raises(SettingError, match=f"{setting} is {wrong}"):
-            Asker(Scripted([]), **{setting: wrong})  # type: ignore[arg-type]
+            BudgetedGenerator(ScriptedGenerator([]), **{setting: wrong})  # type: ignore[arg-type]

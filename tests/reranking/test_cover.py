@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.reranking import LabelCover
+from bottega.reranking import LabelCoverageReranker
 from bottega.types import Candidate, Query
 from tests.builders import example
 
@@ -21,7 +21,7 @@ def found(*labels: str) -> list[Candidate]:
 
 
 async def chosen(*labels: str, k: int) -> list[str]:
-    picked = await LabelCover("nearest-first")(QUERY, found(*labels), k)
+    picked = await LabelCoverageReranker("nearest-first")(QUERY, found(*labels), k)
     return [c.example.answer for c in picked]
 
 
@@ -40,7 +40,7 @@ async def test_no_class_at_all_is_worth_one_demonstration() -> None:
 
 async def test_an_example_without_labels_of_its_own_has_its_answer() -> None:
     single = [Candidate(example(label, i), 1.0) for i, label in enumerate(["x", "x", "y"])]
-    picked = await LabelCover()(QUERY, single, 2)
+    picked = await LabelCoverageReranker()(QUERY, single, 2)
     assert [c.example.answer for c in picked] == ["y", "x"]  # nearest last
 
 
@@ -52,7 +52,7 @@ async def test_k_different_candidates_that_show_as_much_as_greedy_can(
     labels: list[str], k: int
 ) -> None:
     candidates = found(*labels)
-    picked = await LabelCover("nearest-first")(QUERY, candidates, k)
+    picked = await LabelCoverageReranker("nearest-first")(QUERY, candidates, k)
     assert len({c.example.id for c in picked}) == len(picked) == min(k, len(candidates))
     everything = set("".join(labels))
     shown = set("".join(c.example.answer for c in picked))

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import GenerationError, SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
-from bottega.prompting import Interleaved
-from bottega.reranking import Asker, Ensemble, Worth
+from bottega.prompting import InterleavedPrompter
+from bottega.reranking import BudgetedGenerator, Ensemble, RewardValue
 from bottega.types import Answer, Candidate, Prompt, Query
 from tests.builders import candidates
 
@@ -26,12 +26,12 @@ def last_shown(prompt: Prompt) -> str:
 
 
 def ensemble(**settings: object) -> Ensemble:
-    return Ensemble(Interleaved(), LabelParser(), shots=2, **settings)  # type: ignore[arg-type]
+    return Ensemble(InterleavedPrompter(), LabelParser(), shots=2, **settings)  # type: ignore[arg-type]
 
 
 async def test_the_share_of_other_draws_that_say_the_same() -> None:
-    model = Scripted(["cat", "dog", "nonsense", "Cat"])
-    worth = await ensemble(n=4)(QUERY, CAT, KNOWN[:2], Asker(model))
+    model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat"])
+    worth = await ensemble(n=4)(QUERY, CAT, KNOWN[:2], BudgetedGenerator(model))
     assert worth.parts == {"ensemble": worth.value}
     said = len(model.calls)
     assert said in (1, 2)  # of two candidates there are two orders, and each is asked once
@@ -39,32 +39,38 @@ async def test_the_share_of_other_draws_that_say_the_same() -> None:
 
 
 async def test_all_answers_are_compared_with_the_same_draws_asked_once() -> None:
-    model, reward = Scripted(last_shown), ensemble(n=12)
-    ask = Asker(model)
+    model, reward = ScriptedGenerator(last_shown), ensemble(n=12)
+    ask = BudgetedGenerator(model)
     cat, dog = [await reward(QUERY, said, KNOWN, ask) for said in (CAT, DOG)]
     assert cat.value + dog.value == pytest.approx(1)
     assert 0 < dog.value < cat.value < 1
     assert len(model.calls) <= 12
     shown = [answers_of(call.prompt) for call in model.calls]
     assert all(len(one) == 2 for one in shown)
-    again = await ensemble(n=12)(QUERY, CAT, KNOWN, Asker(Scripted(last_shown)))
-    other = await ensemble(n=12, seed=5)(QUERY, CAT, KNOWN, Asker(Scripted(last_shown)))
+    again = await ensemble(n=12)(
+        QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(last_shown))
+    )
+    other = await ensemble(n=12, seed=5)(
+        QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(last_shown))
+    )
     assert again == cat != other
 
 
 async def test_the_far_are_drawn_seldom() -> None:
     near = [Candidate(one.example, 1.0) for one in candidates("cat", "cat")]
     far = [Candidate(one.example, 0.0) for one in candidates(*["dog"] * 8)]
-    worth = await ensemble(n=40)(QUERY, CAT, [*near, *far], Asker(Scripted(last_shown)))
+    worth = await ensemble(n=40)(
+        QUERY, CAT, [*near, *far], BudgetedGenerator(ScriptedGenerator(last_shown))
+    )
     assert worth.value > 0.9
 
 
 async def test_nothing_is_asked_where_there_is_nothing_to_compare() -> None:
-    ask = Asker(Scripted([]))
-    assert await ensemble()(QUERY, replace(CAT, valid=False), KNOWN, ask) == Worth(
+    ask = BudgetedGenerator(ScriptedGenerator([]))
+    assert await ensemble()(QUERY, replace(CAT, valid=False), KNOWN, ask) == RewardValue(
         0.0, {"ensemble": 0.0}
     )
-    assert await ensemble()(QUERY, CAT, [], ask) == Worth(asked=False)
+    assert await ensemble()(QUERY, CAT, [], ask) == RewardValue(asked=False)
     with pytest.raises(SettingError, match="n is 0"):
         ensemble(n=0)
 
@@ -74,4 +80,4 @@ async def test_a_failure_is_no_reward() -> None:
         raise GenerationError("down", hint="wait")
 
     with pytest.raises(GenerationError):
-        await ensemble()(QUERY, CAT, KNOWN, Asker(Scripted(fails)))
+        await ensemble()(QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(fails)))

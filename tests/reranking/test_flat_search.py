@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from bottega.errors import GenerationError, SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
-from bottega.prompting import Interleaved
-from bottega.reranking import Asker, FlatSearch, Worth
+from bottega.prompting import InterleavedPrompter
+from bottega.reranking import BudgetedGenerator, FlatSearch, RewardValue
 from bottega.reranking.flat_search import Sequences
-from bottega.types import Answer, Candidate, Found, Node, Prompt, Query, Sampling
+from bottega.types import Answer, Candidate, Prompt, Query, Sampling, SearchNode, SearchResult
 from tests.builders import candidates
 
 QUERY = Query("q", choices=("cat", "dog", "cow"))
@@ -23,17 +23,17 @@ class ByName:
     """Rewards an answer by its text, and asks one question for it."""
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
-        await ask.ask(Interleaved()(Query(f"is it {said.text}?"), []), Sampling())
-        return Worth(WORTH[said.text], {"mutual": WORTH[said.text]})
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
+        await ask.ask(InterleavedPrompter()(Query(f"is it {said.text}?"), []), Sampling())
+        return RewardValue(WORTH[said.text], {"mutual": WORTH[said.text]})
 
 
-def search(model: Scripted, sequences: Sequences, **settings: object) -> FlatSearch:
+def search(model: ScriptedGenerator, sequences: Sequences, **settings: object) -> FlatSearch:
     fields: dict[str, Any] = {"reward": ByName()}
     return FlatSearch(
         model,
-        prompt=Interleaved(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
         sequences=sequences,
         **(fields | settings),
@@ -46,9 +46,9 @@ def last_shown(prompt: Prompt) -> str:
     return str(said[-1]) if said else "yes"
 
 
-def path_of(found: Found) -> list[Node]:
+def path_of(found: SearchResult) -> list[SearchNode]:
     assert found.tree is not None
-    nodes, node = list[Node](), found.tree.root
+    nodes, node = list[SearchNode](), found.tree.root
     for place in found.tree.path:
         node = node.children[place]
         nodes.append(node)
@@ -56,7 +56,7 @@ def path_of(found: Found) -> list[Node]:
 
 
 async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() -> None:
-    model = Scripted(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
+    model = ScriptedGenerator(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
     found = await search(model, "nearest", branches=4).search(QUERY, KNOWN, 2)
     assert [one.example.answer for one in found.shown] == ["dog", "cat"]  # the nearest last
     assert (found.answer.text, found.reply.completions[0].text) == ("dog", "dog")
@@ -69,22 +69,26 @@ async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() ->
 
 
 async def test_as_a_reranker_it_returns_the_demonstrations_of_the_search() -> None:
-    model = Scripted(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
+    model = ScriptedGenerator(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
     shown = await search(model, "nearest", branches=4)(QUERY, KNOWN, 2)
     assert [one.example.answer for one in shown] == ["dog", "cat"]
 
 
 async def test_random_sequences_are_different_repeat_nothing_and_follow_the_seed() -> None:
-    model = Scripted(last_shown)
+    model = ScriptedGenerator(last_shown)
     shuffled = search(model, "random", branches=8, seed=3)
     found = await shuffled.search(QUERY, KNOWN, 3)
     assert found.tree is not None and len(found.tree.root.children) == 8
     sequences = {tuple(prompt_of(call.prompt)) for call in model.calls if prompt_of(call.prompt)}
     assert len(sequences) > 4
     assert all(len(one) == 3 for one in sequences)
-    again = await search(Scripted(last_shown), "random", branches=8, seed=3).search(QUERY, KNOWN, 3)
+    again = await search(ScriptedGenerator(last_shown), "random", branches=8, seed=3).search(
+        QUERY, KNOWN, 3
+    )
     assert again.tree == found.tree
-    other = await search(Scripted(last_shown), "random", branches=8, seed=4).search(QUERY, KNOWN, 3)
+    other = await search(ScriptedGenerator(last_shown), "random", branches=8, seed=4).search(
+        QUERY, KNOWN, 3
+    )
     assert other.tree != found.tree
     leaves = [leaf(child) for child in found.tree.root.children]
     best = max(one.value for one in leaves)
@@ -95,15 +99,15 @@ def prompt_of(prompt: Prompt) -> list[str]:
     return [str(one.parts[-1]) for one in prompt.messages if one.role == "assistant"]
 
 
-def leaf(node: Node) -> Node:
+def leaf(node: SearchNode) -> SearchNode:
     return leaf(node.children[0]) if node.children else node
 
 
 @pytest.mark.parametrize("most", range(1, 12))
 async def test_a_budget_is_never_exceeded(most: int) -> None:
-    model = Scripted(last_shown)
+    model = ScriptedGenerator(last_shown)
     found = await search(model, "random", branches=6, most_calls=most).search(QUERY, KNOWN, 2)
-    free = await search(Scripted(last_shown), "random", branches=6).search(QUERY, KNOWN, 2)
+    free = await search(ScriptedGenerator(last_shown), "random", branches=6).search(QUERY, KNOWN, 2)
     assert found.tree is not None and free.tree is not None
     assert len(model.calls) == found.tree.calls <= most
     assert found.tree.ended == ("budget" if most < free.tree.calls else "rollouts")
@@ -111,7 +115,9 @@ async def test_a_budget_is_never_exceeded(most: int) -> None:
 
 async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> None:
     with pytest.raises(SettingError, match="not allow a single answer"):
-        await search(Scripted([]), "nearest", branches=4, most_tokens=9).search(QUERY, KNOWN, 2)
+        await search(ScriptedGenerator([]), "nearest", branches=4, most_tokens=9).search(
+            QUERY, KNOWN, 2
+        )
 
     def fails(prompt: Prompt) -> str:
         if not prompt_of(prompt):
@@ -119,27 +125,29 @@ async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> 
         return "cat"
 
     with pytest.raises(GenerationError):
-        await search(Scripted(fails), "random", branches=2).search(QUERY, KNOWN, 2)
+        await search(ScriptedGenerator(fails), "random", branches=2).search(QUERY, KNOWN, 2)
 
 
 async def test_without_candidates_the_answer_is_the_zero_shot_one() -> None:
-    found = await search(Scripted(["cow", "yes"]), "random", branches=1).search(QUERY, [], 3)
+    found = await search(ScriptedGenerator(["cow", "yes"]), "random", branches=1).search(
+        QUERY, [], 3
+    )
     assert (found.shown, found.answer.text) == ((), "cow")
 
 
 class TwoEach(ByName):
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         sampling = Sampling(temperature=1, n=2, seed=int(said.text[1:]))
-        await ask.ask(Interleaved()(query, []), sampling)
-        return Worth(0.5, {"mutual": 0.5})
+        await ask.ask(InterleavedPrompter()(query, []), sampling)
+        return RewardValue(0.5, {"mutual": 0.5})
 
 
 @pytest.mark.parametrize("sequences", ["random", "nearest"])
 async def test_within_a_budget_as_many_are_answered_as_can_be_judged(sequences: Sequences) -> None:
     said = iter(range(1000))
-    model = Scripted(lambda prompt: f"x{next(said)}")
+    model = ScriptedGenerator(lambda prompt: f"x{next(said)}")
     plain = Query("q")
     flat = search(model, sequences, branches=9, most_calls=13, reward=TwoEach())
     tree = (await flat.search(plain, KNOWN, 4)).tree
@@ -150,7 +158,7 @@ async def test_within_a_budget_as_many_are_answered_as_can_be_judged(sequences: 
 
 
 async def test_a_seed_of_ones_own_draws_other_answers_in_each_wave() -> None:
-    model = Scripted(lambda prompt: "cat")
+    model = ScriptedGenerator(lambda prompt: "cat")
     flat = search(model, "nearest", branches=3, most_calls=9, sampling=Sampling(1.0, seed=7))
     await flat.search(QUERY, KNOWN, 1)
     assert [call.sampling.seed for call in model.calls if call.sampling.seed is not None] == [7, 8]
@@ -158,21 +166,23 @@ async def test_a_seed_of_ones_own_draws_other_answers_in_each_wave() -> None:
 
 async def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SettingError, match="no sequences"):
-        search(Scripted([]), "nearest-ish")  # type: ignore[arg-type]
+        search(ScriptedGenerator([]), "nearest-ish")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="cannot choose -1"):
-        await search(Scripted([]), "nearest").search(QUERY, KNOWN, -1)
+        await search(ScriptedGenerator([]), "nearest").search(QUERY, KNOWN, -1)
 
 
 async def test_a_judged_answer_precedes_one_without_a_reward() -> None:
     """The budget pays for a second answer and not for its reward."""
-    flat = search(Scripted(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
+    flat = search(ScriptedGenerator(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
     found = await flat.search(QUERY, KNOWN, 2)
     assert found.tree is not None and len(found.tree.root.children) == 2
     assert (found.answer.text, found.tree.ended) == ("cat", "budget")
 
 
 async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_answer() -> None:
-    found = await search(Scripted(last_shown), "random", branches=4).search(QUERY, KNOWN, 3)
+    found = await search(ScriptedGenerator(last_shown), "random", branches=4).search(
+        QUERY, KNOWN, 3
+    )
     assert found.tree is not None
     assert (found.tree.root.visits, len(found.tree.root.children)) == (4, 4)
     for chain in found.tree.root.children:
@@ -185,16 +195,18 @@ async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_an
 
 
 async def test_at_least_one_branch_is_required() -> None:
-    found = await search(Scripted(["cow", "yes"]), "nearest", branches=1).search(QUERY, KNOWN, 1)
+    found = await search(ScriptedGenerator(["cow", "yes"]), "nearest", branches=1).search(
+        QUERY, KNOWN, 1
+    )
     assert found.tree is not None and found.tree.ended == "rollouts"
     with pytest.raises(SettingError, match="branches"):
-        search(Scripted([]), "nearest", branches=0)
+        search(ScriptedGenerator([]), "nearest", branches=0)
 
 
 async def test_an_answer_that_cannot_be_judged_ends_the_search() -> None:
     """An answer and its reward cost three calls; the fifth call pays only for an answer."""
     said = iter(range(1000))
-    model = Scripted(lambda prompt: f"x{next(said)}")
+    model = ScriptedGenerator(lambda prompt: f"x{next(said)}")
     flat = search(model, "random", branches=4, most_calls=5, reward=TwoEach())
     found = await flat.search(Query("q"), KNOWN, 2)
     assert found.tree is not None
@@ -203,7 +215,7 @@ async def test_an_answer_that_cannot_be_judged_ends_the_search() -> None:
 
 async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
     """The image reserves 4,096 tokens for each answer, and the replies use a few."""
-    flat = search(Scripted(last_shown), "random", branches=6, most_tokens=6000)
+    flat = search(ScriptedGenerator(last_shown), "random", branches=6, most_tokens=6000)
     found = await flat.search(QUERY, KNOWN, 1)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.ended) == (6, "rollouts")
@@ -212,4 +224,4 @@ async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
 def test_a_budget_is_checked_before_the_first_query(setting: str) -> None:
     with pytest.raises(SettingError, match=f"{setting} is 0"):
-        search(Scripted([]), "nearest", **{setting: 0})
+        search(ScriptedGenerator([]), "nearest", **{setting: 0})

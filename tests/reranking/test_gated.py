@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bottega.reranking import Gated, TopK
+from bottega.reranking import GatedReranker, TopKReranker
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 
@@ -19,7 +19,7 @@ async def test_all_of_the_rerankers_choice_or_nothing(open: bool) -> None:
         asked.append(found)
         return open
 
-    shown = await Gated(TopK(), shows)(QUERY, candidates("a", "b", "c"), 2)
+    shown = await GatedReranker(TopKReranker(), shows)(QUERY, candidates("a", "b", "c"), 2)
     assert [c.example.answer for c in shown] == (["b", "a"] if open else [])
     assert asked == [candidates("a", "b", "c")]
 
@@ -28,4 +28,4 @@ async def test_what_is_hidden_is_not_reranked() -> None:
     async def dear(query: Query, found: Sequence[Candidate], k: int, /) -> list[Candidate]:
         raise AssertionError("re-ranked for nothing")
 
-    assert await Gated(dear, lambda found: False)(QUERY, candidates("a"), 1) == []
+    assert await GatedReranker(dear, lambda found: False)(QUERY, candidates("a"), 1) == []

@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Generator, Tier
 from bottega.recording.stored_trace import stored_tree
-from bottega.reranking import JointChoice
+from bottega.reranking import JointChoiceSearch
 from bottega.reranking.joint import log_softmax
 from bottega.routing import always
 from bottega.types import (
     Candidate,
     Completion,
     Example,
-    Node,
     Prompt,
     Query,
     Reply,
     Sampling,
+    SearchNode,
     SearchTree,
     Usage,
 )
@@ -63,9 +63,9 @@ def passages(*scored: tuple[str, float]) -> list[Candidate]:
     return [Candidate(Example(Query(text), "", id=text), score) for text, score in scored]
 
 
-def choosing(generator: Generator, temperature: float = 1.0) -> JointChoice:
-    return JointChoice(
-        generator, prompt=Interleaved(), parse=LabelParser(), temperature=temperature
+def choosing(generator: Generator, temperature: float = 1.0) -> JointChoiceSearch:
+    return JointChoiceSearch(
+        generator, prompt=InterleavedPrompter(), parse=LabelParser(), temperature=temperature
     )
 
 
@@ -74,7 +74,7 @@ FOUND = passages(("it is red", 2.0), ("it is blue", 1.0), ("it is green", 0.0))
 SHARES = [-math.log(1 + math.exp(-1) + math.exp(-2)) - i for i in range(3)]
 
 
-def children(tree: SearchTree | None) -> tuple[Node, ...]:
+def children(tree: SearchTree | None) -> tuple[SearchNode, ...]:
     assert tree is not None
     return tree.root.children
 
@@ -114,7 +114,7 @@ async def test_a_trace_counts_all_candidates() -> None:
 
     pipeline = Pipeline(
         always(Tier("sure", model, 2)),
-        Interleaved(),
+        InterleavedPrompter(),
         LabelParser(),
         retrieve,
         search=choosing(model),
@@ -129,8 +129,11 @@ async def test_a_trace_counts_all_candidates() -> None:
 
 async def test_all_candidates_are_asked_at_once_for_one_answer_each() -> None:
     model = Sure({"red": -1.0, "blue": -1.0, "green": -1.0})
-    several = JointChoice(
-        model, prompt=Interleaved(), parse=LabelParser(), sampling=Sampling(n=4, max_tokens=7)
+    several = JointChoiceSearch(
+        model,
+        prompt=InterleavedPrompter(),
+        parse=LabelParser(),
+        sampling=Sampling(n=4, max_tokens=7),
     )
 
     await several.search(QUERY, FOUND, 3)
@@ -180,7 +183,7 @@ async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
 
 async def test_a_model_without_log_probabilities_is_refused_with_a_hint() -> None:
     with pytest.raises(SettingError, match="gives no log probabilities") as refused:
-        await choosing(Scripted(lambda prompt: "red")).search(QUERY, FOUND, 3)
+        await choosing(ScriptedGenerator(lambda prompt: "red")).search(QUERY, FOUND, 3)
     assert "logprobs" in refused.value.hint
 
 
@@ -245,10 +248,10 @@ async def test_scores_that_overflow_are_refused(least: float, temperature: float
 @pytest.mark.parametrize("temperature", ["x", None, True])
 def test_a_temperature_that_is_no_number_is_refused(temperature: Any) -> None:
     with pytest.raises(SettingError, match="no number"):
-        choosing(Scripted([]), temperature)
+        choosing(ScriptedGenerator([]), temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_that_divides_nothing_is_refused(temperature: float) -> None:
     with pytest.raises(SettingError, match="temperature"):
-        choosing(Scripted([]), temperature)
+        choosing(ScriptedGenerator([]), temperature)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Vectors
-from bottega.reranking import MaximalMarginalRelevance
+from bottega.reranking import MMRReranker
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, example
 
@@ -26,8 +26,8 @@ def at(angles: dict[str, float]):  # type: ignore[no-untyped-def]
     return vectors
 
 
-def mmr(angles: dict[str, float], trade_off: float) -> MaximalMarginalRelevance:
-    return MaximalMarginalRelevance(at(angles), trade_off=trade_off, order="nearest-first")
+def mmr(angles: dict[str, float], trade_off: float) -> MMRReranker:
+    return MMRReranker(at(angles), trade_off=trade_off, order="nearest-first")
 
 
 async def shown(angles: dict[str, float], trade_off: float, k: int) -> str:
@@ -50,7 +50,7 @@ async def test_similarity_does_not_depend_on_the_norms_of_vectors() -> None:
         scaled: Vectors = of_length_one(ids) * np.array(scales, np.float32)
         return scaled
 
-    rerank = MaximalMarginalRelevance(vectors, trade_off=0.0, order="nearest-first")
+    rerank = MMRReranker(vectors, trade_off=0.0, order="nearest-first")
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
     assert [c.example.answer for c in chosen] == ["a", "c"]
 
@@ -84,7 +84,7 @@ async def test_scores_of_any_scale_are_ranked(scores: tuple[float, ...]) -> None
 
 
 async def test_the_best_stands_next_to_the_query_by_default() -> None:
-    rerank = MaximalMarginalRelevance(at({"a": 0, "b": 40, "c": 80}), trade_off=1.0)
+    rerank = MMRReranker(at({"a": 0, "b": 40, "c": 80}), trade_off=1.0)
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
     assert "".join(c.example.answer for c in chosen) == "ba"
     assert await rerank(QUERY, [], 2) == []
@@ -92,7 +92,7 @@ async def test_the_best_stands_next_to_the_query_by_default() -> None:
 
 def test_a_trade_off_beyond_1_is_refused() -> None:
     with pytest.raises(SettingError):
-        MaximalMarginalRelevance(at({}), trade_off=1.1)
+        MMRReranker(at({}), trade_off=1.1)
 
 
 @pytest.mark.parametrize(("gone", "shown"), [("b", "acd"), ("ad", "bc"), ("abcd", "")])
@@ -105,7 +105,7 @@ async def test_what_was_deleted_since_is_left_out(gone: str, shown: str) -> None
         found: Vectors = vectors(ids)
         return found
 
-    rerank = MaximalMarginalRelevance(present, trade_off=1.0, order="nearest-first")
+    rerank = MMRReranker(present, trade_off=1.0, order="nearest-first")
     chosen = await rerank(QUERY, candidates(*"abcd"), 4)
     assert "".join(c.example.answer for c in chosen) == shown
 
@@ -118,8 +118,8 @@ async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
 
 @pytest.mark.parametrize("trade_off", [0.0, 1.0])
 async def test_trade_offs_from_pure_diversity_to_pure_relevance(trade_off: float) -> None:
-    rerank = MaximalMarginalRelevance(at({"a": 0, "b": 1, "c": 90}), trade_off=trade_off)
+    rerank = MMRReranker(at({"a": 0, "b": 1, "c": 90}), trade_off=trade_off)
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
     assert {c.example.answer for c in chosen} == ({"a", "b"} if trade_off else {"a", "c"})
     with pytest.raises(SettingError):
-        MaximalMarginalRelevance(at({}), trade_off=-0.1)
+        MMRReranker(at({}), trade_off=-0.1)

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import GenerationError, SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser, same_answer
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.reranking import (
-    Asker,
+    BudgetedGenerator,
     FlatSearch,
-    Mutual,
-    Reward,
-    SelfConsistency,
+    MutualReward,
+    RewardFunction,
+    RewardValue,
+    SelfConsistencyReward,
     TreeSearch,
-    Weighted,
-    Worth,
+    WeightedReward,
     says_the_same,
 )
 from bottega.types import Answer, Candidate, Example, Message, Prompt, Query, Reply, Sampling
@@ -42,34 +42,36 @@ def text_of(prompt: Prompt) -> str:
     )
 
 
-def own(**settings: object) -> SelfConsistency:
-    return SelfConsistency(reminded, PARSE, **settings)  # type: ignore[arg-type]
+def own(**settings: object) -> SelfConsistencyReward:
+    return SelfConsistencyReward(reminded, PARSE, **settings)  # type: ignore[arg-type]
 
 
-def mutual(**settings: object) -> Mutual:
-    return Mutual(Interleaved(), PARSE, **settings)  # type: ignore[arg-type]
+def mutual(**settings: object) -> MutualReward:
+    return MutualReward(InterleavedPrompter(), PARSE, **settings)  # type: ignore[arg-type]
 
 
 async def test_self_is_the_share_of_samples_that_agree() -> None:
-    model = Scripted(["cat", "dog", "nonsense", "Cat", "cat"])
-    worth = await own()(QUERY, SAID, KNOWN, Asker(model))
-    assert worth == Worth(3 / 5, {"self": 3 / 5})
+    model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat", "cat"])
+    worth = await own()(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    assert worth == RewardValue(3 / 5, {"self": 3 / 5})
     (call,) = model.calls
     assert text_of(call.prompt) == "q It purrs."
     assert (call.sampling.n, call.sampling.temperature) == (5, 0.8)
 
 
 async def test_without_a_rationale_self_has_no_meaning_and_is_not_asked() -> None:
-    model = Scripted([])
-    assert await own()(QUERY, BARE, KNOWN, Asker(model)) == Worth(asked=False)
+    model = ScriptedGenerator([])
+    assert await own()(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(asked=False)
     released = own(variant="released")
-    assert await released(QUERY, BARE, KNOWN, Asker(model)) == Worth(0, {"self": 0})
+    assert await released(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(
+        0, {"self": 0}
+    )
 
 
 async def test_mutual_is_the_share_of_known_answers_that_are_found() -> None:
-    model = Scripted(["cat", "cat", "nonsense"])
-    worth = await mutual(n=3)(QUERY, SAID, KNOWN, Asker(model))
-    assert worth == Worth(1 / 3, {"mutual": 1 / 3})
+    model = ScriptedGenerator(["cat", "cat", "nonsense"])
+    worth = await mutual(n=3)(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    assert worth == RewardValue(1 / 3, {"mutual": 1 / 3})
     assert [call.sampling.n for call in model.calls] == [1, 1, 1]
     assert len({call.prompt for call in model.calls}) == 3
     for call, known in zip(model.calls, KNOWN, strict=False):
@@ -82,11 +84,15 @@ async def test_mutual_is_the_share_of_known_answers_that_are_found() -> None:
 
 
 async def test_released_samples_each_known_question_five_times() -> None:
-    model = Scripted(["cat", "cat", "cat", "dog", "dog"] + ["dog"] * 5)
-    worth = await mutual(n=2, variant="released")(QUERY, SAID, KNOWN, Asker(model))
+    model = ScriptedGenerator(["cat", "cat", "cat", "dog", "dog"] + ["dog"] * 5)
+    worth = await mutual(n=2, variant="released")(QUERY, SAID, KNOWN, BudgetedGenerator(model))
     assert worth.value == pytest.approx((3 / 5 + 1) / 2)
     assert [call.sampling.n for call in model.calls] == [5, 5]
-    assert (await mutual(n=1, samples=2)(QUERY, SAID, KNOWN, Asker(Scripted(["cat"] * 2)))).value
+    assert (
+        await mutual(n=1, samples=2)(
+            QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(["cat"] * 2))
+        )
+    ).value
 
 
 async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
@@ -96,21 +102,25 @@ async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
         gold.append(other)
         return float(one.labels == other.labels)
 
-    worth = await mutual(agree=agree)(QUERY, SAID, KNOWN, Asker(Scripted(["cat"] * 4)))
+    worth = await mutual(agree=agree)(
+        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(["cat"] * 4))
+    )
     assert worth.value == 0.5
     assert sorted(one.labels for one in gold) == [("cat",)] * 2 + [("dog",)] * 2
     gold.clear()
     bird = Candidate(Example(Query("q"), "bird"), 1.0)
-    await mutual(agree=agree)(QUERY, SAID, [bird], Asker(Scripted(["cat"])))
+    await mutual(agree=agree)(QUERY, SAID, [bird], BudgetedGenerator(ScriptedGenerator(["cat"])))
     assert [(one.text, one.labels) for one in gold] == [("bird", ())]
 
 
 async def test_passages_have_no_answer_to_be_found() -> None:
     passage = Candidate(Example(Query("Cats purr."), ""), 2.0)
-    model = Scripted(["cat"])
-    worth = await mutual(n=1)(QUERY, SAID, [passage, *KNOWN], Asker(model))
+    model = ScriptedGenerator(["cat"])
+    worth = await mutual(n=1)(QUERY, SAID, [passage, *KNOWN], BudgetedGenerator(model))
     assert worth.value == 1
-    assert await mutual()(QUERY, SAID, [passage], Asker(Scripted([]))) == Worth(asked=False)
+    assert await mutual()(
+        QUERY, SAID, [passage], BudgetedGenerator(ScriptedGenerator([]))
+    ) == RewardValue(asked=False)
 
 
 async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> None:
@@ -120,9 +130,11 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
         Candidate(Example(Query("How many?"), "7"), 0.9),
         Candidate(Example(Query("Which?"), "dog, cat", ("dog", "cat")), 0.8),
     ]
-    model = Scripted(["fig", "7", "cat, dog"])
+    model = ScriptedGenerator(["fig", "7", "cat, dog"])
     parse = LabelParser(multi_label=True)
-    worth = await Mutual(Interleaved(), parse)(QUERY, SAID, known, Asker(model))
+    worth = await MutualReward(InterleavedPrompter(), parse)(
+        QUERY, SAID, known, BudgetedGenerator(model)
+    )
     assert worth.value == 1
     shown = [text_of(call.prompt) for call in model.calls]
     assert ["kiwi" in one for one in shown] == [True, False, False]
@@ -144,7 +156,9 @@ async def test_known_answers_that_are_options_are_not_read_by_their_letters(
     known = [Candidate(Example(query, gold), 1.0)]
     said = Answer(choices[0], labels=choices[:1])
     for choice in choices:
-        worth = mutual(agree=same_answer)(query, said, known, Asker(Scripted([choice])))
+        worth = mutual(agree=same_answer)(
+            query, said, known, BudgetedGenerator(ScriptedGenerator([choice]))
+        )
         assert (await worth).value == (choice == gold)
 
 
@@ -153,51 +167,53 @@ async def test_agreement_may_be_a_matter_of_degree() -> None:
         assert query == QUERY
         return 0.5
 
-    model = Scripted(["cat", "dog", "nonsense"])
-    worth = await own(n=3, agree=half)(QUERY, SAID, KNOWN, Asker(model))
+    model = ScriptedGenerator(["cat", "dog", "nonsense"])
+    worth = await own(n=3, agree=half)(QUERY, SAID, KNOWN, BudgetedGenerator(model))
     assert worth.value == pytest.approx(1 / 3)
 
 
 async def fixed_self(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-) -> Worth:
-    return Worth(1.0, {"self": 1.0})
+    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+) -> RewardValue:
+    return RewardValue(1.0, {"self": 1.0})
 
 
 async def fixed_mutual(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-) -> Worth:
-    return Worth(0.5, {"mutual": 0.5})
+    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+) -> RewardValue:
+    return RewardValue(0.5, {"mutual": 0.5})
 
 
 async def meaningless(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-) -> Worth:
-    return Worth(asked=False)
+    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+) -> RewardValue:
+    return RewardValue(asked=False)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "worth"),
     [
-        (fixed_self, fixed_mutual, Worth(0.6, {"self": 1.0, "mutual": 0.5})),
-        (meaningless, fixed_mutual, Worth(0.5, {"mutual": 0.5})),
-        (fixed_self, meaningless, Worth(1.0, {"self": 1.0})),
-        (meaningless, meaningless, Worth(asked=False)),
+        (fixed_self, fixed_mutual, RewardValue(0.6, {"self": 1.0, "mutual": 0.5})),
+        (meaningless, fixed_mutual, RewardValue(0.5, {"mutual": 0.5})),
+        (fixed_self, meaningless, RewardValue(1.0, {"self": 1.0})),
+        (meaningless, meaningless, RewardValue(asked=False)),
     ],
 )
-async def test_weighted(one: Reward, other: Reward, worth: Worth) -> None:
-    found = await Weighted(one, other)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+async def test_weighted(one: RewardFunction, other: RewardFunction, worth: RewardValue) -> None:
+    found = await WeightedReward(one, other)(
+        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+    )
     assert found.value == pytest.approx(worth.value)
     assert found.parts == worth.parts
 
 
 async def test_an_invalid_answer_is_worth_nothing_and_nothing_is_asked() -> None:
-    weighted = Weighted(own(), mutual())
-    worth = await weighted(QUERY, INVALID, KNOWN, Asker(Scripted([])))
-    assert worth == Worth(0, {"self": 0, "mutual": 0})
+    weighted = WeightedReward(own(), mutual())
+    worth = await weighted(QUERY, INVALID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
+    assert worth == RewardValue(0, {"self": 0, "mutual": 0})
 
 
-class Crowd(Scripted):
+class Crowd(ScriptedGenerator):
     """Knows how many requests were under way at the same time."""
 
     now = most = 0
@@ -212,7 +228,7 @@ class Crowd(Scripted):
 
 async def test_the_probes_of_a_reward_are_under_way_together() -> None:
     model = Crowd(lambda prompt: "cat", latency=0.01)
-    worth = await Weighted(own(), mutual(n=4))(QUERY, SAID, KNOWN, Asker(model))
+    worth = await WeightedReward(own(), mutual(n=4))(QUERY, SAID, KNOWN, BudgetedGenerator(model))
     assert worth.value == pytest.approx(0.2 * 1 + 0.8 * 0.5)
     assert model.most == len(model.calls) == 5
 
@@ -221,7 +237,9 @@ async def test_a_failing_endpoint_is_no_reward() -> None:
     for after in range(5):
         script = ["cat"] * (4 + after) + [GenerationError("the endpoint failed")]
         with pytest.raises(GenerationError):
-            await Weighted(own(), mutual(n=4))(QUERY, SAID, KNOWN, Asker(Scripted(script)))
+            await WeightedReward(own(), mutual(n=4))(
+                QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(script))
+            )
 
 
 def test_saying_the_same() -> None:
@@ -237,37 +255,45 @@ def test_settings_that_cannot_work_are_refused() -> None:
         lambda: own(n=0),
         lambda: mutual(n=0),
         lambda: mutual(samples=0),
-        lambda: Weighted(own(), mutual(), alpha=1.1),
+        lambda: WeightedReward(own(), mutual(), alpha=1.1),
     ):
         with pytest.raises(SettingError) as raised:
             wrong()
         assert raised.value.hint
 
 
-async def bare(query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /) -> Worth:
-    return Worth(1.0)
+async def bare(
+    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+) -> RewardValue:
+    return RewardValue(1.0)
 
 
 async def test_a_reward_without_parts_counts_as_any_other() -> None:
-    weighted = Weighted(bare, fixed_mutual)
-    worth = await weighted(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    weighted = WeightedReward(bare, fixed_mutual)
+    worth = await weighted(QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
     assert worth.value == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("wrong", [Worth(1.5), Worth(-0.1), Worth(math.nan), 0.5, None])
+@pytest.mark.parametrize(
+    "wrong", [RewardValue(1.5), RewardValue(-0.1), RewardValue(math.nan), 0.5, None]
+)
 async def test_what_is_no_worth_is_refused(wrong: object) -> None:
-    async def reward(*asked: object) -> Worth:
+    async def reward(*asked: object) -> RewardValue:
         return wrong  # type: ignore[return-value]
 
     with pytest.raises(SettingError) as raised:
-        await Weighted(reward, bare)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+        await WeightedReward(reward, bare)(
+            QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+        )
     assert raised.value.hint
-    tree = TreeSearch(Scripted(["a", "b", "c"]), prompt=Interleaved(), parse=PARSE, reward=reward)
+    tree = TreeSearch(
+        ScriptedGenerator(["a", "b", "c"]), prompt=InterleavedPrompter(), parse=PARSE, reward=reward
+    )
     with pytest.raises(SettingError):
         await tree.search(QUERY, KNOWN, 1)
     flat = FlatSearch(
-        Scripted(["a"]),
-        prompt=Interleaved(),
+        ScriptedGenerator(["a"]),
+        prompt=InterleavedPrompter(),
         parse=PARSE,
         reward=reward,
         sequences="nearest",
@@ -278,25 +304,29 @@ async def test_what_is_no_worth_is_refused(wrong: object) -> None:
 
 
 @pytest.mark.parametrize("kind", [own, mutual])
-def test_an_unknown_variant_is_refused(kind: Callable[..., Reward]) -> None:
+def test_an_unknown_variant_is_refused(kind: Callable[..., RewardFunction]) -> None:
     with pytest.raises(SettingError, match="variant"):
         kind(variant="oops")
 
 
 @pytest.mark.parametrize(("alpha", "value"), [(0, 0.5), (1, 1.0)])
 async def test_one_reward_can_have_all_the_weight(alpha: float, value: float) -> None:
-    weighted = Weighted(bare, fixed_mutual, alpha=alpha)
-    assert (await weighted(QUERY, SAID, KNOWN, Asker(Scripted([])))).value == pytest.approx(value)
+    weighted = WeightedReward(bare, fixed_mutual, alpha=alpha)
+    assert (
+        await weighted(QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
+    ).value == pytest.approx(value)
     with pytest.raises(SettingError, match="alpha"):
-        Weighted(bare, bare, alpha=-0.1)
+        WeightedReward(bare, bare, alpha=-0.1)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 async def test_rewards_of_0_and_1_are_valid(value: float) -> None:
-    async def reward(*asked: object) -> Worth:
-        return Worth(value)
+    async def reward(*asked: object) -> RewardValue:
+        return RewardValue(value)
 
-    worth = await Weighted(reward, reward)(QUERY, SAID, KNOWN, Asker(Scripted([])))
+    worth = await WeightedReward(reward, reward)(
+        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+    )
     assert worth.value == value
 
 

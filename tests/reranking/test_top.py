@@ -5,7 +5,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.protocols import Reranker
-from bottega.reranking import LabelCover, MaximalMarginalRelevance, Order, TopK
+from bottega.reranking import LabelCoverageReranker, MMRReranker, Order, TopKReranker
 from bottega.reranking.selection import MOST_SHOWN, check_depth
 from bottega.types import Query
 from tests.builders import QUESTION, candidates, picture
@@ -16,29 +16,29 @@ QUERY = Query(QUESTION, (picture(50),))
 
 @pytest.mark.parametrize(("order", "shown"), [("nearest-last", "cba"), ("nearest-first", "abc")])
 async def test_the_best_k_in_the_order_asked_for(order: Order, shown: str) -> None:
-    chosen = await TopK(order)(QUERY, FOUND, 3)
+    chosen = await TopKReranker(order)(QUERY, FOUND, 3)
     assert "".join(c.example.answer for c in chosen) == shown
 
 
 async def test_shuffled_keeps_the_best_k_and_is_repeatable() -> None:
     many = candidates(*"abcdefghij")
-    first = await TopK("shuffled", seed=1)(QUERY, many, 8)
+    first = await TopKReranker("shuffled", seed=1)(QUERY, many, 8)
     assert sorted(c.example.answer for c in first) == list("abcdefgh")
-    assert first == await TopK("shuffled", seed=1)(QUERY, many, 8)
-    assert first != await TopK("shuffled", seed=2)(QUERY, many, 8)
+    assert first == await TopKReranker("shuffled", seed=1)(QUERY, many, 8)
+    assert first != await TopKReranker("shuffled", seed=2)(QUERY, many, 8)
 
 
 async def test_fewer_candidates_than_asked_for() -> None:
-    assert len(await TopK()(QUERY, FOUND, 9)) == 4
-    assert await TopK()(QUERY, [], 9) == []
+    assert len(await TopKReranker()(QUERY, FOUND, 9)) == 4
+    assert await TopKReranker()(QUERY, [], 9) == []
 
 
 @pytest.mark.parametrize(
     "rerank",
     [
-        TopK(),
-        LabelCover(),
-        MaximalMarginalRelevance(lambda ids: np.eye(len(ids), dtype=np.float32)),
+        TopKReranker(),
+        LabelCoverageReranker(),
+        MMRReranker(lambda ids: np.eye(len(ids), dtype=np.float32)),
     ],
 )
 async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.reranking.rewards import Variant, Worth
+from bottega.reranking.rewards import RewardValue, Variant
 from bottega.reranking.tree import Tree, TreeNode
 from bottega.types import Answer, Candidate
 from tests.builders import example
@@ -57,7 +57,7 @@ class ByHand:
         return leaf
 
     def finish(self, leaf: TreeNode, reward: F) -> None:
-        self.tree.finish(leaf, Worth(float(reward)))
+        self.tree.finish(leaf, RewardValue(float(reward)))
 
     def check(self, expected: dict[str, tuple[F, int]]) -> None:
         """Each node's Q and N, by the letters of its path (several may have the same)."""
@@ -278,7 +278,7 @@ def grown(
         if not leaves:
             break
         for leaf in leaves:
-            tree.finish(leaf, Worth(left.pop(0)))
+            tree.finish(leaf, RewardValue(left.pop(0)))
             leaf.answer = Answer(letters_of(leaf))
         batch = []
     return tree

@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.recording.stored_trace import stored_tree, tree_from
 from bottega.reranking import Variant
 from bottega.routing import always
-from bottega.types import Candidate, Example, Found, Query, Sampling
+from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import picture
 from tests.reranking.searches import (
     PARSE,
@@ -32,7 +32,7 @@ from tests.reranking.searches import (
 
 
 async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> None:
-    model = Scripted(repeated)
+    model = ScriptedGenerator(repeated)
     search = rcts(model, reward=later_is_better, rollouts=6)
     found = await search.search(QUERY, known(3), 2)
     tree = found.tree
@@ -59,7 +59,7 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
 
 
 async def test_the_first_two_branches_are_the_nearest_and_a_sampled_one() -> None:
-    model = Scripted(repeated)
+    model = ScriptedGenerator(repeated)
     found = await rcts(model, reward=later_is_better, rollouts=2).search(QUERY, known(5), 3)
     assert found.tree is not None
     first, second = leaves(found.tree.root)
@@ -71,7 +71,7 @@ async def test_the_first_two_branches_are_the_nearest_and_a_sampled_one() -> Non
 
 
 async def test_an_answer_that_all_agree_on_is_not_judged() -> None:
-    model = Scripted(lambda prompt: "I see.\nAnswer: left")
+    model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")
     found = await rcts(model).search(QUERY, known(5), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests, found.tree.path) == ("agreement", 3, (0, 0))
@@ -81,7 +81,7 @@ async def test_an_answer_that_all_agree_on_is_not_judged() -> None:
 
 async def test_two_answers_that_agree_are_still_judged() -> None:
     """Early stopping needs three answers: the query alone, the nearest, and a sampled branch."""
-    model = Scripted(lambda prompt: "I see.\nAnswer: left")
+    model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")
     found = await rcts(model, rollouts=1).search(QUERY, known(5), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("rollouts", 1)
@@ -89,14 +89,16 @@ async def test_two_answers_that_agree_are_still_judged() -> None:
 
 
 async def test_answers_that_are_invalid_agree_on_nothing() -> None:
-    found = await rcts(Scripted(lambda prompt: ""), rollouts=3).search(QUERY, known(5), 2)
+    found = await rcts(ScriptedGenerator(lambda prompt: ""), rollouts=3).search(QUERY, known(5), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests) == ("rollouts", 4)
     assert found.tree.root.value == 0
 
 
 async def test_a_tree_that_is_all_there_ends_the_search() -> None:
-    found = await rcts(Scripted(repeated), reward=later_is_better).search(QUERY, known(2), 3)
+    found = await rcts(ScriptedGenerator(repeated), reward=later_is_better).search(
+        QUERY, known(2), 3
+    )
     assert found.tree is not None
     assert found.tree.ended == "exhausted"
     assert sorted(leaf.answer.text for leaf in leaves(found.tree.root) if leaf.answer) == [
@@ -107,7 +109,7 @@ async def test_a_tree_that_is_all_there_ends_the_search() -> None:
 
 @pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
 async def test_with_nothing_to_show_the_query_is_asked_alone(count: int, k: int) -> None:
-    model = Scripted(["left"])
+    model = ScriptedGenerator(["left"])
     found = await rcts(model).search(QUERY, known(count), k)
     assert found.shown == ()
     assert found.answer.text == "left"
@@ -117,8 +119,8 @@ async def test_with_nothing_to_show_the_query_is_asked_alone(count: int, k: int)
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 async def test_the_same_seed_finds_the_same(variant: Variant) -> None:
-    async def search(seed: int) -> tuple[Found, list[Any]]:
-        model = Scripted(opinion)
+    async def search(seed: int) -> tuple[SearchResult, list[Any]]:
+        model = ScriptedGenerator(opinion)
         found = await rcts(model, seed=seed, variant=variant).search(QUERY, known(20), 3)
         return found, model.calls
 
@@ -133,7 +135,7 @@ async def test_the_same_seed_finds_the_same(variant: Variant) -> None:
 
 async def test_another_query_has_other_draws() -> None:
     async def asked(query: Query) -> list[str]:
-        search = rcts(Scripted(repeated), reward=later_is_better)
+        search = rcts(ScriptedGenerator(repeated), reward=later_is_better)
         found = await search.search(query, known(20), 3)
         assert found.tree is not None
         return [leaf.answer.text for leaf in leaves(found.tree.root) if leaf.answer]
@@ -146,7 +148,7 @@ async def test_in_a_pipeline_the_search_answers() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return known(k)
 
-    model = Scripted(opinion)
+    model = ScriptedGenerator(opinion)
     pipeline = Pipeline(
         always(Tier("small", model, shots=3)),
         PROMPT,
@@ -178,13 +180,13 @@ async def test_in_a_pipeline_the_search_answers() -> None:
 )
 def test_settings_that_cannot_work_are_refused_before_the_first_query(wrong: Any) -> None:
     with pytest.raises(SettingError) as raised:
-        rcts(Scripted([]), **wrong)
+        rcts(ScriptedGenerator([]), **wrong)
     assert raised.value.hint
 
 
 async def test_a_negative_number_of_demonstrations_is_refused() -> None:
     with pytest.raises(SettingError):
-        await rcts(Scripted([])).search(QUERY, known(3), -1)
+        await rcts(ScriptedGenerator([])).search(QUERY, known(3), -1)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
@@ -192,7 +194,7 @@ async def test_a_negative_number_of_demonstrations_is_refused() -> None:
 async def test_a_score_that_is_no_number_is_refused(score: float, variant: Variant) -> None:
     found = [*known(2), Candidate(Example(Query("case 2"), "2", id="2"), score)]
     with pytest.raises(SettingError, match="score") as raised:
-        await rcts(Scripted(opinion), variant=variant).search(QUERY, found, 2)
+        await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, found, 2)
     assert raised.value.hint
 
 
@@ -200,11 +202,11 @@ async def test_a_score_that_is_no_number_is_refused(score: float, variant: Varia
 async def test_scores_may_lie_as_far_apart_as_numbers_can(variant: Variant) -> None:
     scores = (1e308, 0.0, -1e308)
     far = [replace(one, score=score) for one, score in zip(known(3), scores, strict=True)]
-    assert (await rcts(Scripted(opinion), variant=variant).search(QUERY, far, 2)).tree
+    assert (await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, far, 2)).tree
 
 
 async def test_a_search_shows_no_more_than_can_be_recorded() -> None:
-    deep = rcts(Scripted(opinion), rollouts=1)
+    deep = rcts(ScriptedGenerator(opinion), rollouts=1)
     tree = (await deep.search(QUERY, [replace(one, score=1.0) for one in known(100)], 100)).tree
     assert tree is not None
     assert tree_from(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path

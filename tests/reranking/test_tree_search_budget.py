@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
-from bottega.reranking import Asker, Worth
+from bottega.generation import ScriptedGenerator
+from bottega.reranking import BudgetedGenerator, RewardValue
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Sampling
 from tests.reranking.searches import (
     QUERY,
@@ -38,7 +38,7 @@ from tests.reranking.searches import (
 async def test_no_budget_is_ever_exceeded(
     most_calls: int | None, most_tokens: int | None, parallel: int, count: int, k: int
 ) -> None:
-    model = Scripted(opinion)
+    model = ScriptedGenerator(opinion)
     search = rcts(model, parallel=parallel, most_calls=most_calls, most_tokens=most_tokens)
     found = await search.search(QUERY, known(count), k)
     tree = found.tree
@@ -66,7 +66,7 @@ async def test_no_budget_is_ever_exceeded(
 async def test_a_budget_is_spent_on_whole_branches(
     parallel: int, most_calls: int, judged: int
 ) -> None:
-    search = rcts(Scripted(opinion), parallel=parallel, most_calls=most_calls)
+    search = rcts(ScriptedGenerator(opinion), parallel=parallel, most_calls=most_calls)
     found = await search.search(QUERY, known(20), 3)
     assert found.tree is not None
     assert found.tree.ended == "budget"
@@ -77,7 +77,7 @@ async def test_a_budget_is_spent_on_whole_branches(
 async def test_what_the_budget_did_not_judge_is_answered_by_the_nearest(
     most_calls: int, shown: list[str]
 ) -> None:
-    search = rcts(Scripted(opinion), most_calls=most_calls)
+    search = rcts(ScriptedGenerator(opinion), most_calls=most_calls)
     found = await search.search(QUERY, known(20), 3)
     assert names(found.shown) == shown
     assert found.tree is not None
@@ -89,14 +89,14 @@ async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
     costs = iter([4, 1, 4, 4, 4])
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
-    ) -> Worth:
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+    ) -> RewardValue:
         for number in range(next(costs)):
             await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
-        return Worth(0.5, {"paid": 0.5})
+        return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, rewards of 4 and 1, and 6 calls left: for one more branch of 5, not for two.
-    search = rcts(Scripted(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 1 + 6)
+    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 1 + 6)
     found = await search.search(QUERY, known(20), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
@@ -106,18 +106,18 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
     under_way, most = 0, 0
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
-    ) -> Worth:
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+    ) -> RewardValue:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         for number in range(4):
             await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
         under_way -= 1
-        return Worth(0.5, {"paid": 0.5})
+        return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, two rewards of 4 calls, and two concurrent branches of 5.
-    model = Scripted(repeated, latency=0.001)
+    model = ScriptedGenerator(repeated, latency=0.001)
     search = rcts(model, reward=reward, parallel=2, most_calls=3 + 2 * 4 + 2 * 5)
     found = await search.search(QUERY, known(20), 2)
     assert found.tree is not None
@@ -128,13 +128,13 @@ async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
     four = replace(SHORT, n=4, temperature=0.8)
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: Asker, /
-    ) -> Worth:
+        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+    ) -> RewardValue:
         await asker.ask(reminded(query, said.text), four)
-        return Worth(0.5, {"paid": 0.5})
+        return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers and one reward of 4: the 3 calls left do not pay for the other one.
-    search = rcts(Scripted(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 3)
+    search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 3)
     tree = (await search.search(QUERY, known(20), 2)).tree
     assert tree is not None
     assert (tree.ended, tree.root.visits, tree.calls) == ("budget", 1, 7)
@@ -142,11 +142,11 @@ async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
 
 async def test_a_budget_without_an_answer_is_refused() -> None:
     with pytest.raises(SettingError) as raised:
-        await rcts(Scripted(opinion), most_tokens=20).search(QUERY, known(3), 2)
+        await rcts(ScriptedGenerator(opinion), most_tokens=20).search(QUERY, known(3), 2)
     assert "most_tokens" in raised.value.hint
 
 
-class Unsteady(Scripted):
+class Unsteady(ScriptedGenerator):
     """Replies in an order of its own."""
 
     def __init__(self, latency: Callable[[], float] | None) -> None:

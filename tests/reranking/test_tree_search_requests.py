@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from bottega.errors import GenerationError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.reranking import TreeSearch
 from bottega.types import Prompt, Reply, Sampling
 from tests.reranking.searches import QUERY, known, opinion, rcts
 
 
-class Uneven(Scripted):
+class Uneven(ScriptedGenerator):
     """Some replies take longer than others, by the dice."""
 
     def __init__(self, replies: Callable[[Prompt], str], salt: int) -> None:
@@ -28,15 +28,15 @@ class Uneven(Scripted):
 
 @pytest.mark.parametrize("budget", [None, 70])
 async def test_what_is_found_does_not_depend_on_which_reply_is_first(budget: int | None) -> None:
-    def search(model: Scripted) -> TreeSearch:
+    def search(model: ScriptedGenerator) -> TreeSearch:
         return rcts(model, parallel=4, most_calls=budget)
 
-    expected = await search(Scripted(opinion)).search(QUERY, known(20), 3)
+    expected = await search(ScriptedGenerator(opinion)).search(QUERY, known(20), 3)
     for salt in range(5):
         assert await search(Uneven(opinion, salt)).search(QUERY, known(20), 3) == expected
 
 
-class OneByOne(Scripted):
+class OneByOne(ScriptedGenerator):
     """An endpoint that takes one request at a time."""
 
     def __init__(self, replies: Callable[[Prompt], str], latency: float) -> None:
@@ -53,7 +53,7 @@ async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, fast
     """K=3, N=20, P=10, N_s=N_m=5: 71 requests in 6 waves (11.8x) or, in the paper's order, 18."""
     latency, seconds = 0.02, []
     for _ in range(2):
-        model = Scripted(opinion, latency=latency)
+        model = ScriptedGenerator(opinion, latency=latency)
         began = time.perf_counter()
         found = await rcts(model, parallel=parallel).search(QUERY, known(20), 3)
         seconds.append(time.perf_counter() - began)
@@ -69,7 +69,7 @@ async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, fast
 
 async def test_identical_probes_are_asked_once() -> None:
     """Without rationales branches with the same answer have the same probes: 3 answers at most."""
-    model = Scripted(lambda prompt: opinion(prompt)[-1])
+    model = ScriptedGenerator(lambda prompt: opinion(prompt)[-1])
     found = await rcts(model).search(QUERY, known(20), 3)
     assert found.tree is not None
     assert found.tree.root.visits == 10
@@ -77,7 +77,7 @@ async def test_identical_probes_are_asked_once() -> None:
     assert found.tree.requests <= 11 + 3 * 5
 
 
-class FailsAt(Scripted):
+class FailsAt(ScriptedGenerator):
     def __init__(self, place: int) -> None:
         super().__init__(opinion)
         self._place = place

@@ -10,7 +10,7 @@ import numpy as np
 from bottega.errors import NotFoundError, SettingError
 from bottega.exclusion import is_excluded
 from bottega.protocols import Vectors
-from bottega.types import Candidate, Changed, Example, Query
+from bottega.types import Candidate, Example, ExampleChange, Query
 from tests.builders import ListPool, picture
 
 DIMENSION = 16
@@ -50,20 +50,20 @@ class Memory:
     def __init__(self, examples: Sequence[Example] = ()) -> None:
         self.embed = Words()
         self.examples: dict[str, Example] = {}
-        self.log: list[Changed] = []
+        self.log: list[ExampleChange] = []
         self.add(examples)
 
     def add(self, examples: Sequence[Example]) -> None:
         for example in examples:
             self.examples[str(example.id)] = example
-            self.log.append(Changed(len(self.log) + 1, str(example.id)))
+            self.log.append(ExampleChange(len(self.log) + 1, str(example.id)))
 
     def delete(self, ids: Sequence[str]) -> None:
         for id in ids:
             del self.examples[id]
-            self.log.append(Changed(len(self.log) + 1, id, deleted=True))
+            self.log.append(ExampleChange(len(self.log) + 1, id, deleted=True))
 
-    def changes(self, since: int, /) -> list[Changed]:
+    def changes(self, since: int, /) -> list[ExampleChange]:
         return self.log[since:]
 
     def ids(self) -> Sequence[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.retrieval.wrappers import Alike
+from bottega.retrieval.wrappers import SameContextFilter
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 
@@ -26,7 +26,7 @@ async def answers(contexts: Sequence[str | None], context: str, k: int, furthest
         ASKED.append(k)
         return tagged(*contexts)[:k]
 
-    found = await Alike(retrieve, furthest=furthest)(Query("?", context=context), k)
+    found = await SameContextFilter(retrieve, furthest=furthest)(Query("?", context=context), k)
     return "".join(one.example.answer for one in found)
 
 

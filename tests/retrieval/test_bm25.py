@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
-from bottega.retrieval import BM25
-from bottega.types import Changed, Example, Query
+from bottega.retrieval import BM25Retriever
+from bottega.types import Example, ExampleChange, Query
 from tests.retrieval.doubles import Memory, asked
 
 WORDS = ("red", "green", "blue", "round", "square", "3", "+", "5")
@@ -19,31 +19,31 @@ async def test_rare_words_count_more_than_common_ones() -> None:
     memory = Memory([asked(f"the red thing {i}", "x", i) for i in range(4)])
     memory.add([asked(f"the thing {i}", "x", i) for i in range(10, 20)])
     memory.add([asked("the zebra", "x", 50), asked("the red zebra", "x", 51)])
-    found = await BM25(memory)(Query("The RED zebra?"), 3)
+    found = await BM25Retriever(memory)(Query("The RED zebra?"), 3)
     assert [c.example.id for c in found][:2] == ["entry-0051", "entry-0050"]
     assert found[0].score > found[1].score > found[2].score > 0
 
 
 async def test_digits_and_single_letters_are_words() -> None:
     memory = Memory([asked("4 + 4", "8", 1), asked("3 + 5", "8", 2), asked("x + y", "z", 3)])
-    assert (await BM25(memory)(Query("3 + 5"), 1))[0].example.id == "entry-0002"
-    assert (await BM25(memory)(Query("y"), 1))[0].example.id == "entry-0003"
+    assert (await BM25Retriever(memory)(Query("3 + 5"), 1))[0].example.id == "entry-0002"
+    assert (await BM25Retriever(memory)(Query("y"), 1))[0].example.id == "entry-0003"
 
 
 async def test_answers_and_rationales_are_searched_unless_reads_says_otherwise() -> None:
     told = Example(Query("what?", id="told"), "vorbu", rationale="because of kanto", id="told")
     memory = Memory([asked("what?", "other", 1), told])
     for word in ("vorbu", "kanto"):
-        assert (await BM25(memory)(Query(word), 1))[0].example.id == "told"
-    questions_only = BM25(memory, reads=lambda example: example.query.text)
+        assert (await BM25Retriever(memory)(Query(word), 1))[0].example.id == "told"
+    questions_only = BM25Retriever(memory, reads=lambda example: example.query.text)
     assert (await questions_only(Query("vorbu"), 1))[0].score == 0
 
 
 async def test_documents_without_words_are_found_last() -> None:
     memory = Memory([asked("", "", 1), asked("?!", "", 2)])
-    assert [c.score for c in await BM25(memory)(Query("red"), 5)] == [0, 0]
+    assert [c.score for c in await BM25Retriever(memory)(Query("red"), 5)] == [0, 0]
     memory.add([asked("red", "", 3)])
-    assert (await BM25(memory)(Query("red"), 5))[0].example.id == "entry-0003"
+    assert (await BM25Retriever(memory)(Query("red"), 5))[0].example.id == "entry-0003"
 
 
 STEPS = st.lists(
@@ -58,7 +58,7 @@ async def test_a_search_after_any_changes_is_that_of_a_new_index(
 ) -> None:
     """An entry comes where there was none, and goes where there was one."""
     memory = Memory([asked("green", "x", 99)])
-    followed = BM25(memory)
+    followed = BM25Retriever(memory)
     for shade, words in steps:
         id = f"entry-{shade:04}"
         if id in memory.examples:
@@ -68,13 +68,13 @@ async def test_a_search_after_any_changes_is_that_of_a_new_index(
         found = await followed(Query("red square 5"), 20)
         assert {c.example.id for c in found} == set(memory.examples)
         assert [(c.example.id, c.score) for c in found] == [
-            (c.example.id, c.score) for c in await BM25(memory)(Query("red square 5"), 20)
+            (c.example.id, c.score) for c in await BM25Retriever(memory)(Query("red square 5"), 20)
         ]
 
 
 async def test_searches_beside_changes_see_whole_states() -> None:
     memory = Memory([asked(f"red {i}", "x", i) for i in range(30)])
-    retrieve = BM25(memory)
+    retrieve = BM25Retriever(memory)
 
     async def change() -> None:
         for i in range(20):
@@ -92,7 +92,7 @@ class Forgetful(Memory):
 
     lost = 0
 
-    def changes(self, since: int, /) -> list[Changed]:
+    def changes(self, since: int, /) -> list[ExampleChange]:
         if 0 < since < self.lost:
             raise LogPrunedError("pruned")
         kept = (c for c in super().changes(since) if c.seq > self.lost or c.id in self.examples)
@@ -101,7 +101,7 @@ class Forgetful(Memory):
 
 async def test_a_feed_that_has_forgotten_changes_is_read_from_its_beginning() -> None:
     feed = Forgetful([asked(hue, "x", shade) for shade, hue in enumerate(["red", "green", "blue"])])
-    search = BM25(feed)
+    search = BM25Retriever(feed)
     assert len(await search(Query("any"), 5)) == 3
     feed.delete(list(feed.ids())[:2])
     feed.lost = len(feed.log)
@@ -129,7 +129,7 @@ async def test_examples_deleted_during_a_search_are_left_out() -> None:
     memory = Vanishing(
         [asked(hue, "x", shade) for shade, hue in enumerate(["red", "blue", "green"])]
     )
-    search = BM25(memory)
+    search = BM25Retriever(memory)
     assert len(await search(Query("red"), 3)) == 3
     memory.vanish = ("entry-0000", "entry-0001")
     assert [c.example.query.text for c in await search(Query("red"), 3)] == ["green"]
@@ -139,24 +139,24 @@ async def test_an_example_that_never_was_is_an_error() -> None:
     memory = Memory([asked("red", "x", 1)])
     del memory.examples["entry-0001"]  # the log does not know
     with pytest.raises(NotFoundError):
-        await BM25(memory)(Query("red"), 1)
+        await BM25Retriever(memory)(Query("red"), 1)
 
 
 async def test_an_empty_knowledge_base_is_an_error_with_a_hint() -> None:
     with pytest.raises(EmptyKnowledgeBaseError) as caught:
-        await BM25(Memory())(Query("red"), 1)
+        await BM25Retriever(Memory())(Query("red"), 1)
     assert "bottega add" in caught.value.hint
 
 
 @pytest.mark.parametrize(("k1", "b"), [(1.5, 1.5), (1.5, -0.1), (-0.1, 0.75)])
 def test_settings_out_of_range_are_rejected(k1: float, b: float) -> None:
     with pytest.raises(SettingError):
-        BM25(Memory(), k1=k1, b=b)
+        BM25Retriever(Memory(), k1=k1, b=b)
 
 
 async def test_smallest_and_largest_settings_are_valid() -> None:
     for k1, b in ((0.0, 0.0), (0.5, 1.0)):
-        retrieve = BM25(Memory([asked("red", "x", 1)]), k1=k1, b=b)
+        retrieve = BM25Retriever(Memory([asked("red", "x", 1)]), k1=k1, b=b)
         assert len(await retrieve(Query("red"), 1)) == 1
 
 
@@ -169,7 +169,7 @@ async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
             raise OSError("once")
         return example.query.text
 
-    retrieve = BM25(memory, reads=reads)
+    retrieve = BM25Retriever(memory, reads=reads)
     with pytest.raises(OSError, match="once"):
         await retrieve(Query("zebra"), 5)
     assert [c.example.id for c in await retrieve(Query("zebra"), 5)] == ["entry-0002", "entry-0001"]
@@ -178,13 +178,13 @@ async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
 @pytest.mark.parametrize("k", [0, -1])
 async def test_fewer_than_one_cannot_be_searched_for(k: int) -> None:
     with pytest.raises(SettingError) as raised:
-        await BM25(Memory([asked("red", "x", 1)]))(Query("red"), k)
+        await BM25Retriever(Memory([asked("red", "x", 1)]))(Query("red"), k)
     assert raised.value.hint
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_settings_that_are_no_numbers_are_refused(wrong: float) -> None:
     with pytest.raises(SettingError):
-        BM25(Memory(), k1=wrong)
+        BM25Retriever(Memory(), k1=wrong)
     with pytest.raises(SettingError):
-        BM25(Memory(), b=wrong)
+        BM25Retriever(Memory(), b=wrong)

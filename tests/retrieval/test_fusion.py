@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GenerationError, SettingError
-from bottega.retrieval import ReciprocalRankFusion
+from bottega.retrieval import RankFusionRetriever
 from bottega.types import Candidate, Example, Query
 from tests.builders import example
 
@@ -32,7 +32,7 @@ class Ranked:
 
 
 async def fused(*orders: Sequence[str], k: int = 6, **settings: object) -> list[Candidate]:
-    retrieve = ReciprocalRankFusion([Ranked(order) for order in orders], **settings)  # type: ignore[arg-type]
+    retrieve = RankFusionRetriever([Ranked(order) for order in orders], **settings)  # type: ignore[arg-type]
     return await retrieve(Query("q"), k)
 
 
@@ -75,7 +75,7 @@ async def test_weights_and_depth() -> None:
     heavy = await fused("ab", "ba", weights=[1.0, 2.0])
     assert [c.example.answer for c in heavy] == ["b", "a"]
     retriever = Ranked("abc")
-    fusion = ReciprocalRankFusion([retriever], depth=5)
+    fusion = RankFusionRetriever([retriever], depth=5)
     await fusion(Query("q"), 2)
     await fusion(Query("q"), 9)
     assert retriever.asked == [5, 9]
@@ -84,7 +84,7 @@ async def test_weights_and_depth() -> None:
 async def test_one_that_fails_is_its_own_error() -> None:
     down = GenerationError("down")
     with pytest.raises(GenerationError):
-        await ReciprocalRankFusion([Ranked("ab"), Ranked("", down)])(Query("q"), 2)
+        await RankFusionRetriever([Ranked("ab"), Ranked("", down)])(Query("q"), 2)
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ async def test_one_that_fails_is_its_own_error() -> None:
 )
 def test_a_fusion_that_cannot_be_is_refused(retrievers: int, settings: dict[str, object]) -> None:
     with pytest.raises(SettingError):
-        ReciprocalRankFusion([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
+        RankFusionRetriever([Ranked("a")] * retrievers, **settings)  # type: ignore[arg-type]
 
 
 async def test_any_iterable_of_retrievers_and_weights_will_do() -> None:
-    fusion = ReciprocalRankFusion(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
+    fusion = RankFusionRetriever(iter([Ranked("ab"), Ranked("ba")]), weights=iter([1.0, 2.0]))
     for _ in range(2):
         assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["b", "a"]
     with pytest.raises(SettingError):
-        ReciprocalRankFusion(iter([]))
+        RankFusionRetriever(iter([]))
 
 
 async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
@@ -120,7 +120,7 @@ async def test_examples_without_an_id_are_told_apart_by_what_they_say() -> None:
     async def other(query: Query, k: int, /) -> list[Candidate]:
         return [second]
 
-    found = await ReciprocalRankFusion([one, other])(Query("q"), 5)
+    found = await RankFusionRetriever([one, other])(Query("q"), 5)
     assert [c.example.query.text for c in found] == ["two", "one"]
 
 
@@ -147,7 +147,7 @@ async def test_the_order_among_ties_says_nothing(
     scores: list[tuple[str, float]], order: list[str], data: st.DataObject
 ) -> None:
     async def fuse(scores: Sequence[tuple[str, float]]) -> dict[str, float]:
-        found = await ReciprocalRankFusion([Ranked(order), Scored(scores)])(Query("q"), 6)
+        found = await RankFusionRetriever([Ranked(order), Scored(scores)])(Query("q"), 6)
         return {c.example.answer: c.score for c in found}
 
     alone = {label: 1 / (60 + rank) for rank, label in enumerate(order, 1)}
@@ -165,9 +165,9 @@ async def test_a_list_that_is_all_one_tie_changes_nothing(
     order: list[str], tied: list[str]
 ) -> None:
     same = Scored([(label, 0.0) for label in tied])
-    found = await ReciprocalRankFusion([same, Ranked(order)])(Query("q"), 6)
+    found = await RankFusionRetriever([same, Ranked(order)])(Query("q"), 6)
     assert [c.example.answer for c in found] == order
-    assert len(await ReciprocalRankFusion([same])(Query("q"), 3)) == 3  # still what was found
+    assert len(await RankFusionRetriever([same])(Query("q"), 3)) == 3  # still what was found
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ async def test_a_list_that_is_all_one_tie_changes_nothing(
 )
 def test_invalid_constants_and_weights_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
-        ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], **settings)
+        RankFusionRetriever([Ranked("ab"), Ranked("ba")], **settings)
 
 
 async def test_a_retriever_of_weight_zero_does_not_change_the_order() -> None:
-    fusion = ReciprocalRankFusion([Ranked("ab"), Ranked("ba")], weights=[1.0, 0.0], constant=0.1)
+    fusion = RankFusionRetriever([Ranked("ab"), Ranked("ba")], weights=[1.0, 0.0], constant=0.1)
     assert [c.example.answer for c in await fusion(Query("q"), 2)] == ["a", "b"]
     assert await fusion(Query("q"), 0) == []

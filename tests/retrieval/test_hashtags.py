@@ -9,14 +9,14 @@ import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.protocols import Vectors
-from bottega.retrieval import Hashtags, HashtagTree, LeaveOneOut
+from bottega.retrieval import HashtagRetriever, HashtagTree, LeaveOneOutGroupCount
 from bottega.types import Query
 from tests.builders import picture
 from tests.retrieval.doubles import Memory, Words, about, asked
 
 
-def hashtags(memory: Memory, tree: HashtagTree) -> Hashtags:
-    return Hashtags(memory.changes, memory.vectors, memory.embed, memory.search, tree)
+def hashtags(memory: Memory, tree: HashtagTree) -> HashtagRetriever:
+    return HashtagRetriever(memory.changes, memory.vectors, memory.embed, memory.search, tree)
 
 
 async def test_only_the_querys_group_is_shown_as_long_as_it_is_large_enough() -> None:
@@ -79,7 +79,7 @@ async def test_a_refit_that_meets_a_deleted_entry_is_tried_again() -> None:
             return vectors([*ids, "gone"])
         return vectors(ids)
 
-    tree = HashtagTree(LeaveOneOut(unlucky, vectors), cold_start=10)
+    tree = HashtagTree(LeaveOneOutGroupCount(unlucky, vectors), cold_start=10)
     retrieve = hashtags(memory, tree)
     await retrieve(Query("colour"), 3)
     await retrieve.settled()
@@ -122,7 +122,9 @@ async def test_what_could_not_be_read_once_is_read_the_next_time() -> None:
             return np.empty((0, memory.embed.dimension), np.float32)
         return memory.vectors(ids)
 
-    retrieve = Hashtags(memory.changes, vectors, memory.embed, memory.search, HashtagTree(2))
+    retrieve = HashtagRetriever(
+        memory.changes, vectors, memory.embed, memory.search, HashtagTree(2)
+    )
     with pytest.raises(ValueError):
         await retrieve(Query("colour"), 9)
     assert len(await retrieve(Query("colour"), 9)) == 4
@@ -138,7 +140,9 @@ async def test_a_knowledge_base_that_was_embedded_anew_is_not_mixed_with_old_gro
         known = memory.vectors(ids)
         return -known[:, :dimension] if anew else known
 
-    retrieve = Hashtags(memory.changes, vectors, memory.embed, memory.search, HashtagTree(2))
+    retrieve = HashtagRetriever(
+        memory.changes, vectors, memory.embed, memory.search, HashtagTree(2)
+    )
     assert len(await retrieve(Query("colour"), 9)) == 6
     anew = True
     memory.add(about("shape", 2, start=50))
@@ -151,7 +155,9 @@ async def test_a_knowledge_base_that_was_embedded_anew_is_not_mixed_with_old_gro
 
 async def test_a_query_of_another_dimension_is_a_setting_error() -> None:
     memory, embed = Memory(about("colour", 3)), Words()
-    retrieve = Hashtags(memory.changes, memory.vectors, embed, memory.search, HashtagTree(2))
+    retrieve = HashtagRetriever(
+        memory.changes, memory.vectors, embed, memory.search, HashtagTree(2)
+    )
     await retrieve(Query("colour"), 3)
     embed.dimension = 5
     with pytest.raises(SettingError, match="space"):
@@ -166,23 +172,23 @@ def test_leave_one_out_counts_the_topics_that_images_cannot_tell_apart() -> None
     look = np.eye(5, dtype=np.float32)[value] + 0.1 * _noise(rng, 5)
     say = np.eye(20, dtype=np.float32)[5 * topic + value]
     ids = [str(i) for i in range(400)]
-    count = LeaveOneOut(_rows(look), _rows(say), k=8)
+    count = LeaveOneOutGroupCount(_rows(look), _rows(say), k=8)
     assert count(ids, tags) == 4
     # Where what is looked for is in the order already, nothing is gained by groups.
     whole = np.concatenate([tags, look], axis=1)
-    assert LeaveOneOut(_rows(whole), _rows(say), k=8)(ids, _noise(rng, 4)) == 1
+    assert LeaveOneOutGroupCount(_rows(whole), _rows(say), k=8)(ids, _noise(rng, 4)) == 1
 
 
 def test_leave_one_out_of_very_few_entries_is_one_group() -> None:
     one = np.ones((1, 3), np.float32)
-    assert LeaveOneOut(lambda ids: one, lambda ids: one)(["a"], one) == 1
+    assert LeaveOneOutGroupCount(lambda ids: one, lambda ids: one)(["a"], one) == 1
 
 
 def test_leave_one_out_of_few_random_entries_keeps_one_group() -> None:
     rng = np.random.default_rng(0)
     tags, look, say = _noise(rng, 4)[:100], _noise(rng, 5), _noise(rng, 8)
     ids = [str(i) for i in range(100)]
-    assert LeaveOneOut(_rows(look), _rows(say), k=4)(ids, tags) == 1
+    assert LeaveOneOutGroupCount(_rows(look), _rows(say), k=4)(ids, tags) == 1
 
 
 def _noise(rng: np.random.Generator, dimension: int) -> Vectors:

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GenerationError, SettingError
-from bottega.generation import Scripted
-from bottega.prompting import Interleaved
+from bottega.generation import ScriptedGenerator
+from bottega.prompting import InterleavedPrompter
 from bottega.retrieval import (
-    Dense,
-    DistinctiveTerms,
-    GeneratedKeywords,
-    Keyworded,
-    ResponseProbe,
+    DenseRetriever,
+    GeneratedKeywordExtractor,
+    KeywordRetriever,
+    ResponseProbeRetriever,
+    TfidfKeywordExtractor,
     keyword_query,
     keywords_of,
     with_keywords,
@@ -53,38 +53,40 @@ def test_any_reply_gives_few_short_different_keywords(reply: str, count: int) ->
 
 
 async def test_a_model_is_asked_for_the_keywords_of_a_text_as_it_is() -> None:
-    model = Scripted(["red, disc, round"])
+    model = ScriptedGenerator(["red, disc, round"])
     text = "Braces {count} {text} stay."
-    assert await GeneratedKeywords(model, count=2)(text) == ("red", "disc")
+    assert await GeneratedKeywordExtractor(model, count=2)(text) == ("red", "disc")
     [part] = model.calls[0].prompt.messages[0].parts
     assert str(part).endswith(text)
     assert "the 2 most important" in str(part)
     assert model.calls[0].prompt.messages[0].role == "user"
-    assert await GeneratedKeywords(model)(" ") == ()
+    assert await GeneratedKeywordExtractor(model)(" ") == ()
     assert len(model.calls) == 1
 
 
 async def test_terms_are_those_that_the_corpus_has_least_of() -> None:
     corpus = ["the disc is red", "the disc is blue", "the disc is round"]
-    terms = DistinctiveTerms(corpus, count=3, longest=1)
+    terms = TfidfKeywordExtractor(corpus, count=3, longest=1)
     assert await terms("The zebra, the red disc") == ("zebra", "red", "disc")
     assert terms.of("") == terms.of("the of and") == ()
-    assert set(DistinctiveTerms(longest=1).of("How many are there above?")) == {
+    assert set(TfidfKeywordExtractor(longest=1).of("How many are there above?")) == {
         "how",
         "many",
         "above",
     }
-    assert DistinctiveTerms().of("red disc red disc red")[0] == "red"
-    assert DistinctiveTerms(count=1, longest=1).of("red disc red") == ("red",)
+    assert TfidfKeywordExtractor().of("red disc red disc red")[0] == "red"
+    assert TfidfKeywordExtractor(count=1, longest=1).of("red disc red") == ("red",)
     for count, longest in ((0, 1), (1, 0)):
         with pytest.raises(SettingError):
-            DistinctiveTerms(count=count, longest=longest)
+            TfidfKeywordExtractor(count=count, longest=longest)
 
 
 async def test_a_model_generates_at_least_one_keyword() -> None:
-    assert await GeneratedKeywords(Scripted(["red, disc"]), count=1)("a red disc") == ("red",)
+    assert await GeneratedKeywordExtractor(ScriptedGenerator(["red, disc"]), count=1)(
+        "a red disc"
+    ) == ("red",)
     with pytest.raises(SettingError, match="0 keywords"):
-        GeneratedKeywords(Scripted([]), count=0)
+        GeneratedKeywordExtractor(ScriptedGenerator([]), count=0)
 
 
 def test_a_keyword_has_at_most_six_words() -> None:
@@ -94,10 +96,10 @@ def test_a_keyword_has_at_most_six_words() -> None:
 
 
 def test_terms_have_no_stop_words_and_at_most_longest_words() -> None:
-    assert DistinctiveTerms(longest=3).of("big red disc") == (
+    assert TfidfKeywordExtractor(longest=3).of("big red disc") == (
         *("big", "red", "disc", "big red", "red disc", "big red disc"),
     )
-    assert DistinctiveTerms().of("disc of glass") == ("disc", "glass")
+    assert TfidfKeywordExtractor().of("disc of glass") == ("disc", "glass")
 
 
 async def test_keywords_outside_the_question_come_last() -> None:
@@ -106,13 +108,13 @@ async def test_keywords_outside_the_question_come_last() -> None:
             return ("round", "disc", "colour")
 
     search = Asked()
-    await Keyworded(Dense(search), Fixed())(Query("Colour of the disc?"), 1)
+    await KeywordRetriever(DenseRetriever(search), Fixed())(Query("Colour of the disc?"), 1)
     assert search.queries[0].text == "colour, disc, round"
 
 
 @given(text=st.text())
 def test_terms_of_any_text_do_not_fail(text: str) -> None:
-    assert all(DistinctiveTerms(count=4).of(text))
+    assert all(TfidfKeywordExtractor(count=4).of(text))
 
 
 async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
@@ -125,8 +127,10 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
     passage = Example(Query("a question"), "")
     silent = Example(Query("?"), "5")
     known = Example(Query("q"), "vorbu", tags={"keywords": "old"})
-    model = Scripted(answer)
-    done = await with_keywords([plain, reasoned, passage, silent, known], GeneratedKeywords(model))
+    model = ScriptedGenerator(answer)
+    done = await with_keywords(
+        [plain, reasoned, passage, silent, known], GeneratedKeywordExtractor(model)
+    )
     assert [keywords_of(example) for example in done] == [
         ("vorbu", "more"),
         ("why", "more"),
@@ -139,7 +143,7 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
 
 
 async def test_a_model_that_fails_is_one_error_not_a_group() -> None:
-    failing = GeneratedKeywords(Scripted([GenerationError("down"), "a"]))
+    failing = GeneratedKeywordExtractor(ScriptedGenerator([GenerationError("down"), "a"]))
     with pytest.raises(GenerationError):
         await with_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
 
@@ -158,8 +162,8 @@ class Asked:
 async def test_the_question_is_cut_to_its_keywords() -> None:
     search, whole = Asked(), Query("What is the colour of the disc?", (picture(1),), id="q")
     # "disc" is the rarest; the question's order stays.
-    terms = DistinctiveTerms(["What is the colour?", "What is the shape?"], longest=1)
-    retrieve = Keyworded(Dense(search), terms)
+    terms = TfidfKeywordExtractor(["What is the colour?", "What is the shape?"], longest=1)
+    retrieve = KeywordRetriever(DenseRetriever(search), terms)
     await retrieve(whole, 3)
     await retrieve(Query("is it"), 3)
     cut, kept = search.queries
@@ -174,9 +178,11 @@ async def test_the_question_is_cut_to_its_keywords() -> None:
 async def test_a_probe_searches_by_what_the_apprentice_says(
     keep: bool, answer: str, text: str
 ) -> None:
-    search, model = Asked(), Scripted([answer])
-    prompt = Interleaved(show_choices=False)
-    probe = ResponseProbe(Dense(search), model, prompt, DistinctiveTerms(), keep_question=keep)
+    search, model = Asked(), ScriptedGenerator([answer])
+    prompt = InterleavedPrompter(show_choices=False)
+    probe = ResponseProbeRetriever(
+        DenseRetriever(search), model, prompt, TfidfKeywordExtractor(), keep_question=keep
+    )
     query = Query("What?", (picture(1),), id="q")
     await probe(query, 3)
     assert [(q.text, q.images, q.id) for q in search.queries] == [(text, query.images, "q")]

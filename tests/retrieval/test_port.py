@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from bottega.generation import Scripted
-from bottega.knowledge import KnowledgeBase, LateIndex
-from bottega.prompting import Interleaved
+from bottega.generation import ScriptedGenerator
+from bottega.knowledge import KnowledgeBase, LateInteractionIndex
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
 from bottega.retrieval import (
-    BM25,
-    Balanced,
-    Crossed,
-    Dense,
-    DistinctiveTerms,
-    Hashtags,
+    BalancedSampler,
+    BM25Retriever,
+    CrossModalRetriever,
+    DenseRetriever,
+    HashtagRetriever,
     HashtagTree,
-    Keyworded,
-    LeaveOneOut,
-    ReciprocalRankFusion,
-    ResponseProbe,
-    Still,
-    Uniform,
+    KeywordRetriever,
+    LeaveOneOutGroupCount,
+    RankFusionRetriever,
+    ResponseProbeRetriever,
+    StaticExamples,
+    TfidfKeywordExtractor,
+    UniformSampler,
 )
 from bottega.types import Prompt, Query
 from tests.builders import picture
@@ -41,11 +41,11 @@ def asked_back(prompt: Prompt) -> str:
     return str(prompt.messages[-1].parts[-1])
 
 
-def hashtags(memory: Memory, tree: HashtagTree) -> Hashtags:
-    return Hashtags(memory.changes, memory.vectors, memory.embed, memory.search, tree)
+def hashtags(memory: Memory, tree: HashtagTree) -> HashtagRetriever:
+    return HashtagRetriever(memory.changes, memory.vectors, memory.embed, memory.search, tree)
 
 
-def fitted(memory: Memory, tree: HashtagTree) -> Hashtags:
+def fitted(memory: Memory, tree: HashtagTree) -> HashtagRetriever:
     retrieve = hashtags(memory, tree)
     if memory.examples:
         retrieve.build()
@@ -53,21 +53,26 @@ def fitted(memory: Memory, tree: HashtagTree) -> Hashtags:
 
 
 RETRIEVERS: dict[str, Make] = {
-    "dense": lambda m: Dense(m.search),
-    "crossed": lambda m: Crossed(m.embed, m.nearest),
-    "hybrid": lambda m: Dense(LateIndex(m, WordTokens()).search),
-    "uniform": lambda m: Uniform(m, seed=0),
-    "balanced": lambda m: Balanced(m, seed=0),
-    "keywords": lambda m: Keyworded(Dense(m.search), DistinctiveTerms()),
-    "probe": lambda m: ResponseProbe(
-        Dense(m.search), Scripted(asked_back), Interleaved(show_choices=False), DistinctiveTerms()
+    "dense": lambda m: DenseRetriever(m.search),
+    "crossed": lambda m: CrossModalRetriever(m.embed, m.nearest),
+    "hybrid": lambda m: DenseRetriever(LateInteractionIndex(m, WordTokens()).search),
+    "uniform": lambda m: UniformSampler(m, seed=0),
+    "balanced": lambda m: BalancedSampler(m, seed=0),
+    "keywords": lambda m: KeywordRetriever(DenseRetriever(m.search), TfidfKeywordExtractor()),
+    "probe": lambda m: ResponseProbeRetriever(
+        DenseRetriever(m.search),
+        ScriptedGenerator(asked_back),
+        InterleavedPrompter(show_choices=False),
+        TfidfKeywordExtractor(),
     ),
-    "bm25": BM25,
-    "fusion": lambda m: ReciprocalRankFusion([Dense(m.search), BM25(m)], depth=1),
+    "bm25": BM25Retriever,
+    "fusion": lambda m: RankFusionRetriever([DenseRetriever(m.search), BM25Retriever(m)], depth=1),
     "hashtags, cold": lambda m: hashtags(m, HashtagTree(3)),
     "hashtags, fixed": lambda m: fitted(m, HashtagTree(3, adapt=False)),
     "hashtags, many": lambda m: fitted(m, HashtagTree(1000)),
-    "hashtags, adaptive": lambda m: fitted(m, HashtagTree(LeaveOneOut(m.vectors, m.vectors))),
+    "hashtags, adaptive": lambda m: fitted(
+        m, HashtagTree(LeaveOneOutGroupCount(m.vectors, m.vectors))
+    ),
 }
 
 
@@ -141,13 +146,13 @@ async def test_the_same_with_a_knowledge_base(name: str) -> None:
         knowledge.add(about("colour", 9) + about("shape", 9, start=20))
         own = knowledge.get_many(knowledge.ids())[4]
         make: dict[str, Callable[[], Retriever]] = {
-            "dense": lambda: Dense(knowledge.search),
-            "hybrid": lambda: Dense(LateIndex(knowledge, WordTokens()).search),
-            "uniform": lambda: Uniform(knowledge, seed=0),
-            "balanced": lambda: Balanced(knowledge, seed=0),
-            "bm25": lambda: BM25(Still(knowledge)),
-            "hashtags": lambda: Hashtags(
-                Still(knowledge).changes,
+            "dense": lambda: DenseRetriever(knowledge.search),
+            "hybrid": lambda: DenseRetriever(LateInteractionIndex(knowledge, WordTokens()).search),
+            "uniform": lambda: UniformSampler(knowledge, seed=0),
+            "balanced": lambda: BalancedSampler(knowledge, seed=0),
+            "bm25": lambda: BM25Retriever(StaticExamples(knowledge)),
+            "hashtags": lambda: HashtagRetriever(
+                StaticExamples(knowledge).changes,
                 lambda ids: embed.embed([e.query for e in knowledge.get_many(ids)]),
                 embed,
                 knowledge.search,
@@ -167,16 +172,16 @@ async def test_a_knowledge_base_that_says_what_changed_is_followed() -> None:
     with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
         kb: Any = knowledge
         kb.add(about("colour", 20) + about("shape", 20, start=50))
-        tree = HashtagTree(LeaveOneOut(kb.vectors, kb.vectors), cold_start=10)
-        hashtags = Hashtags(kb.changes, kb.vectors, embed, kb.search, tree)
-        crossed, query = Crossed(embed, kb.nearest), Query("rare zebra")
-        late = Dense(LateIndex(kb, WordTokens()).search)
-        for retrieve in (hashtags, BM25(kb), crossed, late):
+        tree = HashtagTree(LeaveOneOutGroupCount(kb.vectors, kb.vectors), cold_start=10)
+        hashtags = HashtagRetriever(kb.changes, kb.vectors, embed, kb.search, tree)
+        crossed, query = CrossModalRetriever(embed, kb.nearest), Query("rare zebra")
+        late = DenseRetriever(LateInteractionIndex(kb, WordTokens()).search)
+        for retrieve in (hashtags, BM25Retriever(kb), crossed, late):
             assert len(await retrieve(query, 99)) == len(kb.ids())
         await hashtags.settled()
         kb.delete(kb.ids()[:3])
         kb.add([asked("rare zebra sighted", "zebra", 99)])
-        for retrieve in (hashtags, BM25(kb), crossed, late):
+        for retrieve in (hashtags, BM25Retriever(kb), crossed, late):
             found = await retrieve(query, 99)
             assert found[0].example.answer == "zebra"
             assert sorted(str(c.example.id) for c in found) == sorted(kb.ids())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import EmptyKnowledgeBaseError
-from bottega.retrieval import Balanced, Dense, Uniform
+from bottega.retrieval import BalancedSampler, DenseRetriever, UniformSampler
 from bottega.types import Candidate, Example, Query
 from tests.builders import QUESTION, ListPool, candidates, example, picture
 from tests.retrieval.doubles import Memory, about
@@ -29,12 +29,14 @@ async def test_dense_returns_what_the_search_found() -> None:
         asked.append((query, k))
         return found[:k]
 
-    assert await Dense(search)(QUERY, 2) == found[:2]
+    assert await DenseRetriever(search)(QUERY, 2) == found[:2]
     assert asked == [(QUERY, 2)]
 
 
-@pytest.mark.parametrize("retriever", [Uniform, Balanced])
-def test_an_empty_pool_is_an_error_with_a_hint(retriever: type[Uniform | Balanced]) -> None:
+@pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
+def test_an_empty_pool_is_an_error_with_a_hint(
+    retriever: type[UniformSampler | BalancedSampler],
+) -> None:
     with pytest.raises(EmptyKnowledgeBaseError) as caught:
         retriever(ListPool([]), seed=0)
     assert "bottega add" in caught.value.hint
@@ -44,31 +46,33 @@ def test_an_empty_pool_is_an_error_with_a_hint(retriever: type[Uniform | Balance
 async def test_uniform_draws_k_different_examples_and_never_more_than_there_are(
     k: int, seed: int
 ) -> None:
-    found = await Uniform(pool_of({"a": 3, "b": 4}), seed=seed)(QUERY, k)
+    found = await UniformSampler(pool_of({"a": 3, "b": 4}), seed=seed)(QUERY, k)
     assert len({c.example.id for c in found}) == len(found) == min(k, 7)
 
 
 async def test_uniform_is_repeatable_and_depends_on_seed_and_query() -> None:
     pool = pool_of({"a": 30})
     other = Query(QUESTION, (picture(8888),))
-    first = await Uniform(pool, seed=1)(QUERY, 10)
-    assert first == await Uniform(pool, seed=1)(QUERY, 10)
-    assert first != await Uniform(pool, seed=2)(QUERY, 10)
-    assert first != await Uniform(pool, seed=1)(other, 10)
+    first = await UniformSampler(pool, seed=1)(QUERY, 10)
+    assert first == await UniformSampler(pool, seed=1)(QUERY, 10)
+    assert first != await UniformSampler(pool, seed=2)(QUERY, 10)
+    assert first != await UniformSampler(pool, seed=1)(other, 10)
 
 
 async def test_uniform_reaches_every_example() -> None:
     pool = pool_of({"a": 5, "b": 5})
     seen: Counter[str | None] = Counter()
     for shade in range(200):
-        found = await Uniform(pool, seed=0)(Query("q", (picture(20_000 + shade),)), 2)
+        found = await UniformSampler(pool, seed=0)(Query("q", (picture(20_000 + shade),)), 2)
         seen.update(c.example.id for c in found)
     assert len(seen) == 10
     assert min(seen.values()) > 15  # 40 expected; a biased draw would starve some
 
 
-@pytest.mark.parametrize("retriever", [Uniform, Balanced])
-async def test_the_query_itself_is_never_drawn(retriever: type[Uniform | Balanced]) -> None:
+@pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
+async def test_the_query_itself_is_never_drawn(
+    retriever: type[UniformSampler | BalancedSampler],
+) -> None:
     pool = pool_of({"a": 4})
     same_image = Query("another question", (picture(2),))
     same_id = Query(QUESTION, (picture(7777),), id="a-1")
@@ -79,21 +83,21 @@ async def test_the_query_itself_is_never_drawn(retriever: type[Uniform | Balance
 
 @given(k=st.integers(0, 15), seed=st.integers(0, 5))
 async def test_balanced_shows_every_label_as_often_as_the_others(k: int, seed: int) -> None:
-    found = await Balanced(pool_of({"a": 9, "b": 5, "c": 5}), seed=seed)(QUERY, k)
+    found = await BalancedSampler(pool_of({"a": 9, "b": 5, "c": 5}), seed=seed)(QUERY, k)
     counts = Counter(c.example.answer for c in found)
     assert len(found) == k
     assert max(counts.values(), default=0) - min((counts[x] for x in "abc"), default=0) <= 1
 
 
 async def test_balanced_goes_on_when_a_label_runs_out() -> None:
-    found = await Balanced(pool_of({"rare": 1, "common": 20}), seed=0)(QUERY, 8)
+    found = await BalancedSampler(pool_of({"rare": 1, "common": 20}), seed=0)(QUERY, 8)
     assert Counter(c.example.answer for c in found) == {"rare": 1, "common": 7}
 
 
-@pytest.mark.parametrize("retriever", [Uniform, Balanced])
+@pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
 @pytest.mark.parametrize("k", [3, 40])
 async def test_what_was_deleted_since_is_left_out(
-    retriever: type[Uniform | Balanced], k: int
+    retriever: type[UniformSampler | BalancedSampler], k: int
 ) -> None:
     memory = Memory(about("colour", 7) + about("shape", 7, start=20))
     retrieve = retriever(memory, seed=0)
@@ -115,10 +119,10 @@ class CountingPool(ListPool):
         return super().get_many(ids)
 
 
-@pytest.mark.parametrize("retriever", [Uniform, Balanced])
+@pytest.mark.parametrize("retriever", [UniformSampler, BalancedSampler])
 @pytest.mark.parametrize("k", [0, 1, 3])
 async def test_only_the_shown_examples_are_fetched(
-    retriever: type[Uniform | Balanced], k: int
+    retriever: type[UniformSampler | BalancedSampler], k: int
 ) -> None:
     pool = CountingPool(list(pool_of({"a": 10, "b": 10}).examples.values()))
     assert len(await retriever(pool, seed=0)(QUERY, k)) == pool.fetched == k

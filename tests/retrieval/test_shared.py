@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from bottega.errors import SettingError
-from bottega.retrieval import Shared
+from bottega.retrieval import SharedRetriever
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
 from tests.builders import candidates
 
@@ -40,7 +40,7 @@ def letters(found: list[Candidate]) -> str:
 
 async def test_concurrent_and_later_calls_share_one_search() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow, least=3)
+    shared = SharedRetriever(slow, least=3)
     found = await asyncio.gather(shared(query, 1), shared(query, 3), shared(query, 2))
     assert [letters(one) for one in found] == ["a", "abc", "ab"]
     assert letters(await shared(query, 3)) == "abc"
@@ -52,7 +52,7 @@ async def test_concurrent_and_later_calls_share_one_search() -> None:
 
 async def test_another_request_searches_again_even_if_it_asks_the_same() -> None:
     slow, first, second = Slow(), Query("q"), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     await shared(first, 2)
     await shared(second, 2)
     assert slow.asked == [2, 2]
@@ -60,7 +60,7 @@ async def test_another_request_searches_again_even_if_it_asks_the_same() -> None
 
 async def test_what_was_found_goes_with_the_query() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     await shared(query, 2)
     assert len(shared._searches) == 1
     del query
@@ -71,14 +71,14 @@ async def test_what_was_found_goes_with_the_query() -> None:
 async def test_a_search_that_failed_is_forgotten_while_the_query_lives() -> None:
     slow, query = Slow(), Query("q")
     slow.error = SettingError("no picture")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     await asyncio.gather(shared(query, 2), return_exceptions=True)
     assert shared._searches == {}
 
 
 async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     await shared(query, 2)
     trace = Trace("i", 0, query, "t", (), Prompt(()), Reply("m", ()), Answer("a"), 0)
     await shared.observe(trace)
@@ -88,14 +88,14 @@ async def test_a_query_object_that_was_answered_is_searched_for_anew() -> None:
 
 async def test_callers_cannot_spoil_each_others_lists() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     (await shared(query, 2)).clear()
     assert letters(await shared(query, 2)) == "ab"
 
 
 async def test_a_failed_search_is_told_to_all_who_wait_and_tried_again() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     slow.error = ValueError("x")
     both = await asyncio.gather(shared(query, 1), shared(query, 1), return_exceptions=True)
     assert [type(one) for one in both] == [ValueError, ValueError]
@@ -106,7 +106,7 @@ async def test_a_failed_search_is_told_to_all_who_wait_and_tried_again() -> None
 
 async def test_who_gives_up_takes_the_search_from_nobody_else() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     slow.gate.clear()
     first, second = (asyncio.create_task(shared(query, 2)) for _ in "ab")
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_who_gives_up_takes_the_search_from_nobody_else() -> None:
 
 async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     slow.gate.clear()
     alone = asyncio.create_task(shared(query, 2))
     await asyncio.sleep(0.01)
@@ -132,7 +132,7 @@ async def test_a_search_that_nobody_waits_for_is_cancelled_and_not_joined() -> N
 
 async def test_a_caller_that_gives_up_leaves_the_larger_search_to_others() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     slow.gate.clear()
     small = asyncio.create_task(shared(query, 2))
     await asyncio.sleep(0)
@@ -149,26 +149,26 @@ async def test_a_caller_that_gives_up_leaves_the_larger_search_to_others() -> No
 
 def test_what_one_event_loop_found_another_may_have() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     assert letters(asyncio.run(shared(query, 2))) == letters(asyncio.run(shared(query, 2))) == "ab"
     assert slow.asked == [2]
 
 
 async def test_the_first_search_is_as_large_as_asked_for_and_not_larger() -> None:
     slow = Slow()
-    await Shared(slow, least=1)(Query("q"), 1)
-    await Shared(slow)(Query("q"), 2)
+    await SharedRetriever(slow, least=1)(Query("q"), 1)
+    await SharedRetriever(slow)(Query("q"), 2)
     assert slow.asked == [1, 2]
 
 
 def test_a_search_for_nothing_is_refused() -> None:
     with pytest.raises(SettingError):
-        Shared(Slow(), least=0)
+        SharedRetriever(Slow(), least=0)
 
 
 async def test_it_says_how_near_the_nearest_was_and_searches_for_nobody() -> None:
     slow, query = Slow(), Query("q")
-    shared = Shared(slow)
+    shared = SharedRetriever(slow)
     assert shared.best(query) is None
     found = await shared(query, 2)
     assert shared.best(query) == max(one.score for one in found)
@@ -183,6 +183,6 @@ def test_least_below_1_is_rejected() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return []
 
-    assert Shared(retrieve, least=1)
+    assert SharedRetriever(retrieve, least=1)
     with pytest.raises(SettingError, match="least is 0"):
-        Shared(retrieve, least=0)
+        SharedRetriever(retrieve, least=0)

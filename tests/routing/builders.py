@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Reply, Trace
 
 QUERY = Query("q")
-TIERS = tuple(Tier(name, Scripted([])) for name in ("small", "middle", "large"))
+TIERS = tuple(Tier(name, ScriptedGenerator([])) for name in ("small", "middle", "large"))
 TWO = (TIERS[0], TIERS[2])
 
 

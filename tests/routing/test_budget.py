@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.protocols import Tier
-from bottega.routing import Budgeted
+from bottega.routing import BudgetRouter
 from bottega.types import Reply
 from tests.routing.builders import QUERY, TIERS, TWO, traced
 
@@ -20,7 +20,9 @@ TARGET = 0.004  # a query
 Cost = Callable[[int, Tier], float]
 
 
-async def spent(router: Budgeted, n: int, cost: Cost, *, seed: int, late: int = 32) -> list[float]:
+async def spent(
+    router: BudgetRouter, n: int, cost: Cost, *, seed: int, late: int = 32
+) -> list[float]:
     """What each of n queries cost, told to the router up to `late` queries later."""
     draw = random.Random(seed)
     costs, waiting = list[float](), list[tuple[int, Tier, float]]()
@@ -58,14 +60,14 @@ STREAMS: dict[str, tuple[Cost, float, float]] = {
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_the_spend_is_held_over_any_two_thousand_queries(name: str, seed: int) -> None:
     cost, low, high = STREAMS[name]
-    costs = await spent(Budgeted(TWO, 1000 * TARGET, seed=seed), 8000, cost, seed=seed)
+    costs = await spent(BudgetRouter(TWO, 1000 * TARGET, seed=seed), 8000, cost, seed=seed)
     held = windows(costs, 2000)
     assert low < min(held) and max(held) < high
     assert max(windows(costs, 500)) < 2.2
 
 
 async def test_a_master_that_all_can_afford_answers_all_until_it_is_too_dear() -> None:
-    router = Budgeted(TWO, 1000 * TARGET)
+    router = BudgetRouter(TWO, 1000 * TARGET)
     cost = prices(0.0002, lambda i: 0.003 if i < 3000 else 0.06)
     costs = await spent(router, 8000, cost, seed=0)
     assert sum(costs[:3000]) / 3000 == pytest.approx(0.003, rel=0.1)
@@ -76,7 +78,7 @@ async def test_a_master_that_all_can_afford_answers_all_until_it_is_too_dear() -
 async def test_an_apprentice_beyond_the_budget_is_said_once_and_forgiven(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    router = Budgeted(TWO, 1000 * TARGET)
+    router = BudgetRouter(TWO, 1000 * TARGET)
     with caplog.at_level(logging.WARNING):
         await spent(router, 3000, prices(0.02, lambda i: 0.1), seed=0)
     assert router.too_small and router.rate == 0
@@ -88,7 +90,7 @@ async def test_an_apprentice_beyond_the_budget_is_said_once_and_forgiven(
 
 
 async def test_before_its_price_is_known_the_master_is_asked_once() -> None:
-    router = Budgeted(TWO, 4)
+    router = BudgetRouter(TWO, 4)
     first = [await router(QUERY) for _ in range(51)]
     assert first == [LARGE, *[SMALL] * 50]
     assert await router(QUERY) is LARGE  # the first must have failed
@@ -98,7 +100,7 @@ async def test_before_its_price_is_known_the_master_is_asked_once() -> None:
 
 
 async def test_an_escalated_query_counts_as_what_the_apprentice_costs() -> None:
-    router = Budgeted(TWO, 4)
+    router = BudgetRouter(TWO, 4)
     await router.observe(traced(LARGE, 0.04))
     await router.observe(traced(SMALL, 0.001))
     before = router.rate
@@ -108,7 +110,7 @@ async def test_an_escalated_query_counts_as_what_the_apprentice_costs() -> None:
 
 
 async def test_a_debt_is_paid_back_over_a_quarter_of_the_window() -> None:
-    router = Budgeted(TWO, 4, window=100)
+    router = BudgetRouter(TWO, 4, window=100)
     await router.observe(traced(LARGE, 0.04))
     await router.observe(traced(SMALL, 0.0))
     before = router.rate
@@ -118,7 +120,7 @@ async def test_a_debt_is_paid_back_over_a_quarter_of_the_window() -> None:
 
 async def test_money_that_is_spent_besides_is_missing_for_the_master() -> None:
     async def rate(charged: float) -> float:
-        router = Budgeted(TWO, 4)
+        router = BudgetRouter(TWO, 4)
         await router.observe(traced(LARGE, 0.04))
         await router.observe(traced(TIERS[1], 0.004))  # asked for by name: spent, no estimate
         router.charge(charged)
@@ -129,7 +131,7 @@ async def test_money_that_is_spent_besides_is_missing_for_the_master() -> None:
 
 async def test_without_prices_there_is_no_budget() -> None:
     with pytest.raises(SettingError) as caught:
-        await Budgeted(TWO, 4).observe(traced(SMALL, None))
+        await BudgetRouter(TWO, 4).observe(traced(SMALL, None))
     assert "price" in caught.value.hint
 
 
@@ -140,7 +142,7 @@ async def test_without_prices_there_is_no_budget() -> None:
 async def test_the_rate_is_a_share_whatever_things_cost(
     costs: list[tuple[bool, float]], target: float
 ) -> None:
-    router = Budgeted(TWO, target)
+    router = BudgetRouter(TWO, target)
     for to_master, cost in costs:
         await router.observe(traced(LARGE if to_master else SMALL, cost))
         assert 0 <= router.rate <= 1
@@ -149,16 +151,16 @@ async def test_the_rate_is_a_share_whatever_things_cost(
 @pytest.mark.parametrize(("dollars", "window"), [(0, 500), (-1, 500), (float("nan"), 500), (4, 5)])
 def test_impossible_settings_are_refused(dollars: float, window: int) -> None:
     with pytest.raises(SettingError):
-        Budgeted(TWO, dollars, window=window)
+        BudgetRouter(TWO, dollars, window=window)
 
 
 async def test_the_same_seed_sends_the_same_queries() -> None:
     cost = prices(0.0002, lambda i: 0.02)
-    one, same = [await spent(Budgeted(TWO, 4, seed=3), 300, cost, seed=0) for _ in "ab"]
-    assert one == same != await spent(Budgeted(TWO, 4, seed=4), 300, cost, seed=0)
+    one, same = [await spent(BudgetRouter(TWO, 4, seed=3), 300, cost, seed=0) for _ in "ab"]
+    assert one == same != await spent(BudgetRouter(TWO, 4, seed=4), 300, cost, seed=0)
 
 
 def test_the_shortest_window_has_20_queries() -> None:
-    assert Budgeted(TWO, 4, window=20).rate == 0
+    assert BudgetRouter(TWO, 4, window=20).rate == 0
     with pytest.raises(SettingError, match="window is 19"):
-        Budgeted(TWO, 4, window=19)
+        BudgetRouter(TWO, 4, window=19)

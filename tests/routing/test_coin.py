@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import pytest
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.routing import coin
 from bottega.types import Query
 
-TIERS = [Tier(name, Scripted([])) for name in ("small", "middle", "large")]
+TIERS = [Tier(name, ScriptedGenerator([])) for name in ("small", "middle", "large")]
 
 
 async def drawn(rate: float | Sequence[float], seed: int, n: int = 2000) -> list[str]:

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser, most_frequent
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.routing import Unsure, always
+from bottega.routing import ConfidenceEscalation, always
 from bottega.types import Answer, Query, Sampling
 from tests.routing.builders import QUERY, TIERS
 
@@ -25,7 +25,7 @@ ANSWERS = st.builds(
 async def test_one_tier_up_where_the_answer_is_invalid_or_not_sure_enough(
     answer: Answer, below: float, place: int
 ) -> None:
-    better = await Unsure(TIERS, below)(QUERY, TIERS[place], answer)
+    better = await ConfidenceEscalation(TIERS, below)(QUERY, TIERS[place], answer)
     unsure = not answer.valid or (answer.confidence is not None and answer.confidence < below)
     if unsure and place < 2:
         assert better is TIERS[place + 1]
@@ -34,14 +34,14 @@ async def test_one_tier_up_where_the_answer_is_invalid_or_not_sure_enough(
 
 
 async def test_a_tier_that_is_not_in_the_cascade_stays() -> None:
-    asked_for = Tier("other", Scripted([]))
-    assert await Unsure(TIERS)(QUERY, asked_for, Answer("", valid=False)) is None
+    asked_for = Tier("other", ScriptedGenerator([]))
+    assert await ConfidenceEscalation(TIERS)(QUERY, asked_for, Answer("", valid=False)) is None
 
 
 async def test_answers_without_confidence_stay_and_are_noted_once_a_tier(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    unsure = Unsure(TIERS)
+    unsure = ConfidenceEscalation(TIERS)
     with caplog.at_level(logging.WARNING):
         for tier in (*TIERS, *TIERS):
             assert await unsure(QUERY, tier, Answer("a")) is None
@@ -51,26 +51,26 @@ async def test_answers_without_confidence_stay_and_are_noted_once_a_tier(
 @pytest.mark.parametrize("below", [-0.1, 1.1, float("nan")])
 def test_a_threshold_that_is_no_probability_is_refused(below: float) -> None:
     with pytest.raises(SettingError):
-        Unsure(TIERS, below)
+        ConfidenceEscalation(TIERS, below)
 
 
 def test_tiers_must_be_several_and_told_apart() -> None:
     for tiers in (TIERS[:1], (TIERS[0], TIERS[0])):
         with pytest.raises(SettingError) as caught:
-            Unsure(tiers)
+            ConfidenceEscalation(tiers)
         assert "different names" in caught.value.hint
 
 
 async def test_a_cascade_climbs_as_far_as_samples_disagree() -> None:
     said = {"small": ["a", "b", "c"], "middle": ["a", "b", "b"], "large": ["b", "b", "b"]}
-    tiers = [Tier(name, Scripted(words, name=name)) for name, words in said.items()]
+    tiers = [Tier(name, ScriptedGenerator(words, name=name)) for name, words in said.items()]
     pipeline = Pipeline(
         route=always(tiers[0]),
-        prompt=Interleaved(),
+        prompt=InterleavedPrompter(),
         parse=LabelParser(),
         sampling=Sampling(n=3, temperature=1.0),
         choose=most_frequent,
-        escalate=Unsure(tiers, below=0.7),
+        escalate=ConfidenceEscalation(tiers, below=0.7),
     )
     trace = await pipeline.trace(Query("?", choices=("a", "b", "c")))
     assert (trace.tier, trace.answer.text, trace.answer.confidence) == ("large", "b", 1.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.routing import Covered
+from bottega.routing import CoverageRouter
 from bottega.types import Candidate, Query
 from tests.routing.builders import QUERY, TWO, near
 
@@ -26,14 +26,14 @@ class Cache:
         return [] if score is None else near(score)[-k:]
 
 
-async def sent(router: Covered, n: int) -> list[bool]:
+async def sent(router: CoverageRouter, n: int) -> list[bool]:
     """Whether each of n queries went to the master."""
     return [await router(QUERY) is LARGE for _ in range(n)]
 
 
 async def test_the_master_answers_what_nothing_cached_is_like() -> None:
     cache = Cache(None, 0.79, 0.8, 0.9)
-    assert await sent(Covered(TWO, cache, at_least=0.8), 4) == [True, True, False, False]
+    assert await sent(CoverageRouter(TWO, cache, at_least=0.8), 4) == [True, True, False, False]
 
 
 async def test_what_the_master_answered_is_covered_from_then_on() -> None:
@@ -42,7 +42,7 @@ async def test_what_the_master_answered_is_covered_from_then_on() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return near(max((-abs(one - float(query.text)) for one in known), default=-9))[-k:]
 
-    router = Covered(TWO, retrieve, at_least=-0.1)
+    router = CoverageRouter(TWO, retrieve, at_least=-0.1)
     draw, went = random.Random(0), 0
     for _ in range(200):
         place = draw.random()
@@ -67,7 +67,7 @@ STREAMS: dict[str, Callable[[int, random.Random], float]] = {
 async def test_about_the_wanted_share_goes_to_the_master(stream: str, rate: float) -> None:
     draw = random.Random(1)
     scores = [STREAMS[stream](i, draw) for i in range(1000)]
-    went = await sent(Covered(TWO, Cache(*scores), master_rate=rate), 1000)
+    went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=rate), 1000)
     usual = 0.02 if stream in ("steady", "a cache that learns", "copies only") else 0.051
     assert sum(went) / 1000 == pytest.approx(rate, abs=usual)
 
@@ -79,7 +79,7 @@ async def test_about_the_wanted_share_goes_to_the_master(stream: str, rate: floa
 )
 async def test_the_share_holds_whatever_comes(scores: list[float], rate: float, seed: int) -> None:
     n = len(scores)
-    went = await sent(Covered(TWO, Cache(*scores), master_rate=rate, seed=seed), n)
+    went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=rate, seed=seed), n)
     assert abs(sum(went) - rate * n) <= 52
 
 
@@ -90,7 +90,7 @@ async def test_equal_scores_go_to_the_master_with_probability_master_rate(
 ) -> None:
     went = 0
     for seed in range(400):
-        router = Covered(TWO, Cache(*[0.5] * (before + 1)), master_rate=rate, seed=seed)
+        router = CoverageRouter(TWO, Cache(*[0.5] * (before + 1)), master_rate=rate, seed=seed)
         await sent(router, before)
         went += sum(await sent(router, 1))
     assert went / 400 == pytest.approx(rate, abs=0.08)
@@ -99,7 +99,7 @@ async def test_equal_scores_go_to_the_master_with_probability_master_rate(
 async def test_the_farthest_are_the_ones_that_go() -> None:
     draw = random.Random(2)
     scores = [draw.random() for _ in range(1000)]
-    went = await sent(Covered(TWO, Cache(*scores), master_rate=0.2), 1000)
+    went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=0.2), 1000)
     far = [score for score, gone in zip(scores, went, strict=True) if gone]
     assert sorted(far)[len(far) * 9 // 10] < 0.3
 
@@ -107,7 +107,7 @@ async def test_the_farthest_are_the_ones_that_go() -> None:
 async def test_after_a_time_without_examples_the_share_is_the_wanted_one_again() -> None:
     draw = random.Random(3)
     scores = [*[None] * 500, *(draw.random() for _ in range(600))]
-    went = await sent(Covered(TWO, Cache(*scores), master_rate=0.3), 1100)
+    went = await sent(CoverageRouter(TWO, Cache(*scores), master_rate=0.3), 1100)
     assert all(went[:500])
     assert sum(went[600:]) / 500 == pytest.approx(0.3, abs=0.04)
 
@@ -115,4 +115,4 @@ async def test_after_a_time_without_examples_the_share_is_the_wanted_one_again()
 @pytest.mark.parametrize("given", [{}, {"at_least": 0.5, "master_rate": 0.5}, {"master_rate": 2.0}])
 def test_one_rule_is_needed(given: dict[str, float]) -> None:
     with pytest.raises(SettingError):
-        Covered(TWO, Cache(), **given)  # type: ignore[arg-type]
+        CoverageRouter(TWO, Cache(), **given)  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from bottega.generation import Scripted
+from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
 from bottega.routing import always, cold_start
 from bottega.types import Answer as Said
 from bottega.types import Completion, Prompt, Query, Reply, Trace
 
-MODEL = Scripted([])
+MODEL = ScriptedGenerator([])
 SMALL, LARGE = Tier("small", MODEL), Tier("large", MODEL)
 
 

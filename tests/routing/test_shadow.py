@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import ServerFailedError, SettingError
-from bottega.routing import BenefitGate, Shadow
+from bottega.routing import BenefitGate, ShadowSampler
 from bottega.routing.shadow import Asked
 from bottega.types import Query
 from tests.routing.builders import QUERY, near
@@ -16,8 +16,8 @@ def same(one: str, other: str, query: Query) -> float:
     return float(one == other)
 
 
-def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> Shadow:
-    return Shadow(BenefitGate(least=5), same, rate=rate, at_once=at_once, seed=seed)
+def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> ShadowSampler:
+    return ShadowSampler(BenefitGate(least=5), same, rate=rate, at_once=at_once, seed=seed)
 
 
 def says(text: str) -> Asked:
@@ -38,7 +38,7 @@ async def test_a_seeded_share_is_measured() -> None:
 
 async def test_an_unmeasured_gate_is_measured_first() -> None:
     gate = BenefitGate(least=5)
-    one = Shadow(gate, same, rate=0.0, at_once=2, eager=True)
+    one = ShadowSampler(gate, same, rate=0.0, at_once=2, eager=True)
     for n in range(5):
         assert not gate.is_measured
         assert [one.begins() for _ in range(3)] == [True, True, False], n
@@ -46,7 +46,7 @@ async def test_an_unmeasured_gate_is_measured_first() -> None:
         await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
     assert gate.is_measured
     assert not any(one.begins() for _ in range(100))
-    patient = Shadow(BenefitGate(least=5), same, rate=0.0)
+    patient = ShadowSampler(BenefitGate(least=5), same, rate=0.0)
     assert not any(patient.begins() for _ in range(100))
 
 
@@ -117,7 +117,7 @@ async def test_an_error_of_the_program_is_raised() -> None:
 @pytest.mark.parametrize("settings", [{"rate": 1.5}, {"at_once": 0}])
 def test_impossible_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingError):
-        Shadow(BenefitGate(), same, **settings)
+        ShadowSampler(BenefitGate(), same, **settings)
 
 
 @pytest.mark.parametrize(("rate", "begins"), [(0, False), (1, True)])

@@ -38,11 +38,11 @@ from bottega.knowledge.loaders.folders import QUESTION, SUFFIXES
 from bottega.naming import BUNDLED, open_model
 from bottega.parsing import plain_text
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import visual_rag
-from bottega.reranking import Order, TopK
-from bottega.retrieval import Dense
+from bottega.reranking import Order, TopKReranker
+from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Query, Sampling, Trace
 
@@ -120,9 +120,9 @@ def ask(
     with open_recorder(traces) as record:
         pipeline = Pipeline(
             route=always(Tier(generator.name, generator, shots if knowledge else 0)),
-            retrieve=Dense(knowledge.search) if knowledge else None,
-            rerank=TopK(),
-            prompt=Interleaved(show_choices=False),
+            retrieve=DenseRetriever(knowledge.search) if knowledge else None,
+            rerank=TopKReranker(),
+            prompt=InterleavedPrompter(show_choices=False),
             parse=plain_text,
             record=record,
             price=open_prices(price),

@@ -40,7 +40,7 @@ from bottega.evaluation.training_data import (
     set_aside,
     taught_items,
 )
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.naming import open_model
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
 
 
-def local(spec: str) -> Transformers:
+def local(spec: str) -> TransformersGenerator:
     """Not loaded yet. Raises `SettingError` for one behind HTTP."""
     generator = open_model(spec)
-    if not isinstance(generator, Transformers):
+    if not isinstance(generator, TransformersGenerator):
         raise SettingError(
             f"{spec} is asked over HTTP: a compressor needs the model's hidden states, keys and"
             " values",
@@ -63,12 +63,12 @@ def local(spec: str) -> Transformers:
     return generator
 
 
-def loaded(generator: Transformers) -> LoadedModel:
+def loaded(generator: TransformersGenerator) -> LoadedModel:
     with waiting(f"loading {generator.name}"):
         return asyncio.run(_loaded(generator))
 
 
-async def _loaded(generator: Transformers) -> LoadedModel:
+async def _loaded(generator: TransformersGenerator) -> LoadedModel:
     try:
         await generator.load()
         return generator.loaded

@@ -28,7 +28,7 @@ from bottega.cli.output import (
 )
 from bottega.cli.parts import open_traces
 from bottega.errors import NotFoundError, SettingError
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
 from bottega.recording import StoredTrace
 from bottega.types import Example
@@ -208,7 +208,7 @@ def _carried(folder: Path) -> str:
 
 
 async def _at_endpoint() -> list[str]:
-    generator = OpenAICompatible("any")
+    generator = OpenAIGenerator("any")
     try:
         return await generator.list_models()
     finally:

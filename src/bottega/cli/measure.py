@@ -41,7 +41,7 @@ from bottega.evaluation.run_store import Journal, Shown
 from bottega.evaluation.runner import Conditions, Result
 from bottega.evaluation.runner import evaluate as run_method
 from bottega.evaluation.search_methods import ROLLOUTS, Searching, searching, stored
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED, open_model
 from bottega.protocols import Generator
@@ -78,7 +78,7 @@ class Work:
     rollouts: int = ROLLOUTS
     rationales: bool | None = None
     compressor: Path | None = None
-    hyper: Transformers | None = None
+    hyper: TransformersGenerator | None = None
     store: Path | None = None
     conditions: Conditions = field(default_factory=Conditions)
 

@@ -16,9 +16,9 @@ from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreEr
 from bottega.evaluation.search_methods import RETRIEVE
 from bottega.knowledge import DualEmbedder, FlmrEmbedder, TokenEmbedder
 from bottega.naming import BUNDLED
-from bottega.prompting import AppendixA, Interleaved
+from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Embedder, MultiVectorEmbedder, Prompter, Recorder
-from bottega.recording import Price, Prices, Traces
+from bottega.recording import PriceTable, TokenPrice, TraceStore
 
 NO_TRACES = "none"
 FLMR = "flmr:"
@@ -28,8 +28,8 @@ def open_prompt(name: str) -> Prompter | None:
     """None for `auto`: the recipe takes the prompt that suits the model."""
     prompts: dict[str, Prompter | None] = {
         "auto": None,
-        "paper": AppendixA(),
-        "interleaved": Interleaved(),
+        "paper": AppendixAPrompter(),
+        "interleaved": InterleavedPrompter(),
     }
     if name not in prompts:
         raise SettingError(
@@ -101,10 +101,10 @@ def traces_path(given: Path | None) -> Path:
     return Path(chosen) if chosen else Path(typer.get_app_dir("bottega")) / "traces.db"
 
 
-def open_traces(given: Path | None) -> Traces:
+def open_traces(given: Path | None) -> TraceStore:
     path = traces_path(given)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return Traces.open(path)
+    return TraceStore.open(path)
 
 
 @contextmanager
@@ -137,14 +137,14 @@ def _hinted(path: Path) -> Iterator[None]:
         ) from error
 
 
-def open_prices(price: str | None) -> Prices:
+def open_prices(price: str | None) -> PriceTable:
     """`IN,OUT` in US dollars per million tokens, for every model; else genai-prices' figures."""
     if price is None:
-        return Prices()
+        return PriceTable()
     try:
         given, made = (float(part) for part in price.split(","))
         if not (0 <= given < math.inf and 0 <= made < math.inf):
             raise ValueError
     except ValueError as error:
         raise SettingError(f"--price {price!r} is not IN,OUT", hint="--price 0.15,0.60") from error
-    return Prices({"*": Price(given, made)})
+    return PriceTable({"*": TokenPrice(given, made)})

@@ -16,7 +16,7 @@ from bottega.gateway.running.tiers import OPENAI, key_variable
 from bottega.gateway.upstreams.stream import Timeouts
 from bottega.generation.http_client import Endpoint
 from bottega.pipeline import Pipeline
-from bottega.recording import Prices
+from bottega.recording import PriceTable
 from bottega.types import Usage
 
 Rows = Iterator[tuple[str, str]]
@@ -46,7 +46,7 @@ def print_config(
 
 
 def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipeline | None) -> Rows:
-    prices = Prices()
+    prices = PriceTable()
     if pipeline is not None:
         for one in pipeline.tiers:
             yield f"tiers.{one.name}", one.generator.name
@@ -63,7 +63,7 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
 
 
 def _tier(
-    tier: TierSettings, config: Config, environment: Mapping[str, str], prices: Prices
+    tier: TierSettings, config: Config, environment: Mapping[str, str], prices: PriceTable
 ) -> Rows:
     teaches = " (teaches: its answers are kept)" * (tier.name in config.teachers)
     yield f"tiers.{tier.name}", f"{tier.model}{teaches}"
@@ -102,7 +102,7 @@ def _takes(tier: TierSettings) -> str:
     return f"{images}, {tools}, {audio}, {context}"
 
 
-def _price(tier: TierSettings, prices: Prices) -> str:
+def _price(tier: TierSettings, prices: PriceTable) -> str:
     if tier.price:
         return _per_million(tier.price)
     if not tier.is_remote:
@@ -110,7 +110,7 @@ def _price(tier: TierSettings, prices: Prices) -> str:
     return _known_price(tier.upstream_name, prices)
 
 
-def _known_price(model: str, prices: Prices) -> str:
+def _known_price(model: str, prices: PriceTable) -> str:
     costs = [prices(model, usage) for usage in (Usage(1000, 0), Usage(0, 1000))]
     known = [cost * 1000 for cost in costs if cost is not None]
     if len(known) < len(costs):

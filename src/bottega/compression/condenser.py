@@ -16,8 +16,8 @@ from bottega.compression.store import PassageStore
 from bottega.compression.texts import Texts
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues
-from bottega.protocols import BehindPrefix, Generator, Parser, Prompter
-from bottega.types import Candidate, Example, Found, Prefix, Query, Sampling
+from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
+from bottega.types import Candidate, Example, Prefix, Query, Sampling, SearchResult
 
 LOWEST = -1e30  # finite in single precision after any temperature
 KNOWN_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
@@ -122,7 +122,7 @@ class Compressed:
     def __init__(
         self,
         condense: Condense,
-        base: BehindPrefix,
+        base: PrefixGenerator,
         *,
         prompt: Prompter,
         parse: Parser,
@@ -132,7 +132,9 @@ class Compressed:
         self._prompt, self._parse = prompt, parse
         self._sampling = sampling or Sampling()
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
         if k < 1:
             raise SettingError(f"cannot choose {k} candidates", hint="use k >= 1")
         shown = tuple(candidates[:k])
@@ -141,4 +143,4 @@ class Compressed:
             generator = self._base.behind(await self._condense(query, shown))
         prompt = self._prompt(query, ())
         reply = await generator.generate(prompt, self._sampling)
-        return Found(shown, prompt, reply, self._parse(query, reply.completions[0]))
+        return SearchResult(shown, prompt, reply, self._parse(query, reply.completions[0]))

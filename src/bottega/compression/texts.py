@@ -105,7 +105,7 @@ def _turn(query: Query) -> Message:
 
 
 def _turns(example: Example) -> tuple[Message, ...]:
-    """As `Interleaved` shows it."""
+    """As `InterleavedPrompter` shows it."""
     if not example.answer:
         return (_turn(example.query),)
     return _turn(example.query), Message("assistant", (example.reply,))

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from bottega.evaluation.labels import labels_of
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Reranker, Searcher
 from bottega.recipes import reusing
-from bottega.reranking import JointChoice
-from bottega.types import Answer, Candidate, Found, Query
+from bottega.reranking import JointChoiceSearch
+from bottega.types import Answer, Candidate, Query, SearchResult
 
 CANDIDATES, REUSED = "candidates", "kv-reuse"
 BASELINES = (CANDIDATES, REUSED)
@@ -36,7 +36,9 @@ class InOrder:
     rerank: Reranker
     within: Searcher
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
         return await self.within.search(query, await self.rerank(query, candidates, k), k)
 
 
@@ -44,9 +46,9 @@ def _search(name: str, pipeline: Pipeline, generator: Generator) -> Searcher:
     prompt, parse, sampling = pipeline.prompt, pipeline.parse, pipeline.sampling
     if name == REUSED:
         return reusing(generator, prompt=prompt, parse=parse, sampling=sampling)
-    if isinstance(generator, OpenAICompatible):
+    if isinstance(generator, OpenAIGenerator):
         generator = generator.asking({"logprobs": True})  # which is off unless asked for
-    return JointChoice(generator, prompt=prompt, parse=parse, sampling=sampling)
+    return JointChoiceSearch(generator, prompt=prompt, parse=parse, sampling=sampling)
 
 
 NEAREST = "nearest"

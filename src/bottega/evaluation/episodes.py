@@ -13,7 +13,7 @@ from bottega.evaluation.labels import labels_of
 from bottega.exclusion import DESCRIPTIONS, Exclude
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Retriever
-from bottega.retrieval import Dense, Pool
+from bottega.retrieval import DenseRetriever, Pool
 from bottega.types import Candidate, Example, Query
 
 # Demonstrations never share an image with the item: the answer to another question about the same
@@ -102,9 +102,9 @@ def nearest(
     another one that takes `within`."""
     search = partial(search or knowledge.search, exclude=EXCLUDE)
     if not data.episode_of:
-        return Dense(search)
+        return DenseRetriever(search)
     retrievers = {
-        episode: Dense(partial(search, within=knowledge.ids(tags={"episode": episode})))
+        episode: DenseRetriever(partial(search, within=knowledge.ids(tags={"episode": episode})))
         for episode in dict.fromkeys(data.episode_of.values())
     }
     return ByEpisode(data.episode_of, retrievers)

@@ -45,14 +45,14 @@ from bottega.evaluation.search_methods import (
     most_calls,
     searched,
 )
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
 from bottega.parsing.replies import most_confident, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classification, suited_prompt
-from bottega.retrieval import Balanced, Pool, Uniform
+from bottega.retrieval import BalancedSampler, Pool, UniformSampler
 from bottega.routing import always
 from bottega.types import Answer, Candidate, Query
 
@@ -86,7 +86,7 @@ def plan(
     rollouts: int = ROLLOUTS,
     rationales: bool | None = None,
     compressor: Path | None = None,
-    hyper: Transformers | None = None,
+    hyper: TransformersGenerator | None = None,
     store: Path | None = None,
 ) -> list[Method]:
     """Every method at every number of shots; `zero-shot`, `nearest` and `in-context` once.
@@ -229,9 +229,9 @@ def _retriever(
         found = ByEpisode(data.episode_of, told)
         return LateScored(found) if name in READ else found
     make: dict[str, Callable[[Pool], Retriever]] = {
-        "random": lambda pool: Uniform(pool, seed=seed),
-        "balanced": lambda pool: Balanced(pool, seed=seed),
-        "in-context": lambda pool: Uniform(pool, seed=seed),
+        "random": lambda pool: UniformSampler(pool, seed=seed),
+        "balanced": lambda pool: BalancedSampler(pool, seed=seed),
+        "in-context": lambda pool: UniformSampler(pool, seed=seed),
     }
     inside = {episode: make[name](pool) for episode, pool in pools(data, knowledge).items()}
     return ByEpisode(data.episode_of, inside)

@@ -12,7 +12,7 @@ from bottega.errors import LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.controls import ForAnother
 from bottega.evaluation.labels import by_id
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
@@ -56,7 +56,7 @@ def compressed(
     data: Benchmark,
     generator: Generator,
     folder: Path | None,
-    hyper: Transformers | None = None,
+    hyper: TransformersGenerator | None = None,
     store: Path | None = None,
 ) -> Pipeline:
     """The pipeline with one of `COMPRESSED` in place of showing passages. `folder` is the

@@ -13,7 +13,7 @@ from bottega.evaluation.episodes import EXCLUDE, ByEpisode, nearest
 from bottega.evaluation.memo import MemoEmbedder, MemoTokens
 from bottega.knowledge import (
     KnowledgeBase,
-    LateIndex,
+    LateInteractionIndex,
     TokenEmbedder,
     TowerEmbedder,
     TowerTokenEmbedder,
@@ -32,15 +32,15 @@ from bottega.protocols import (
     turns_only,
 )
 from bottega.recipes import Classification, heuristic
-from bottega.reranking import Ensemble, FlatSearch, Reward, TreeSearch
+from bottega.reranking import Ensemble, FlatSearch, RewardFunction, TreeSearch
 from bottega.retrieval import (
-    BM25,
-    DistinctiveTerms,
-    Hashtags,
+    BM25Retriever,
+    HashtagRetriever,
     HashtagTree,
-    Keyworded,
-    LeaveOneOut,
-    Still,
+    KeywordRetriever,
+    LeaveOneOutGroupCount,
+    StaticExamples,
+    TfidfKeywordExtractor,
     keyword_query,
 )
 from bottega.types import Example, Query
@@ -82,7 +82,7 @@ def _search(
     name: str, pipeline: Pipeline, settings: Classification, shots: int, rollouts: int, seed: int
 ) -> Searcher:
     generator, prompt, parse = settings.generator, pipeline.prompt, pipeline.parse
-    reward: Reward = heuristic(prompt, parse, sampling=pipeline.sampling)
+    reward: RewardFunction = heuristic(prompt, parse, sampling=pipeline.sampling)
     if turns_only(generator):
         reward = Ensemble(
             prompt,
@@ -177,7 +177,10 @@ class Part:
 
 
 def _by_tokens(
-    data: Benchmark, knowledge: KnowledgeBase, *, index: Callable[[KnowledgeBase], LateIndex]
+    data: Benchmark,
+    knowledge: KnowledgeBase,
+    *,
+    index: Callable[[KnowledgeBase], LateInteractionIndex],
 ) -> Retriever:
     """Late interaction, exact."""
     late = index(knowledge)  # one for all methods of the run
@@ -190,20 +193,22 @@ def _token_index(
     *,
     tokens: MultiVectorEmbedder | None = None,
     progress: Callable[[int], None] | None = None,
-) -> LateIndex:
+) -> LateInteractionIndex:
     if tokens is None:
         tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
-    return LateIndex(knowledge, MemoTokens(tokens, progress), batch_size=TOKENS_AT_ONCE)
+    return LateInteractionIndex(knowledge, MemoTokens(tokens, progress), batch_size=TOKENS_AT_ONCE)
 
 
 def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
     """The question's keywords in its place; common are those that the known questions share."""
-    terms = DistinctiveTerms((example.query.text for example in data.knowledge), longest=1)
-    return Keyworded(nearest(data, knowledge), terms)
+    terms = TfidfKeywordExtractor((example.query.text for example in data.knowledge), longest=1)
+    return KeywordRetriever(nearest(data, knowledge), terms)
 
 
 def _by_words(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
-    return _in_parts(data, knowledge, lambda part: BM25(Still(part), exclude=EXCLUDE))
+    return _in_parts(
+        data, knowledge, lambda part: BM25Retriever(StaticExamples(part), exclude=EXCLUDE)
+    )
 
 
 def _by_hashtags(
@@ -214,11 +219,13 @@ def _by_hashtags(
     words = MemoEmbedder(TokenEmbedder.bundled())
 
     def make(part: Part) -> Retriever:
-        count = LeaveOneOut(_vectors(part, embed), _vectors(part, words, _said), seed=seed)
+        count = LeaveOneOutGroupCount(
+            _vectors(part, embed), _vectors(part, words, _said), seed=seed
+        )
         tree = HashtagTree(count, seed=seed)
-        changes = Still(part).changes
+        changes = StaticExamples(part).changes
         search = partial(knowledge.search, exclude=EXCLUDE)
-        retrieve = Hashtags(changes, _vectors(part, words), words, search, tree)
+        retrieve = HashtagRetriever(changes, _vectors(part, words), words, search, tree)
         retrieve.build()
         return retrieve
 

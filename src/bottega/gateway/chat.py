@@ -40,7 +40,7 @@ from bottega.gateway.response_cache.memory import (
     may_be_repeated,
 )
 from bottega.gateway.response_cache.replay import StoredRepeats, assembled, tokens_said
-from bottega.gateway.shadow import Shadowing
+from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.upstreams.sse import LAST, event
 from bottega.image import Image
 
@@ -68,7 +68,7 @@ class Gateway:
     settle: Finalizer
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
-    shadowing: Shadowing | None = None
+    shadowing: ShadowRunner | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     access: Access | None = None

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Shadowing:
+class ShadowRunner:
     """`over` is told of every call that only measures, as of a request of its own; `measured` of
     every comparison. A teacher's answer replaces the apprentice's in `repeats`. Runs in the
     background: no client waits for it."""

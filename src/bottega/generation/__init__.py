@@ -2,18 +2,18 @@
 
 from bottega.generation.bundled import bundled
 from bottega.generation.http_client import Retrying
-from bottega.generation.local import Transformers
-from bottega.generation.openai_compatible import OpenAICompatible
-from bottega.generation.replay import Replay, request_key
-from bottega.generation.scripted import Call, Scripted
+from bottega.generation.local import TransformersGenerator
+from bottega.generation.openai_compatible import OpenAIGenerator
+from bottega.generation.replay import ReplayGenerator, request_key
+from bottega.generation.scripted import Call, ScriptedGenerator
 
 __all__ = [
     "Call",
-    "OpenAICompatible",
-    "Replay",
+    "OpenAIGenerator",
+    "ReplayGenerator",
     "Retrying",
-    "Scripted",
-    "Transformers",
+    "ScriptedGenerator",
+    "TransformersGenerator",
     "bundled",
     "request_key",
 ]

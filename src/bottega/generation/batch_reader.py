@@ -21,7 +21,7 @@ from bottega.generation.hub import hf
 from bottega.generation.prefix_cache import Prefixes, common
 from bottega.generation.tokenization import Spelled, Speller
 from bottega.generation.vision_cache import VisionCache
-from bottega.generation.with_prefix import Continuing, Inputs, Look
+from bottega.generation.with_prefix import Inputs, Look, PrefixForward
 
 # Tokens that have to be spared: below, the ordinary way is as quick.
 LEAST = 16
@@ -42,7 +42,7 @@ class Reader:
         self._model, self._processor, self._vision_cache = model, processor, vision_cache
         self._speller = Speller(processor, vision_cache.placeholder if vision_cache else None)
         pad = processor.tokenizer.pad_token_id
-        self._continuing = Continuing(model, pad, self._speller.token, self.prefixes)
+        self._continuing = PrefixForward(model, pad, self._speller.token, self.prefixes)
         self._compared: set[tuple[bool, bool]] = set()
         self._one_token = hf.GenerationConfig(
             max_new_tokens=1,

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 
 from bottega.bundled import bundled_folder
 from bottega.errors import ImageError
-from bottega.generation.local import Transformers
+from bottega.generation.local import TransformersGenerator
 from bottega.image import Image
 from bottega.types import Prompt, Reply, Sampling
 
@@ -78,7 +78,7 @@ def _last_image(prompt: Prompt) -> Image | None:
     return next((part for part in images if isinstance(part, Image)), None)
 
 
-class BundledTransformers(Transformers):
+class BundledGenerator(TransformersGenerator):
     """Bundled model that warns once when a prompt ends with a photograph."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -92,12 +92,12 @@ class BundledTransformers(Transformers):
 
 def bundled(
     name: str = "apprentice", *, max_batch: int = 16, threads: int | None = 1
-) -> Transformers:
+) -> TransformersGenerator:
     """A bundled model as a generator: `bundled("apprentice")` learns from what it is shown,
     `bundled("master")` also knows digits and the plain words for what a scene shows. They are so
     small that a second thread slows them down. Raises `ModelLoadError` for one that is not there.
     """
-    return BundledTransformers(
+    return BundledGenerator(
         bundled_folder(name),
         name=f"bundled:{name}",
         device="cpu",

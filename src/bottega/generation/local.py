@@ -39,7 +39,7 @@ class Request:
     reply: Future[Reply] = field(default_factory=Future)
 
 
-class Transformers:
+class TransformersGenerator:
     """Any `AutoModelForImageTextToText`, by hub id or by path.
 
     Requests that wait together are answered together, at most `max_batch` prompts at a time, by
@@ -85,7 +85,7 @@ class Transformers:
         self._ended: ThreadPoolExecutor | None = None
 
     def __repr__(self) -> str:
-        return f"Transformers({self.name!r})"
+        return f"TransformersGenerator({self.name!r})"
 
     async def load(self) -> None:
         await asyncio.wrap_future(self._submit(self._model))
@@ -228,7 +228,7 @@ class Transformers:
 class Behind:
     """A model whose prompts stand behind a prefix; what it asks shares batches with the others."""
 
-    model: Transformers
+    model: TransformersGenerator
     prefix: Prefix
 
     @property

@@ -39,7 +39,7 @@ ONE_CHOICE_ONLY = re.compile(
 )
 
 
-class OpenAICompatible:
+class OpenAIGenerator:
     """OpenAI, vLLM, SGLang, Ollama, `transformers serve`, a gateway: whatever serves
     `{base_url}/chat/completions`.
 
@@ -87,14 +87,14 @@ class OpenAICompatible:
         return f"{self.name} {extra}" if self._extra else self.name
 
     def __repr__(self) -> str:
-        return f"OpenAICompatible({self.name!r}, base_url={self.base_url!r})"
+        return f"OpenAIGenerator({self.name!r}, base_url={self.base_url!r})"
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         start = time.perf_counter()
         completions, usage = await self._samples(prompt, sampling)
         return Reply(self.name, completions, usage, time.perf_counter() - start)
 
-    def asking(self, extra_body: Mapping[str, object]) -> OpenAICompatible:
+    def asking(self, extra_body: Mapping[str, object]) -> OpenAIGenerator:
         """The same endpoint over the same connections, with more in every request."""
         other = copy(self)
         other._extra = {**self._extra, **extra_body}

@@ -41,7 +41,7 @@ class Flight:
     waiting: int = 0
 
 
-class Replay:
+class ReplayGenerator:
     """Answers from the record at `path`; asks `inner` only for what the record lacks.
 
     With `inner=None` a miss raises `ReplayMissError`: tests and published runs are then free and

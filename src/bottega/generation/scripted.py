@@ -16,7 +16,7 @@ class Call:
     sampling: Sampling
 
 
-class Scripted:
+class ScriptedGenerator:
     """Answers from a function of the prompt, or from a sequence, one item a sample.
 
     An exception in the sequence is raised in its turn; a script that has run out raises

@@ -87,7 +87,7 @@ Inputs: TypeAlias = dict[str, Any]
 Look: TypeAlias = Callable[[Sequence[str]], Inputs]
 
 
-class Continuing:
+class PrefixForward:
     def __init__(self, model: Any, pad: int, image_token: int, prefixes: Prefixes) -> None:
         self._model, self._pad, self._prefixes = model, pad, prefixes
         self._positions = Positions(model, image_token)

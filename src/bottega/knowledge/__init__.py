@@ -13,13 +13,13 @@ from bottega.knowledge.embedders import (
 )
 from bottega.knowledge.eviction import (
     Eviction,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-    LeastSaving,
-    Random,
+    LeastFrequentlyUsedEviction,
+    LeastRecentlyUsedEviction,
+    LeastSavingsEviction,
+    RandomEviction,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late_interaction import Effort, LateIndex
+from bottega.knowledge.late_interaction import Effort, LateInteractionIndex
 from bottega.knowledge.loaders import (
     has_splits,
     load_digits,
@@ -45,14 +45,14 @@ __all__ = [
     "FlmrEmbedder",
     "In",
     "KnowledgeBase",
-    "LateIndex",
-    "LeastFrequentlyUsed",
-    "LeastRecentlyUsed",
-    "LeastSaving",
+    "LateInteractionIndex",
+    "LeastFrequentlyUsedEviction",
+    "LeastRecentlyUsedEviction",
+    "LeastSavingsEviction",
     "MultiVectorEncoderEmbedder",
     "PixelEmbedder",
     "Problem",
-    "Random",
+    "RandomEviction",
     "Range",
     "SentenceEmbedder",
     "Stats",

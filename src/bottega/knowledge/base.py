@@ -14,7 +14,7 @@ from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
 from bottega.knowledge.database import Closing
 from bottega.knowledge.errors import OnBad, or_raise
-from bottega.knowledge.eviction import Eviction, LeastRecentlyUsed
+from bottega.knowledge.eviction import Eviction, LeastRecentlyUsedEviction
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import Standing, identity, is_text
@@ -26,7 +26,7 @@ from bottega.knowledge.use_counts import UseBuffer
 from bottega.knowledge.verification import Verified, makes, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
-from bottega.types import Changed, Example
+from bottega.types import Example, ExampleChange
 
 PAGE = 4096
 HNSW_ABOVE = 50_000
@@ -192,7 +192,7 @@ class KnowledgeBase(Searchable, Closing):
         """All of them, or none if one is unknown or ambiguous."""
         return self._rows.delete(self._resolved(ids))
 
-    def changes(self, since: int = 0) -> Iterator[Changed]:
+    def changes(self, since: int = 0) -> Iterator[ExampleChange]:
         """What was stored or deleted after change number `since`, for structures derived outside:
         apply each in turn and go on from the last one's `seq`. The log forgets rows that are gone:
         who is too far behind gets a `LogPrunedError`, and begins anew from 0."""
@@ -317,4 +317,4 @@ def _capacity(rows: int | None, evict: Eviction | None) -> Capacity | None:
         return None
     if rows < 1:
         raise SettingError(f"a capacity of {rows} holds nothing", hint="use capacity >= 1")
-    return Capacity(rows, evict or LeastRecentlyUsed())
+    return Capacity(rows, evict or LeastRecentlyUsedEviction())

@@ -12,7 +12,7 @@ from bottega.knowledge.database import LISTED, Database, listed
 from bottega.knowledge.ports import Change
 from bottega.knowledge.use_counts import LOST
 from bottega.protocols import Vectors
-from bottega.types import Changed, Example
+from bottega.types import Example, ExampleChange
 
 MOST_BYTES = 64 << 20
 BYTES_BESIDE_IMAGES = 2048
@@ -139,7 +139,7 @@ class ChangeLog(Database):
                 for seq, key, blob in found
             ]
 
-    def named_changes_since(self, seq: int, limit: int) -> list[Changed]:
+    def named_changes_since(self, seq: int, limit: int) -> list[ExampleChange]:
         # Changes from before the log kept ids are skipped: no follower can know their rows. If a
         # migration gave a row another id (format 6), the earlier id counts as deleted.
         found = self.read(
@@ -150,4 +150,4 @@ class ChangeLog(Database):
             seq,
             limit,
         )
-        return [Changed(seq, id, bool(deleted)) for seq, id, deleted in found]
+        return [ExampleChange(seq, id, bool(deleted)) for seq, id, deleted in found]

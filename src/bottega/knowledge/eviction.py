@@ -25,7 +25,7 @@ class Eviction(Protocol):
     def order(self) -> str: ...
 
 
-class Random:
+class RandomEviction:
     """Everybody is as likely to go as everybody else, but for the one that just came."""
 
     protect = 1
@@ -39,7 +39,7 @@ class Random:
         return f"(examples.key % {PRIME} * {scale} + {shift}) % {PRIME}"
 
 
-class LeastRecentlyUsed:
+class LeastRecentlyUsedEviction:
     """Who was used longest ago; being added counts as a use."""
 
     protect = 0
@@ -48,7 +48,7 @@ class LeastRecentlyUsed:
         return "max(coalesce(uses.last, 0), examples.created)"
 
 
-class LeastFrequentlyUsed:
+class LeastFrequentlyUsedEviction:
     """Who was used least often, of those the one used longest ago."""
 
     def __init__(self, protect: int = 10) -> None:
@@ -58,7 +58,7 @@ class LeastFrequentlyUsed:
         return "coalesce(uses.count, 0), max(coalesce(uses.last, 0), examples.created)"
 
 
-class LeastSaving:
+class LeastSavingsEviction:
     """Who saved least for its age: US dollars saved / max(age, one hour). Of those that saved
     nothing, whoever was used least often."""
 

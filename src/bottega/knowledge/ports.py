@@ -12,7 +12,7 @@ from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.records import Standing
 from bottega.protocols import Vectors
-from bottega.types import Changed, Example, Query
+from bottega.types import Example, ExampleChange, Query
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class RowStore(Protocol):
 
     def changes_since(self, seq: int, limit: int, view: int) -> list[Change]: ...
 
-    def named_changes_since(self, seq: int, limit: int) -> list[Changed]: ...
+    def named_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
 
     def add_uses(self, uses: Mapping[str, Use]) -> None: ...
 

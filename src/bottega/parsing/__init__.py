@@ -6,13 +6,13 @@ from bottega.parsing.answer_equality import same_answer, same_choice, same_numbe
 from bottega.parsing.choices import ChoiceParser, open_candidates
 from bottega.parsing.final_answer import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, plain_text
-from bottega.parsing.replies import BecauseParser, most_confident, most_frequent, spoken
+from bottega.parsing.replies import RationaleParser, most_confident, most_frequent, spoken
 
 __all__ = [
-    "BecauseParser",
     "ChoiceParser",
     "FinalAnswerParser",
     "LabelParser",
+    "RationaleParser",
     "agreement",
     "most_confident",
     "most_frequent",

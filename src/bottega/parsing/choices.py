@@ -33,7 +33,7 @@ NUMBERS = (
 )
 
 Unparsable = Literal["none", "random"]
-Lettered = Mapping[str, str]
+LetteredPrompter = Mapping[str, str]
 
 
 class ChoiceParser:
@@ -78,18 +78,18 @@ class ChoiceParser:
         drawn = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
         return Answer(drawn, labels=(drawn,), rationale=rationale)
 
-    def _chosen(self, text: str, options: Lettered) -> str | None:
+    def _chosen(self, text: str, options: LetteredPrompter) -> str | None:
         letter = _official(text, options, self.named)
         return _alone(text, options) if letter is None else options[letter]
 
 
-def _named(text: str, options: Lettered) -> str | None:
+def _named(text: str, options: LetteredPrompter) -> str | None:
     """The letter of the option that begins last, the first of several; None if there is none."""
     folded = text.lower()
     return _last(options, lambda letter: folded.rfind(options[letter].lower()))
 
 
-def _named_by_words(text: str, options: Lettered) -> str | None:
+def _named_by_words(text: str, options: LetteredPrompter) -> str | None:
     """Of the options that stand as whole words the one that ends last, the longest of several."""
 
     def ends(letter: str) -> tuple[int, int]:
@@ -102,13 +102,13 @@ def _named_by_words(text: str, options: Lettered) -> str | None:
     return last if ends(last)[0] >= 0 else None
 
 
-def _last(options: Lettered, position: Callable[[str], int]) -> str | None:
+def _last(options: LetteredPrompter, position: Callable[[str], int]) -> str | None:
     last = max(options, key=position)  # the first of those that stand at the same place
     return last if position(last) >= 0 else None
 
 
 def _official(
-    text: str, options: Lettered, named: Callable[[str, Lettered], str | None]
+    text: str, options: LetteredPrompter, named: Callable[[str, LetteredPrompter], str | None]
 ) -> str | None:
     """The letter by the official rules, None where the official code would draw one."""
     for end in ENDS:  # one after the other, so that "B,." keeps its comma
@@ -122,7 +122,7 @@ def _official(
     return lettered
 
 
-def _alone(text: str, options: Lettered) -> str | None:
+def _alone(text: str, options: LetteredPrompter) -> str | None:
     """The option, if the text is nothing but it, its letter or both."""
     named = match(text, tuple(dict.fromkeys(options.values())))
     if named is not None:

@@ -118,7 +118,7 @@ SENTENCE_ENDS = re.compile(r"\.\s|\n")
 FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 
 
-class BecauseParser:
+class RationaleParser:
     """Reads `The answer is X. BECAUSE: ...`, also below `THOUGHT PROCESS: ...` and behind `FINAL
     ANSWER:`, as the prompts of RCTS want it: `parse` is given what the answer is, and what stands
     before and behind it is the rationale. Of several final answers the last one counts, of several

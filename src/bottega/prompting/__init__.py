@@ -10,9 +10,18 @@ from bottega.prompting.rcts import (
     VIZ_WIZ,
     VSR_MC,
 )
-from bottega.prompting.reasoning import Concluding, Continuing, Explaining
-from bottega.prompting.template import Template
-from bottega.prompting.turns import AppendixA, Interleaved, Lettered, Reasoned
+from bottega.prompting.reasoning import (
+    ConclusionPrompter,
+    ContinuationPrompter,
+    ExplanationPrompter,
+)
+from bottega.prompting.template import PromptTemplate
+from bottega.prompting.turns import (
+    AppendixAPrompter,
+    InterleavedPrompter,
+    LetteredPrompter,
+    ReasoningPrompter,
+)
 
 __all__ = [
     "MATH_V",
@@ -23,12 +32,12 @@ __all__ = [
     "SCIENCE_QA_REASONED",
     "VIZ_WIZ",
     "VSR_MC",
-    "AppendixA",
-    "Concluding",
-    "Continuing",
-    "Explaining",
-    "Interleaved",
-    "Lettered",
-    "Reasoned",
-    "Template",
+    "AppendixAPrompter",
+    "ConclusionPrompter",
+    "ContinuationPrompter",
+    "ExplanationPrompter",
+    "InterleavedPrompter",
+    "LetteredPrompter",
+    "PromptTemplate",
+    "ReasoningPrompter",
 ]

@@ -1,4 +1,4 @@
-r"""The prompts of RCTS (Yang et al., appendix C.2), each as one `Template`.
+r"""The prompts of RCTS (Yang et al., appendix C.2), each as one `PromptTemplate`.
 
 A benchmark has one for zero and few shots, which shows no rationale and asks for none beyond the
 format, and one that shows each demonstration's rationale and asks for one (`..._REASONED`). VizWiz
@@ -14,19 +14,19 @@ process. MMMU's open questions, which the paper turns into choices, are asked fo
 or a phrase in the same format. For VizWiz and VSR-MC no prompt is printed: VSR-MC is asked as MMMU
 is, and VizWiz for a word or a phrase, or "unanswerable".
 
-Replies in these formats are read by `BecauseParser`.
+Replies in these formats are read by `RationaleParser`.
 """
 
 from __future__ import annotations
 
-from bottega.prompting.template import Template
+from bottega.prompting.template import PromptTemplate
 
 ASSISTANT = "You are a helpful assistant."
 THE_ANSWER = "The answer is {answer}."
 BOXED = r"The answer is \boxed{{{answer}}}."
 AND_WHY = " BECAUSE: {rationale}"
 
-SCIENCE_QA = Template(
+SCIENCE_QA = PromptTemplate(
     system="""\
 You are a helpful assistant. When given a question and an image, please analyze the content and \
 provide your answer in the specified format below:
@@ -38,7 +38,7 @@ The answer is X. BECAUSE: [Your detailed reasoning]
 **Important:** Adhere strictly to the above format without deviations.""",
     answered=THE_ANSWER,
 )
-SCIENCE_QA_REASONED = Template(
+SCIENCE_QA_REASONED = PromptTemplate(
     system="""\
 You are a helpful assistant responding to the question according to the context. When given a \
 question and an image, please analyze the content and provide your answer in the specified format \
@@ -59,14 +59,14 @@ to your chosen answer.
 STEP_BY_STEP = " Think step by step before answering."
 OPENLY = "Answer with a number, a word or a short phrase in the following format: 'The answer is X"
 
-MMMU = Template(
+MMMU = PromptTemplate(
     system=ASSISTANT,
     ask="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X.' (without quotes) where X must be one of options.",
     ask_open=f"{OPENLY}.' (without quotes).",
     answered=THE_ANSWER,
 )
-MMMU_REASONED = Template(
+MMMU_REASONED = PromptTemplate(
     system=ASSISTANT,
     ask="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X. BECAUSE: xxx' (without quotes) where X must be one of options."
@@ -84,8 +84,8 @@ EITHER = (
     " (without quotes), where 'X' must be one of the options or 'YOUR_ANSWER' is your conclusion."
 )
 
-MATH_V = Template(system=ASSISTANT, ask=f"{ASK_BOXED}'{EITHER}", answered=BOXED)
-MATH_V_REASONED = Template(
+MATH_V = PromptTemplate(system=ASSISTANT, ask=f"{ASK_BOXED}'{EITHER}", answered=BOXED)
+MATH_V_REASONED = PromptTemplate(
     system=ASSISTANT,
     ask=f"{ASK_BOXED} BECAUSE: xxx'{EITHER}{STEP_BY_STEP}",
     answered=BOXED,
@@ -93,7 +93,7 @@ MATH_V_REASONED = Template(
 )
 
 VSR_MC = MMMU
-VIZ_WIZ = Template(
+VIZ_WIZ = PromptTemplate(
     system=ASSISTANT,
     ask="Answer the question using a single word or phrase. When the provided information is"
     " insufficient, answer 'unanswerable'.",

@@ -11,7 +11,7 @@ from bottega.types import Example, Message, Prompt, Query
 
 
 @dataclass(frozen=True)
-class Explaining:
+class ExplanationPrompter:
     """Asks how one gets to the answer of an example that is known ("Get Reasoning Context").
 
     The answer is written as its letter and its text, `(B) left`, so that the reasoning may speak of
@@ -40,7 +40,7 @@ class Explaining:
 
 
 @dataclass(frozen=True)
-class Concluding:
+class ConclusionPrompter:
     """Asks a query whose thought process is given ("Get Predicted Answer by Reasoning Context").
 
     The paper prints no format for the answer: `by_letter` or `in_words` asks for one that can be
@@ -60,7 +60,7 @@ class Concluding:
 
 
 @dataclass(frozen=True)
-class Continuing:
+class ContinuationPrompter:
     """The same for a model that reads brief turns and no instructions: `prompt` shows the query,
     the rationale begins the model's own turn, and what is left to say is the answer.
 

@@ -11,7 +11,7 @@ from bottega.types import Candidate, Example, Message, Prompt, Query
 
 
 @dataclass(frozen=True)
-class Template:
+class PromptTemplate:
     """Turns of one form: an instruction to the `system`, then each demonstration as a user turn
     (images, question, choices) and the assistant's answer, and the query as the last user turn.
 

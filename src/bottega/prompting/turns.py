@@ -71,7 +71,7 @@ ASK_LETTER = "Answer with the letter of the right choice."
 ASK_SHORT = "Answer with a number, a word or a short phrase."
 
 
-class AppendixA:
+class AppendixAPrompter:
     """The prompt of Visual RAG's appendix A (from ManyICL): one user turn, each image before its
     text, the choices as a Python list in every block, and a format template after the query. It
     shows no rationales; a passage (an example without an answer) is its text alone."""
@@ -93,7 +93,7 @@ class AppendixA:
         )
 
 
-class Interleaved:
+class InterleavedPrompter:
     """A conversation: each demonstration is a user turn (images, question) and the assistant's
     answer, below its rationale if it has one; a passage (an example without an answer) is a user
     turn alone. The query is the last user turn. With `show_choices` that turn lists the choices.
@@ -136,11 +136,11 @@ class Interleaved:
         return f"{query.text}\nAnswer with one of these and nothing else:\n{choices}"
 
 
-class Lettered:
-    """Turns as in `Interleaved`, for questions that bring their own choices: each demonstration
-    lists its own as (A), (B) and so on, and is answered by the letter, below its rationale if it
-    has one. An answer that is none of its choices is shown as it is. The query is asked for the
-    letter alone, or for a short answer if it has no choices.
+class LetteredPrompter:
+    """Turns as in `InterleavedPrompter`, for questions that bring their own choices: each
+    demonstration lists its own as (A), (B) and so on, and is answered by the letter, below its
+    rationale if it has one. An answer that is none of its choices is shown as it is. The query is
+    asked for the letter alone, or for a short answer if it has no choices.
 
     Raises `SettingError` for more than 26 choices.
     """
@@ -159,12 +159,13 @@ class Lettered:
         return Prompt(tuple(messages))
 
 
-class Reasoned:
-    """Turns as in `Interleaved`, whose last one asks for the reasoning and then for the answer on a
-    line of its own: what a master is told, because its answers are to be learnt from."""
+class ReasoningPrompter:
+    """Turns as in `InterleavedPrompter`, whose last one asks for the reasoning and then for the
+    answer on a line of its own: what a master is told, because its answers are to be learnt
+    from."""
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         listed = "\n".join(["\nChoose one of these:", *(f"- {one}" for one in query.choices)])
         asked = f"{query.text}{listed if query.choices else ''}\n{ASK_REASONING}"
-        shown = Interleaved(show_choices=False)
+        shown = InterleavedPrompter(show_choices=False)
         return shown(replace(query, text=asked), demonstrations)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from bottega.errors import BottegaError, GenerationError, SettingError
 from bottega.parsing import FinalAnswerParser, same_answer, spoken
-from bottega.prompting import Concluding, Explaining
+from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 
@@ -84,9 +84,9 @@ class Rationales:
         self._writing = replace(sampling, n=candidates)
         self._predicting = replace(sampling, n=predictions)
         self._stop_early = stop_early
-        self._explain = explain or Explaining()
-        self._conclude = conclude or Concluding()
-        self._conclude_several = conclude or Concluding(by_letter=ASK_LETTERS)
+        self._explain = explain or ExplanationPrompter()
+        self._conclude = conclude or ConclusionPrompter()
+        self._conclude_several = conclude or ConclusionPrompter(by_letter=ASK_LETTERS)
         self._parse = parse or FinalAnswerParser()
         self._parse_several = parse or _as_listed
         self._agree = agree

@@ -12,7 +12,7 @@ from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved, Reasoned
+from bottega.prompting import InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import (
     Escalation,
     Generator,
@@ -27,9 +27,9 @@ from bottega.protocols import (
     turns_only,
 )
 from bottega.recipes.visual_rag import suited_prompt
-from bottega.recording import CountUses, Remember, Several
-from bottega.reranking import TopK
-from bottega.retrieval import Alike, Dense, UnlessEmpty
+from bottega.recording import CacheRecorder, CompositeRecorder, UseCountRecorder
+from bottega.reranking import TopKReranker
+from bottega.retrieval import DenseRetriever, EmptyOnMissing, SameContextFilter
 from bottega.types import Sampling
 
 Part = TypeVar("Part")
@@ -81,14 +81,14 @@ def cache_of_thought(
         route=router,
         escalate=escalation,
         tiers=tiers,
-        retrieve=UnlessEmpty(Alike(retrieve or _search(cache))),
-        rerank=rerank or TopK("nearest-last"),
-        prompt=prompt or Interleaved(),
+        retrieve=EmptyOnMissing(SameContextFilter(retrieve or _search(cache))),
+        rerank=rerank or TopKReranker("nearest-last"),
+        prompt=prompt or InterleavedPrompter(),
         parse=parse or LabelParser(),
-        record=Several(
+        record=CompositeRecorder(
             *learners,
-            CountUses(cache, master=teacher),
-            Remember(cache, teachers={teacher}) if remember else None,
+            UseCountRecorder(cache, master=teacher),
+            CacheRecorder(cache, teachers={teacher}) if remember else None,
             record,
         ),
         price=price,
@@ -98,7 +98,7 @@ def cache_of_thought(
 
 
 def _search(cache: KnowledgeBase) -> Retriever:
-    return Dense(partial(cache.search, exclude="same-question"))
+    return DenseRetriever(partial(cache.search, exclude="same-question"))
 
 
 def _tiers(
@@ -127,8 +127,8 @@ def _prompted(
     def suited(tier: Tier) -> Prompter:
         brief = turns_only(tier.generator)
         if tier is tiers[-1] and (not brief if reasoning is None else reasoning):
-            return Reasoned()
-        return prompt or (suited_prompt(tier.generator) if brief else Interleaved())
+            return ReasoningPrompter()
+        return prompt or (suited_prompt(tier.generator) if brief else InterleavedPrompter())
 
     return tuple(replace(tier, prompt=tier.prompt or suited(tier)) for tier in tiers)
 

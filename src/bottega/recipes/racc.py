@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from bottega.bundled import bundled_compressor
 from bottega.errors import LoadError, SettingError, StoreError
-from bottega.generation import Transformers
+from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 from bottega.protocols import (
     Generator,
     Parser,
@@ -23,7 +23,7 @@ from bottega.protocols import (
     Searcher,
     Tier,
 )
-from bottega.retrieval import Dense
+from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Candidate, Prefix, Query, Sampling
 
@@ -47,7 +47,7 @@ def reusing(
 class Reusing:
     """Reads passages in the thread of the model."""
 
-    def __init__(self, base: Transformers, prompt: Prompter) -> None:
+    def __init__(self, base: TransformersGenerator, prompt: Prompter) -> None:
         self._base, self._prompt = base, prompt
         self._made: Reuse | None = None
 
@@ -73,7 +73,7 @@ def racc(
     compressor: str | Path | None,
     base: Generator,
     *,
-    hyper: Transformers | None = None,
+    hyper: TransformersGenerator | None = None,
     store: str | Path | None = None,
     shots: int = 5,
     retrieve: Retriever | None = None,
@@ -91,11 +91,11 @@ def racc(
     `store` holds passages that were compressed before (`bottega compress build`). Raises
     `SettingError` for a base that is not in this process: keys and values cannot be sent over HTTP.
     """
-    prompt, parse = prompt or Interleaved(), parse or LabelParser()
+    prompt, parse = prompt or InterleavedPrompter(), parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=64)
     return Pipeline(
         route=always(Tier(base.name, base, shots)),
-        retrieve=retrieve or Dense(knowledge.search),
+        retrieve=retrieve or DenseRetriever(knowledge.search),
         prompt=prompt,
         parse=parse,
         search=compressing(
@@ -127,7 +127,7 @@ def compressing(
     compressor: str | Path,
     base: Generator,
     *,
-    hyper: Transformers | None = None,
+    hyper: TransformersGenerator | None = None,
     store: str | Path | None = None,
     prompt: Prompter,
     parse: Parser,
@@ -160,13 +160,13 @@ def check_there(compressor: str | Path | None, store: str | Path | None) -> None
         )
 
 
-def in_this_process(base: Generator) -> Transformers:
+def in_this_process(base: Generator) -> TransformersGenerator:
     """Raises `SettingError` for a model that cannot answer behind keys and values."""
-    if not isinstance(base, Transformers):
+    if not isinstance(base, TransformersGenerator):
         raise SettingError(
             f"{base.name} cannot answer behind passages: a prefix of keys and values does not"
             " travel over HTTP",
-            hint="use a model in this process, such as Transformers(...) or bundled()",
+            hint="use a model in this process, such as TransformersGenerator(...) or bundled()",
         )
     return base
 
@@ -177,8 +177,8 @@ class Condensing:
     def __init__(
         self,
         compressor: Path,
-        base: Transformers,
-        hyper: Transformers,
+        base: TransformersGenerator,
+        hyper: TransformersGenerator,
         store: str | Path | None = None,
     ) -> None:
         self._compressor, self._store = compressor, store

@@ -8,7 +8,7 @@ from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser, same_answer
 from bottega.pipeline import Pipeline
-from bottega.prompting import Concluding, Continuing, Interleaved
+from bottega.prompting import ConclusionPrompter, ContinuationPrompter, InterleavedPrompter
 from bottega.protocols import (
     Generator,
     Parser,
@@ -23,15 +23,15 @@ from bottega.protocols import (
 from bottega.recipes.visual_rag import suited_prompt
 from bottega.reranking import (
     Agree,
-    Mutual,
-    Reward,
-    SelfConsistency,
+    MutualReward,
+    RewardFunction,
+    SelfConsistencyReward,
     TreeSearch,
     Variant,
-    Weighted,
+    WeightedReward,
     check_depth,
 )
-from bottega.retrieval import Dense
+from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Prompt, Query, Sampling
 
@@ -47,7 +47,7 @@ def rcts(
     alpha: float = 0.2,
     parallel: int = 1,
     variant: Variant = "paper",
-    reward: Reward | None = None,
+    reward: RewardFunction | None = None,
     search: Searcher | None = None,
     retrieve: Retriever | None = None,
     prompt: Prompter | None = None,
@@ -67,9 +67,9 @@ def rcts(
     it teaches retrieved questions whose answers are known; without a rationale only the latter, for
     which `reward=Ensemble(...)` may be better. `agree` says which answers are the same: by their
     kind, or always by choice, number or words. The paper retrieves by late interaction
-    (`retrieve=Dense(LateIndex(...).search)`); the default is the search of `knowledge`. `parallel`
-    branches are tried at once, 1 is the paper's order; `most_calls` and `most_tokens` limit one
-    query. Another `search`, such as a `FlatSearch`, is taken as it is.
+    (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
+    `knowledge`. `parallel` branches are tried at once, 1 is the paper's order; `most_calls` and
+    `most_tokens` limit one query. Another `search`, such as a `FlatSearch`, is taken as it is.
     """
     check_depth(shots)
     if fetch < shots:
@@ -82,7 +82,7 @@ def rcts(
     sampling = sampling or Sampling(max_tokens=512)
     return Pipeline(
         route=always(Tier(generator.name, generator, shots)),
-        retrieve=retrieve or Dense(knowledge.search),
+        retrieve=retrieve or DenseRetriever(knowledge.search),
         prompt=prompt,
         parse=parse,
         search=search
@@ -98,7 +98,7 @@ def rcts(
                 sampling,
                 variant,
                 agree,
-                Continuing(prompt) if turns_only(generator) else None,
+                ContinuationPrompter(prompt) if turns_only(generator) else None,
             ),
             rollouts=rollouts,
             parallel=parallel,
@@ -125,17 +125,17 @@ def heuristic(
     variant: Variant = "paper",
     agree: Agree = same_answer,
     conclude: Callable[[Query, str], Prompt] | None = None,
-) -> Weighted:
+) -> WeightedReward:
     """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are
     in `sampling`. `conclude` shows a rationale to be answered from, by default with the paper's
-    words; for a model that knows brief turns alone `Continuing(prompt)` does."""
+    words; for a model that knows brief turns alone `ContinuationPrompter(prompt)` does."""
     drawn = Sampling(0.8, (sampling or Sampling(max_tokens=512)).max_tokens)
-    own = SelfConsistency(
-        conclude or Concluding(), parse, sampling=drawn, agree=agree, variant=variant
+    own = SelfConsistencyReward(
+        conclude or ConclusionPrompter(), parse, sampling=drawn, agree=agree, variant=variant
     )
-    mutual = Mutual(prompt, parse, sampling=drawn, agree=agree, variant=variant)
-    return Weighted(own, mutual, alpha)
+    mutual = MutualReward(prompt, parse, sampling=drawn, agree=agree, variant=variant)
+    return WeightedReward(own, mutual, alpha)
 
 
 def _suited(generator: Generator) -> Prompter:
-    return suited_prompt(generator) if turns_only(generator) else Interleaved()
+    return suited_prompt(generator) if turns_only(generator) else InterleavedPrompter()

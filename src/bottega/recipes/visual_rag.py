@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
-from bottega.prompting import AppendixA, Interleaved
+from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import (
     Generator,
     Pricer,
@@ -18,8 +18,8 @@ from bottega.protocols import (
     Tier,
     turns_only,
 )
-from bottega.reranking import Order, TopK
-from bottega.retrieval import Dense
+from bottega.reranking import Order, TopKReranker
+from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Sampling
 
@@ -45,7 +45,7 @@ class Classification:
         return Pipeline(
             route=always(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
-            rerank=TopK(self.order, seed=self.seed),
+            rerank=TopKReranker(self.order, seed=self.seed),
             prompt=self.prompt or suited_prompt(self.generator),
             parse=LabelParser(multi_label=self.multi_label),
             record=self.record,
@@ -58,8 +58,8 @@ class Classification:
 def suited_prompt(generator: Generator) -> Prompter:
     """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
     if turns_only(generator):
-        return Interleaved(show_choices=False, repeat_question=False)
-    return AppendixA()
+        return InterleavedPrompter(show_choices=False, repeat_question=False)
+    return AppendixAPrompter()
 
 
 def visual_rag(
@@ -91,4 +91,4 @@ def visual_rag(
         record=record,
         price=price,
     )
-    return method.pipeline(retrieve or Dense(knowledge.search), shots)
+    return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

@@ -1,7 +1,7 @@
 """What is kept: traces, costs, and what a master answered."""
 
-from bottega.recording.costs import Price, Prices
-from bottega.recording.recorders import CountUses, Remember, Several
+from bottega.recording.costs import PriceTable, TokenPrice
+from bottega.recording.recorders import CacheRecorder, CompositeRecorder, UseCountRecorder
 from bottega.recording.stored_trace import (
     Considered,
     Demonstration,
@@ -15,23 +15,23 @@ from bottega.recording.stored_trace import (
     stored,
     to_json,
 )
-from bottega.recording.traces import Summary, Traces
+from bottega.recording.traces import Summary, TraceStore
 
 __all__ = [
+    "CacheRecorder",
+    "CompositeRecorder",
     "Considered",
-    "CountUses",
     "Demonstration",
-    "Price",
-    "Prices",
-    "Remember",
-    "Several",
+    "PriceTable",
     "StoredMessage",
     "StoredNode",
     "StoredPart",
     "StoredTrace",
     "StoredTree",
     "Summary",
-    "Traces",
+    "TokenPrice",
+    "TraceStore",
+    "UseCountRecorder",
     "from_json",
     "json_text",
     "stored",

@@ -9,7 +9,7 @@ from bottega.types import Usage
 
 
 @dataclass(frozen=True)
-class Price:
+class TokenPrice:
     """US dollars per million tokens. `cached` is for prompt tokens read from the provider's cache;
     None means that they cost as much as others."""
 
@@ -29,20 +29,20 @@ class Price:
 
 
 # How the generators that run in this process name themselves.
-FREE = {"local:*": Price(0, 0), "bundled:*": Price(0, 0)}
+FREE = {"local:*": TokenPrice(0, 0), "bundled:*": TokenPrice(0, 0)}
 
 
-class Prices:
+class PriceTable:
     """The published price of a model, from `genai-prices`, unless `overrides` says another.
 
     Overrides go by the exact name, or by a prefix that ends in `*`; the longest one wins. A model
     nobody knows costs None, not nothing; models in this process cost 0.
     """
 
-    def __init__(self, overrides: Mapping[str, Price] | None = None) -> None:
+    def __init__(self, overrides: Mapping[str, TokenPrice] | None = None) -> None:
         self.override(overrides or {})
 
-    def override(self, overrides: Mapping[str, Price]) -> None:
+    def override(self, overrides: Mapping[str, TokenPrice]) -> None:
         """Replace the overrides for all further requests."""
         given = FREE | dict(overrides)
         self._exact = {name: price for name, price in given.items() if not name.endswith("*")}
@@ -61,7 +61,7 @@ class Prices:
             self._unpublished.add(model)
         return cost
 
-    def _override(self, model: str) -> Price | None:
+    def _override(self, model: str) -> TokenPrice | None:
         if model in self._exact:
             return self._exact[model]
         return next((price for start, price in self._prefixes if model.startswith(start)), None)

@@ -15,7 +15,7 @@ from bottega.protocols import Recorder
 from bottega.types import Answer, Example, Query, Trace
 
 
-class Several:
+class CompositeRecorder:
     """Each is told, one after the other, even if one before it failed; then the first failure is
     raised. Without recorders nothing happens."""
 
@@ -37,7 +37,7 @@ class Counted(Protocol):
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None: ...
 
 
-class CountUses:
+class UseCountRecorder:
     """Tells a knowledge base which of its examples were shown. A cheaper tier's answer saved what
     the master's have cost on average until then, less its own cost; nothing as long as a price is
     not known."""
@@ -79,7 +79,7 @@ class Store(Protocol):
     ) -> list[str | None]: ...
 
 
-class Remember:
+class CacheRecorder:
     """Keeps the answers of the tiers that are `teachers`, and of nobody else: a `Recorder`.
 
     An answer that is invalid or was cut short is not kept, nor is an example whose texts have more

@@ -16,8 +16,8 @@ from bottega.types import (
     Candidate,
     Completion,
     Message,
-    Node,
     Role,
+    SearchNode,
     SearchTree,
     Trace,
     Usage,
@@ -40,7 +40,7 @@ class Considered:
 
 @dataclass(frozen=True)
 class StoredNode:
-    """`types.Node`, whose demonstration is a place among the tree's, None at the root."""
+    """`types.SearchNode`, whose demonstration is a place among the tree's, None at the root."""
 
     demonstration: int | None
     value: float
@@ -95,7 +95,7 @@ def tree_from(row: Mapping[str, Any]) -> StoredTree:
     return tree
 
 
-def _node(node: Node, places: dict[Considered, int]) -> StoredNode:
+def _node(node: SearchNode, places: dict[Considered, int]) -> StoredNode:
     shown = None if node.candidate is None else _of(node.candidate)
     return StoredNode(
         None if shown is None else places.setdefault(shown, len(places)),

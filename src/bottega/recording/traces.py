@@ -13,7 +13,7 @@ from bottega.recording.stored_trace import StoredTrace, from_json, stored, to_js
 from bottega.sqlite import FileKind
 from bottega.types import Trace
 
-Found = list[StoredTrace]  # inside the class, `list` is its method
+SearchResult = list[StoredTrace]  # inside the class, `list` is its method
 BUSY_SECONDS = 10.0
 TRACE_STORE = FileKind(
     "trace store",
@@ -49,7 +49,7 @@ class Summary:
     unpriced: int
 
 
-class Traces:
+class TraceStore:
     """Every answer, kept: a `Recorder`. Threads and processes may share the file.
 
     Write-ahead log with `synchronous=NORMAL`: a crash of the process loses nothing, a crash of
@@ -64,7 +64,7 @@ class Traces:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path) -> Traces:
+    def open(cls, path: str | Path) -> TraceStore:
         path = Path(path)
         with TRACE_STORE.translated(str(path)):
             connection = sqlite3.connect(
@@ -81,7 +81,7 @@ class Traces:
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self._write, trace)
 
-    def list(self, limit: int = 20) -> Found:
+    def list(self, limit: int = 20) -> SearchResult:
         """The newest first."""
         return self._read("ORDER BY time DESC, id DESC LIMIT ?", limit)
 
@@ -122,7 +122,7 @@ class Traces:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _read(self, where: str, *values: object) -> Found:
+    def _read(self, where: str, *values: object) -> SearchResult:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
         with TRACE_STORE.reading(str(self.path)):

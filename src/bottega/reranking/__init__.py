@@ -2,24 +2,24 @@
 
 from bottega.reranking.ensemble import Ensemble
 from bottega.reranking.flat_search import FlatSearch
-from bottega.reranking.joint import JointChoice
+from bottega.reranking.joint import JointChoiceSearch
 from bottega.reranking.rewards import (
     Agree,
-    Mutual,
-    Reward,
-    SelfConsistency,
+    MutualReward,
+    RewardFunction,
+    RewardValue,
+    SelfConsistencyReward,
     Variant,
-    Weighted,
-    Worth,
+    WeightedReward,
     says_the_same,
 )
-from bottega.reranking.search_budget import Asker, BudgetSpentError
+from bottega.reranking.search_budget import BudgetedGenerator, BudgetSpentError
 from bottega.reranking.selection import (
-    Gated,
-    LabelCover,
-    MaximalMarginalRelevance,
+    GatedReranker,
+    LabelCoverageReranker,
+    MMRReranker,
     Order,
-    TopK,
+    TopKReranker,
     arranged,
     check_depth,
 )
@@ -27,23 +27,23 @@ from bottega.reranking.tree_search import TreeSearch
 
 __all__ = [
     "Agree",
-    "Asker",
     "BudgetSpentError",
+    "BudgetedGenerator",
     "Ensemble",
     "FlatSearch",
-    "Gated",
-    "JointChoice",
-    "LabelCover",
-    "MaximalMarginalRelevance",
-    "Mutual",
+    "GatedReranker",
+    "JointChoiceSearch",
+    "LabelCoverageReranker",
+    "MMRReranker",
+    "MutualReward",
     "Order",
-    "Reward",
-    "SelfConsistency",
-    "TopK",
+    "RewardFunction",
+    "RewardValue",
+    "SelfConsistencyReward",
+    "TopKReranker",
     "TreeSearch",
     "Variant",
-    "Weighted",
-    "Worth",
+    "WeightedReward",
     "arranged",
     "check_depth",
     "says_the_same",

@@ -9,12 +9,12 @@ from bottega.protocols import Parser, Prompter
 from bottega.reranking.rewards import (
     NOT_ASKED,
     Agree,
-    Worth,
+    RewardValue,
     check_at_least_one,
     says_the_same,
     share,
 )
-from bottega.reranking.search_budget import Asker, rng_for, together
+from bottega.reranking.search_budget import BudgetedGenerator, rng_for, together
 from bottega.reranking.tree import scaled
 from bottega.types import Answer, Candidate, Query, Sampling
 
@@ -49,17 +49,17 @@ class Ensemble:
         self._seed = seed
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         if not said.valid:
-            return Worth(0.0, {"ensemble": 0.0})
+            return RewardValue(0.0, {"ensemble": 0.0})
         if not known:
             return NOT_ASKED
         prompts = [self._prompt(query, shown) for shown in self._draws(query, known)]
         replies = await together(ask.ask(prompt, self._sampling) for prompt in prompts)
         answers = [self._parse(query, reply.completions[0]) for reply in replies]
         agreeing = share(answers, said, query, self._agree)
-        return Worth(agreeing, {"ensemble": agreeing})
+        return RewardValue(agreeing, {"ensemble": agreeing})
 
     def _draws(self, query: Query, known: Sequence[Candidate]) -> list[list[Candidate]]:
         rng = rng_for(query, f"ensemble:{self._seed}")  # not those of the branches

@@ -9,19 +9,25 @@ from typing import Literal, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.rewards import Reward, Worth, check_at_least_one, worth_by
-from bottega.reranking.search_budget import Asker, Price, affordable, check_budget, rng_for
+from bottega.reranking.rewards import RewardFunction, RewardValue, check_at_least_one, worth_by
+from bottega.reranking.search_budget import (
+    BudgetedGenerator,
+    ReservedCost,
+    affordable,
+    check_budget,
+    rng_for,
+)
 from bottega.reranking.selection import check_depth
 from bottega.types import (
     Answer,
     Candidate,
     Completion,
-    Found,
-    Node,
     Prompt,
     Query,
     Reply,
     Sampling,
+    SearchNode,
+    SearchResult,
     SearchTree,
 )
 
@@ -38,7 +44,7 @@ class Branch:
     answer: Answer
 
 
-Judged = tuple[Branch, Worth | None]
+Judged = tuple[Branch, RewardValue | None]
 
 
 class FlatSearch:
@@ -56,7 +62,7 @@ class FlatSearch:
         *,
         prompt: Prompter,
         parse: Parser,
-        reward: Reward,
+        reward: RewardFunction,
         sequences: Sequences,
         branches: int = 10,
         sampling: Sampling | None = None,
@@ -85,10 +91,12 @@ class FlatSearch:
     ) -> list[Candidate]:
         return list((await self.search(query, candidates, k)).shown)
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
         """Raises `SettingError` if the budget does not allow one answer."""
         check_depth(k)
-        ask = Asker(
+        ask = BudgetedGenerator(
             self._generator,
             seed=self._seed,
             most_calls=self._most_calls,
@@ -101,11 +109,11 @@ class FlatSearch:
                 hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
             )
         best = max(range(len(judged)), key=lambda i: _value(judged[i][1]))
-        chains = tuple(_chain(branch, worth or Worth()) for branch, worth in judged)
+        chains = tuple(_chain(branch, worth or RewardValue()) for branch, worth in judged)
         chosen = judged[best][0]
         whole = len(judged) == self._branches and all(worth for _, worth in judged)
         tree = SearchTree(
-            Node(children=chains, visits=len(chains)),
+            SearchNode(children=chains, visits=len(chains)),
             (best, *(0 for _ in chosen.shown[1:])),
             "rollouts" if whole else "budget",
             ask.requests,
@@ -113,10 +121,10 @@ class FlatSearch:
             ask.usage,
         )
         reply = replace(chosen.reply, completions=(chosen.completion,))
-        return Found(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
+        return SearchResult(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
 
     async def _judged(
-        self, query: Query, candidates: Sequence[Candidate], k: int, ask: Asker
+        self, query: Query, candidates: Sequence[Candidate], k: int, ask: BudgetedGenerator
     ) -> list[Judged]:
         """As many as the budget pays for, wave by wave: what a branch takes shows in the last."""
         sequences = self._sequences(query, candidates, k)
@@ -128,7 +136,7 @@ class FlatSearch:
             ask.settle()
             if len(found) < start + size or not all(worth for _, worth in found):
                 break
-            price = Price(
+            price = ReservedCost(
                 ceil((ask.set_aside.calls - before.calls) / size),
                 ceil((ask.set_aside.tokens - before.tokens) / size),
             )
@@ -149,7 +157,7 @@ class FlatSearch:
         query: Query,
         candidates: Sequence[Candidate],
         wave: Sequence[tuple[int, Shown]],
-        ask: Asker,
+        ask: BudgetedGenerator,
     ) -> list[Judged]:
         requests = [(shown, self._sampling) for _, shown in wave]
         if not self._random:
@@ -168,7 +176,7 @@ class FlatSearch:
         return replace(self._sampling, n=count, seed=None if seed is None else seed + first)
 
     async def _ask(
-        self, query: Query, shown: Shown, sampling: Sampling, ask: Asker
+        self, query: Query, shown: Shown, sampling: Sampling, ask: BudgetedGenerator
     ) -> list[Branch]:
         prompt = self._prompt(query, shown)
         reply = await ask.ask(prompt, sampling)
@@ -176,15 +184,15 @@ class FlatSearch:
         return [Branch(shown, prompt, reply, one, answer) for one, answer in said]
 
 
-def _value(worth: Worth | None) -> float:
+def _value(worth: RewardValue | None) -> float:
     """An answer that was judged goes before one that was not."""
     return -inf if worth is None else worth.value
 
 
-def _chain(branch: Branch, worth: Worth) -> Node:
+def _chain(branch: Branch, worth: RewardValue) -> SearchNode:
     """One node below the other; the answer is the last one's."""
     last, *above = reversed(branch.shown or (None,))
-    node = Node(last, worth.value, 1, (), branch.answer, worth.parts)
+    node = SearchNode(last, worth.value, 1, (), branch.answer, worth.parts)
     for candidate in above:
-        node = Node(candidate, worth.value, 1, (node,))
+        node = SearchNode(candidate, worth.value, 1, (node,))
     return node

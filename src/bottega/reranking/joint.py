@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.search_budget import Asker, together
+from bottega.reranking.search_budget import BudgetedGenerator, together
 from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import check_scores
 from bottega.types import (
     Answer,
     Candidate,
     Completion,
-    Found,
-    Node,
     Prompt,
     Query,
     Reply,
     Sampling,
+    SearchNode,
+    SearchResult,
     SearchTree,
 )
 
@@ -53,7 +53,7 @@ class Read:
         return self.retrieved + self.said
 
 
-class JointChoice:
+class JointChoiceSearch:
     """The K candidates of RAVQA-v2 (Lin et al. 2023, after RAG): each is shown alone, and of the
     answers the one is taken whose log_softmax(retrieval score) + log probability is greatest; the
     first, and so the nearest, of equals. A `Searcher`: K requests, all at once.
@@ -94,18 +94,20 @@ class JointChoice:
         self._sampling = replace(sampling or Sampling(), n=1)
         self._temperature = temperature
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
         check_depth(k)
         shown = tuple(candidates[:k])
         if not shown:
             return await self._alone(query)
         weights = self._weights([one.score for one in shown])
-        ask = Asker(self._generator)
+        ask = BudgetedGenerator(self._generator)
         pairs = zip(shown, weights, strict=True)
         reads = await together(self._read(query, *pair, ask) for pair in pairs)
         best = self._best(reads)
         tree = SearchTree(
-            Node(children=tuple(map(_node, reads)), visits=len(reads)),
+            SearchNode(children=tuple(map(_node, reads)), visits=len(reads)),
             (best,),
             "exhausted",
             ask.requests,
@@ -113,7 +115,7 @@ class JointChoice:
             ask.usage,
         )
         chosen = reads[best]
-        return Found((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
+        return SearchResult((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
 
     def _weights(self, scores: Sequence[float]) -> list[float]:
         check_scores(scores)
@@ -126,12 +128,14 @@ class JointChoice:
             )
         return weights
 
-    async def _alone(self, query: Query) -> Found:
+    async def _alone(self, query: Query) -> SearchResult:
         prompt = self._prompt(query, ())
         reply = await self._generator.generate(prompt, self._sampling)
-        return Found((), prompt, reply, self._parse(query, reply.completions[0]))
+        return SearchResult((), prompt, reply, self._parse(query, reply.completions[0]))
 
-    async def _read(self, query: Query, candidate: Candidate, retrieved: float, ask: Asker) -> Read:
+    async def _read(
+        self, query: Query, candidate: Candidate, retrieved: float, ask: BudgetedGenerator
+    ) -> Read:
         prompt = self._prompt(query, (candidate,))
         reply = await ask.ask(prompt, self._sampling)
         said = reply.completions[0]
@@ -147,7 +151,7 @@ class JointChoice:
             raise SettingError(
                 f"{self._generator.name} gives {told}, by which answers from"
                 " several candidates are compared",
-                hint="ask an endpoint for them, OpenAICompatible(..., extra_body={'logprobs':"
+                hint="ask an endpoint for them, OpenAIGenerator(..., extra_body={'logprobs':"
                 " True}), or use a model that has them",
             )
         whole = [place for place in known if reads[place].is_whole]
@@ -160,6 +164,6 @@ def log_softmax(scores: Sequence[float]) -> list[float]:
     return [score - total for score in scores]
 
 
-def _node(read: Read) -> Node:
+def _node(read: Read) -> SearchNode:
     parts = {RETRIEVED: read.retrieved, SAID: read.said}
-    return Node(read.candidate, read.joint, 1, (), read.answer, parts)
+    return SearchNode(read.candidate, read.joint, 1, (), read.answer, parts)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.search_budget import Asker, together
+from bottega.reranking.search_budget import BudgetedGenerator, together
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
 Agree = Callable[[Answer, Answer, Query], float]
@@ -29,7 +29,7 @@ def _plain(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Worth:
+class RewardValue:
     """`value` from 0 to 1. `parts` are what it was put together from, by name, for the trace.
     Where a reward could not be asked for, `asked` is False, and the value counts for nothing."""
 
@@ -38,19 +38,19 @@ class Worth:
     asked: bool = True
 
 
-NOT_ASKED = Worth(asked=False)
+NOT_ASKED = RewardValue(asked=False)
 
 
-class Reward(Protocol):
+class RewardFunction(Protocol):
     """What an answer that was given to a query is worth. `known` are the candidates of the query,
     nearest first. Raises what `ask` raises: a request that failed is worth nothing, not even 0."""
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth: ...
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue: ...
 
 
-class SelfConsistency:
+class SelfConsistencyReward:
     """Equation 7: the query is asked again, with the rationale of the answer and without
     demonstrations; the reward is the share of `n` samples, drawn in one request, that agree.
 
@@ -77,19 +77,19 @@ class SelfConsistency:
         self._variant = variant
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         if not said.valid:
-            return Worth(0.0, {"self": 0.0})
+            return RewardValue(0.0, {"self": 0.0})
         if not said.rationale:
-            return Worth(0.0, {"self": 0.0}) if self._variant == "released" else NOT_ASKED
+            return RewardValue(0.0, {"self": 0.0}) if self._variant == "released" else NOT_ASKED
         reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
         answers = [self._parse(query, one) for one in reply.completions]
         agreeing = share(answers, said, query, self._agree)
-        return Worth(agreeing, {"self": agreeing})
+        return RewardValue(agreeing, {"self": agreeing})
 
 
-class Mutual:
+class MutualReward:
     """Equation 8: the query with its answer becomes the demonstration for the first `n` candidates
     whose answers are known; the reward is the share of them that is answered right.
 
@@ -120,19 +120,19 @@ class Mutual:
         self._agree = agree
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         if not said.valid:
-            return Worth(0.0, {"mutual": 0.0})
+            return RewardValue(0.0, {"mutual": 0.0})
         answered = [one.example for one in known if one.example.answer][: self._n]
         if not answered:
             return NOT_ASKED
         shown = Example(query, said.text, rationale=said.rationale)
         shares = await together(self._right(shown, example, ask) for example in answered)
         right = sum(shares) / len(shares)
-        return Worth(right, {"mutual": right})
+        return RewardValue(right, {"mutual": right})
 
-    async def _right(self, shown: Example, example: Example, ask: Asker) -> float:
+    async def _right(self, shown: Example, example: Example, ask: BudgetedGenerator) -> float:
         query = _with_choices(example, shown.query)
         prompt = self._prompt(query, [Candidate(shown, 1.0)])
         reply = await ask.ask(prompt, self._sampling)
@@ -142,12 +142,12 @@ class Mutual:
         return share(answers, gold, query, self._agree)
 
 
-class Weighted:
+class WeightedReward:
     """Equation 9: alpha * self + (1 - alpha) * mutual. Where one of them could not be asked for,
     the other alone: answers without a rationale are worth what is mutual (as the paper does for
     VizWiz and VSR, whose answers have none). Both are asked at once."""
 
-    def __init__(self, own: Reward, mutual: Reward, alpha: float = 0.2) -> None:
+    def __init__(self, own: RewardFunction, mutual: RewardFunction, alpha: float = 0.2) -> None:
         if not 0 <= alpha <= 1:
             raise SettingError(f"alpha is {alpha}", hint="set it between 0 and 1")
         self._own = own
@@ -155,8 +155,8 @@ class Weighted:
         self._alpha = alpha
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker, /
-    ) -> Worth:
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
         rewards = (self._own, self._mutual)
         own, mutual = await together(
             worth_by(reward, query, said, known, ask) for reward in rewards
@@ -164,15 +164,19 @@ class Weighted:
         parts = {**own.parts, **mutual.parts}
         if not own.asked or not mutual.asked:
             return replace(own if own.asked else mutual, parts=parts)
-        return Worth(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
+        return RewardValue(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
 
 
 async def worth_by(
-    reward: Reward, query: Query, said: Answer, known: Sequence[Candidate], ask: Asker
-) -> Worth:
+    reward: RewardFunction,
+    query: Query,
+    said: Answer,
+    known: Sequence[Candidate],
+    ask: BudgetedGenerator,
+) -> RewardValue:
     """What the reward says, unless nobody could compare it with another."""
     worth: object = await reward(query, said, known, ask)
-    if not isinstance(worth, Worth):
+    if not isinstance(worth, RewardValue):
         raise SettingError(
             f"a reward gave {worth!r}", hint="return bottega.Worth(value), the value from 0 to 1"
         )

@@ -40,7 +40,7 @@ def most_prompt_tokens(prompt: Prompt) -> int:
 
 
 @dataclass(frozen=True)
-class Price:
+class ReservedCost:
     """What is set aside before something is sent."""
 
     calls: int = 0
@@ -53,7 +53,7 @@ class Request:
     waiting: int = 0
 
 
-class Asker:
+class BudgetedGenerator:
     """A generator for the length of one search. Identical requests are sent once, also while the
     first is under way. A sampled request without a seed gets one that follows from `seed` and from
     what is asked, so that it does not matter when it is asked.
@@ -79,7 +79,7 @@ class Asker:
         self.requests = 0
         self.calls = 0
         self.usage = Usage()
-        self.set_aside = Price()
+        self.set_aside = ReservedCost()
         self._generator = generator
         self._seed = seed
         self._calls_left = most_calls
@@ -92,7 +92,7 @@ class Asker:
     def is_limited(self) -> bool:
         return self._calls_left is not None or self._tokens_left is not None
 
-    def room(self, price: Price) -> float:
+    def room(self, price: ReservedCost) -> float:
         """How many things of this price fit into what is left of the budget."""
         kinds = ((self._calls_left, price.calls), (self._tokens_left, price.tokens))
         return min((left // each for left, each in kinds if left is not None and each), default=inf)
@@ -106,7 +106,7 @@ class Asker:
         key = prompt, sampling
         request = self._requests.get(key)
         if request is None:
-            price = Price(sampling.n, self._most_tokens(prompt, sampling))
+            price = ReservedCost(sampling.n, self._most_tokens(prompt, sampling))
             self._pay(price)
             task = asyncio.create_task(self._send(prompt, sampling, price.tokens))
             request = self._requests[key] = Request(task)
@@ -124,11 +124,11 @@ class Asker:
             return 0
         return sampling.n * (self._count(prompt) + sampling.max_tokens)
 
-    def _pay(self, price: Price) -> None:
+    def _pay(self, price: ReservedCost) -> None:
         if self.room(price) < 1:
             raise BudgetSpentError
         before = self.set_aside
-        self.set_aside = Price(before.calls + price.calls, before.tokens + price.tokens)
+        self.set_aside = ReservedCost(before.calls + price.calls, before.tokens + price.tokens)
         if self._calls_left is not None:
             self._calls_left -= price.calls
         if self._tokens_left is not None:

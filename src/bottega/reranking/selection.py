@@ -17,7 +17,7 @@ MOST_SHOWN = 100
 Order = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
-class TopK:
+class TopKReranker:
     """The first k candidates. The paper leaves their order open; it is a setting here.
 
     `nearest-last` (default) puts the best demonstration next to the query, where language models
@@ -60,7 +60,7 @@ def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -
     return shown
 
 
-class LabelCover:
+class LabelCoverageReranker:
     """Chooses candidates so that as many of their labels as possible are shown.
 
     Meant for multi-label sets, where the nearest examples often repeat the common labels. Greedy
@@ -103,7 +103,7 @@ def _labels(candidate: Candidate) -> set[str | None]:
     return set(labels) or {None}
 
 
-class MaximalMarginalRelevance:
+class MMRReranker:
     """Chooses one candidate after the other by trade_off * relevance - (1 - trade_off) * likeness.
 
     Carbonell and Goldstein 1998, whose lambda is `trade_off`: 1 shows the first k candidates, 0 the
@@ -184,7 +184,7 @@ def _likeness(vectors: Vectors) -> Vectors:
     return cosines
 
 
-class Gated:
+class GatedReranker:
     """What `rerank` makes of the candidates, or nothing where `shows` does not allow it, such as
     `BenefitGate.shows`. What is hidden is not re-ranked first. Who measures whether showing would
     have helped asks `rerank` itself."""

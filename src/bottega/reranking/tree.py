@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bottega.errors import SettingError
-from bottega.reranking.rewards import Variant, Worth, check_at_least_one
-from bottega.types import Answer, Candidate, Node
+from bottega.reranking.rewards import RewardValue, Variant, check_at_least_one
+from bottega.types import Answer, Candidate, SearchNode
 
 EPSILON = 1e-10
 # So that the farthest candidate can be drawn too.
@@ -28,7 +28,7 @@ class TreeNode:
     pending: int = 0
     children: list[TreeNode] = field(default_factory=list)
     answer: Answer | None = None
-    worth: Worth = field(default_factory=Worth)
+    worth: RewardValue = field(default_factory=RewardValue)
 
     def up(self) -> Iterator[TreeNode]:
         """This node and all above it, the root last."""
@@ -123,7 +123,7 @@ class Tree:
         numerator = math.log(above + 1) if self._released else math.log(above) + 1
         return value + self._exploration * math.sqrt(numerator / (visits + EPSILON))
 
-    def finish(self, leaf: TreeNode, worth: Worth) -> None:
+    def finish(self, leaf: TreeNode, worth: RewardValue) -> None:
         """Equation 10, from the leaf up."""
         self._settle(leaf)
         leaf.worth, leaf.value, leaf.visits = worth, worth.value, 1
@@ -152,11 +152,11 @@ class Tree:
     def shown(self, leaf: TreeNode) -> list[Candidate]:
         return [self._candidates[place] for place in leaf.path]
 
-    def frozen(self, node: TreeNode) -> Node:
+    def frozen(self, node: TreeNode) -> SearchNode:
         candidate = None if node.place is None else self._candidates[node.place]
         children = tuple(self.frozen(child) for child in node.children)
         parts = dict(node.worth.parts)
-        return Node(candidate, node.value, node.visits, children, node.answer, parts)
+        return SearchNode(candidate, node.value, node.visits, children, node.answer, parts)
 
     def _is_open(self, node: TreeNode) -> bool:
         if len(node.path) >= self.depth or len(node.children) >= self._width:

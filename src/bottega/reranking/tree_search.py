@@ -12,18 +12,33 @@ from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     Agree,
-    Reward,
+    RewardFunction,
+    RewardValue,
     Variant,
-    Worth,
     check_at_least_one,
     check_variant,
     says_the_same,
     worth_by,
 )
-from bottega.reranking.search_budget import Asker, Price, affordable, most_prompt_tokens, rng_for
+from bottega.reranking.search_budget import (
+    BudgetedGenerator,
+    ReservedCost,
+    affordable,
+    most_prompt_tokens,
+    rng_for,
+)
 from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import Tree, TreeNode
-from bottega.types import Answer, Candidate, Found, Prompt, Query, Reply, Sampling, SearchTree
+from bottega.types import (
+    Answer,
+    Candidate,
+    Prompt,
+    Query,
+    Reply,
+    Sampling,
+    SearchResult,
+    SearchTree,
+)
 
 T = TypeVar("T")
 
@@ -47,15 +62,16 @@ class TreeSearch:
     and on what the model says, never on which reply was first. 1 is the paper's order.
 
     At most `most_calls` completions and `most_tokens` tokens are asked for by each search, see
-    `Asker`; when they are spent the best branch so far is taken. An error of the generator ends the
-    search. As a `Reranker` it gives the demonstrations only, and its answer is lost.
+    `BudgetedGenerator`; when they are spent the best branch so far is taken. An error of the
+    generator ends the search. As a `Reranker` it gives the demonstrations only, and its answer is
+    lost.
     """
 
     generator: Generator
     _: KW_ONLY
     prompt: Prompter
     parse: Parser
-    reward: Reward
+    reward: RewardFunction
     rollouts: int = 10
     children: int = 3
     parallel: int = 1
@@ -81,7 +97,9 @@ class TreeSearch:
         self._tree(Query(""), (), 0)
         self._asker()
 
-    async def search(self, query: Query, candidates: Sequence[Candidate], k: int, /) -> Found:
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
         check_depth(k)
         tree = self._tree(query, candidates, k)
         return await Search(self, tree, self._asker(), query, candidates).found()
@@ -101,8 +119,8 @@ class TreeSearch:
             random=rng_for(query, self.seed),
         )
 
-    def _asker(self) -> Asker:
-        return Asker(
+    def _asker(self) -> BudgetedGenerator:
+        return BudgetedGenerator(
             self.generator,
             seed=self.seed,
             most_calls=self.most_calls,
@@ -118,7 +136,7 @@ class Search:
         self,
         how: TreeSearch,
         tree: Tree,
-        asker: Asker,
+        asker: BudgetedGenerator,
         query: Query,
         candidates: Sequence[Candidate],
     ) -> None:
@@ -128,9 +146,9 @@ class Search:
         self._query = query
         self._candidates = candidates
         self._replies: dict[TreeNode, tuple[Prompt, Reply]] = {}
-        self._price: dict[str, Price] = {}
+        self._price: dict[str, ReservedCost] = {}
 
-    async def found(self) -> Found:
+    async def found(self) -> SearchResult:
         ended = await self._searched()
         root, asker = self._tree.root, self._asker
         best = self._tree.best() or root
@@ -142,7 +160,7 @@ class Search:
         prompt, reply = self._replies[best]
         frozen = self._tree.frozen(root)
         tree = SearchTree(frozen, best.steps, ended, asker.requests, asker.calls, asker.usage)
-        return Found(tuple(self._tree.shown(best)), prompt, reply, best.answer, tree)
+        return SearchResult(tuple(self._tree.shown(best)), prompt, reply, best.answer, tree)
 
     async def _searched(self) -> Ended:
         tree, left = self._tree, self._how.rollouts
@@ -173,7 +191,7 @@ class Search:
         """The leaves of the next batch: no more than the budget can pay for by what others took,
         or all would be begun and none finished."""
         prices = self._price.values()
-        price = Price(sum(one.calls for one in prices), sum(one.tokens for one in prices))
+        price = ReservedCost(sum(one.calls for one in prices), sum(one.tokens for one in prices))
         size = min(most, self._how.parallel, max(1, self._asker.room(price)))
         chosen = [self._tree.sampled() for _ in range(int(size))]
         return [leaf for leaf in chosen if leaf is not None]
@@ -210,7 +228,7 @@ class Search:
                     judged += 1
         return judged
 
-    async def _worth(self, said: Answer) -> Worth:
+    async def _worth(self, said: Answer) -> RewardValue:
         how = self._how
         return await worth_by(how.reward, self._query, said, self._candidates, self._asker)
 
@@ -221,8 +239,8 @@ class Search:
         before = self._asker.set_aside
         results = await affordable(work)
         self._asker.settle()
-        after, known = self._asker.set_aside, self._price.get(what, Price())
+        after, known = self._asker.set_aside, self._price.get(what, ReservedCost())
         calls = ceil((after.calls - before.calls) / len(work))
         tokens = ceil((after.tokens - before.tokens) / len(work))
-        self._price[what] = Price(max(known.calls, calls), max(known.tokens, tokens))
+        self._price[what] = ReservedCost(max(known.calls, calls), max(known.tokens, tokens))
         return results

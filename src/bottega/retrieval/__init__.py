@@ -4,45 +4,45 @@ A retriever gets what it searches as an argument: a blocking search, a pool of e
 changes. All of them leave out the query's own id and its own images.
 """
 
-from bottega.retrieval.bm25 import BM25, Still
-from bottega.retrieval.clustering import LeaveOneOut
-from bottega.retrieval.dense import Crossed, Dense, ReciprocalRankFusion
+from bottega.retrieval.bm25 import BM25Retriever, StaticExamples
+from bottega.retrieval.clustering import LeaveOneOutGroupCount
+from bottega.retrieval.dense import CrossModalRetriever, DenseRetriever, RankFusionRetriever
 from bottega.retrieval.hashtag_tree import HashtagTree
-from bottega.retrieval.hashtags import Hashtags
+from bottega.retrieval.hashtags import HashtagRetriever
 from bottega.retrieval.keywords import (
-    DistinctiveTerms,
-    GeneratedKeywords,
-    Keyworded,
-    Keyworder,
-    ResponseProbe,
+    GeneratedKeywordExtractor,
+    KeywordExtractor,
+    KeywordRetriever,
+    ResponseProbeRetriever,
+    TfidfKeywordExtractor,
     keyword_query,
     keywords_of,
     with_keywords,
 )
 from bottega.retrieval.ports import Pool
-from bottega.retrieval.sampling import Balanced, Uniform
-from bottega.retrieval.wrappers import Alike, Shared, UnlessEmpty
+from bottega.retrieval.sampling import BalancedSampler, UniformSampler
+from bottega.retrieval.wrappers import EmptyOnMissing, SameContextFilter, SharedRetriever
 
 __all__ = [
-    "BM25",
-    "Alike",
-    "Balanced",
-    "Crossed",
-    "Dense",
-    "DistinctiveTerms",
-    "GeneratedKeywords",
+    "BM25Retriever",
+    "BalancedSampler",
+    "CrossModalRetriever",
+    "DenseRetriever",
+    "EmptyOnMissing",
+    "GeneratedKeywordExtractor",
+    "HashtagRetriever",
     "HashtagTree",
-    "Hashtags",
-    "Keyworded",
-    "Keyworder",
-    "LeaveOneOut",
+    "KeywordExtractor",
+    "KeywordRetriever",
+    "LeaveOneOutGroupCount",
     "Pool",
-    "ReciprocalRankFusion",
-    "ResponseProbe",
-    "Shared",
-    "Still",
-    "Uniform",
-    "UnlessEmpty",
+    "RankFusionRetriever",
+    "ResponseProbeRetriever",
+    "SameContextFilter",
+    "SharedRetriever",
+    "StaticExamples",
+    "TfidfKeywordExtractor",
+    "UniformSampler",
     "keyword_query",
     "keywords_of",
     "with_keywords",

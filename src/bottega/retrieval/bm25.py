@@ -15,20 +15,20 @@ from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundErro
 from bottega.exclusion import Exclude, is_excluded
 from bottega.protocols import Vectors
 from bottega.retrieval.ports import Changes, Feed, Listed
-from bottega.types import Candidate, Changed, Example, Query
+from bottega.types import Candidate, Example, ExampleChange, Query
 
 Take = Callable[[Sequence[str], Sequence[str]], None]
 
 
-class Still:
+class StaticExamples:
     """A pool that does not change, as a feed."""
 
     def __init__(self, pool: Listed) -> None:
         self._pool = pool
 
-    def changes(self, since: int, /) -> list[Changed]:
+    def changes(self, since: int, /) -> list[ExampleChange]:
         ids = list(self._pool.ids())[since:]
-        return [Changed(since + place, id) for place, id in enumerate(ids, start=1)]
+        return [ExampleChange(since + place, id) for place, id in enumerate(ids, start=1)]
 
     def get_many(self, ids: Sequence[str], /) -> list[Example]:
         return self._pool.get_many(ids)
@@ -57,7 +57,7 @@ class Follower:
             changes, forgotten = self._told()
             if not changes and not forgotten:
                 return 0
-            last: dict[str, Changed] = {}
+            last: dict[str, ExampleChange] = {}
             for change in changes:
                 last.pop(change.id, None)  # what came back is the newest
                 last[change.id] = change
@@ -75,7 +75,7 @@ class Follower:
             self._held = self._held.difference(gone).union(new)
             return len(gone)
 
-    def _told(self) -> tuple[list[Changed], list[str]]:
+    def _told(self) -> tuple[list[ExampleChange], list[str]]:
         """What is new in the log, and the ids held of which it tells nothing any more."""
         try:
             return list(self._changes(self._seq)), []
@@ -88,7 +88,7 @@ Words = Callable[[str], list[str]]
 WORD = re.compile(r"\w+")
 
 
-class BM25:
+class BM25Retriever:
     """The k examples whose text shares most with the question's, by BM25 as Lucene scores it.
 
     `reads` says which text of an example is searched; by default its question, rationale and

@@ -68,7 +68,7 @@ class Count(Protocol):
     def __call__(self, ids: Sequence[str], vectors: Vectors, /) -> int: ...
 
 
-class LeaveOneOut:
+class LeaveOneOutGroupCount:
     """The number with which the cache would answer its own latest entries best.
 
     Each of the latest entries is searched for as if it were a query: in its group, in the order of

@@ -13,7 +13,7 @@ from bottega.retrieval.wrappers import together
 from bottega.types import Candidate, Example, Query
 
 
-class Dense:
+class DenseRetriever:
     """The k nearest examples by `search(query, k)`, which blocks and therefore runs in a thread.
 
     Visual RAG, eq. 1: exact L2 distance (or cosine, the same order for unit vectors). By image, by
@@ -30,7 +30,7 @@ class Dense:
         return await asyncio.to_thread(self._search, query, k)
 
 
-class Crossed:
+class CrossModalRetriever:
     """Queries embedded by one embedder, compared with a view that another one made.
 
     Both must share a space, as CLIP's images and texts do. Cache-of-Thought's best dense search
@@ -48,7 +48,7 @@ class Crossed:
         return self._nearest(self._embed.embed([query]), k, excluded_for=[query])[0]
 
 
-class ReciprocalRankFusion:
+class RankFusionRetriever:
     """Orders what several retrievers found by the sum over them of weight / (constant + rank).
 
     Ranks start at 1, so scales do not matter (Cormack, Clarke and Buettcher 2009, whose constant

@@ -63,11 +63,11 @@ class HashtagTree:
 
     The first `cold_start` entries are one group; K-means then divides them. A new entry joins the
     nearest centre, which moves at once; a group whose last entry goes is gone. `groups` is their
-    number, or counts them at each re-fit (`LeaveOneOut`). A re-fit is due when the tree has doubled
-    or halved, or when newcomers lie far off. Where groups are counted and help, a newcomer `novel`
-    times as far from every centre as usual founds one of its own; 2.0 is worth it where the order
-    inside a group cannot tell topics apart (docs/benchmarks.md), else leave it at never.
-    `HashtagTree(10, adapt=False)` is the paper's: a fixed number, fitted once.
+    number, or counts them at each re-fit (`LeaveOneOutGroupCount`). A re-fit is due when the tree
+    has doubled or halved, or when newcomers lie far off. Where groups are counted and help, a
+    newcomer `novel` times as far from every centre as usual founds one of its own; 2.0 is worth it
+    where the order inside a group cannot tell topics apart (docs/benchmarks.md), else leave it at
+    never. `HashtagTree(10, adapt=False)` is the paper's: a fixed number, fitted once.
 
     Safe for several threads; `refit` works on a copy and may run beside everything else.
     """

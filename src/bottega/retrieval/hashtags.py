@@ -25,7 +25,7 @@ TOLERANCE = 0.1
 AGAIN_AFTER = 64
 
 
-class Hashtags:
+class HashtagRetriever:
     """The k nearest examples of the query's level-1 hashtag (Cache-of-Thought, 4.3.2).
 
     `vectors` gives the level-2 vectors of stored examples and `embed` that of a query, in the same

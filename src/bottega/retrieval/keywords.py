@@ -34,7 +34,7 @@ HEADING = re.compile(r"^[^,:\n]*\b(?:keywords?|key phrases?|words)\b[^,:\n]*:", 
 QUOTES = "\"'`*_[](){}<>.:!?“”‘’«» \t"
 
 
-class Keyworder(Protocol):
+class KeywordExtractor(Protocol):
     """The keywords of a text, the most important first; none for a text that says nothing.
 
     Never raises because of the text.
@@ -43,7 +43,7 @@ class Keyworder(Protocol):
     async def __call__(self, text: str, /) -> tuple[str, ...]: ...
 
 
-class GeneratedKeywords:
+class GeneratedKeywordExtractor:
     """Keywords by a small language model.
 
     Cache-of-Thought asks Llama-3-8B for 10 at temperature 0.6. Here decoding is greedy unless
@@ -74,14 +74,14 @@ class GeneratedKeywords:
         return read_keywords(reply.completions[0].text, self._count)
 
 
-class Keyworded:
+class KeywordRetriever:
     """Retrieves by the keywords of the question instead of the whole question.
 
     They stand in the order in which the question says them, which is the order that encoders know.
     A question without keywords is left as it is.
     """
 
-    def __init__(self, retrieve: Retriever, keyworder: Keyworder) -> None:
+    def __init__(self, retrieve: Retriever, keyworder: KeywordExtractor) -> None:
         self._retrieve = retrieve
         self._keyworder = keyworder
 
@@ -91,7 +91,7 @@ class Keyworded:
         return await self._retrieve(replace(query, text=text), k)
 
 
-async def with_keywords(examples: Iterable[Example], keyworder: Keyworder) -> list[Example]:
+async def with_keywords(examples: Iterable[Example], keyworder: KeywordExtractor) -> list[Example]:
     """The examples with `tags["keywords"]`: those of the rationale and answer, or of the question
     where neither says anything. What has the tag already keeps it."""
 
@@ -155,7 +155,7 @@ def _check(count: int) -> None:
         raise SettingError(f"cannot extract {count} keywords", hint="set count to 1 or more")
 
 
-class DistinctiveTerms:
+class TfidfKeywordExtractor:
     """The terms of a text with the highest TF-IDF, up to `longest` words each.
 
     `corpus` are the texts that tell which terms are common; without it the most frequent terms win,
@@ -204,7 +204,7 @@ def _terms(text: str, longest: int) -> list[str]:
     return [" ".join(run) for run in runs if not set(run) & set(STOPWORDS_EN)]
 
 
-class ResponseProbe:
+class ResponseProbeRetriever:
     """Asks the apprentice once without demonstrations and retrieves by the keywords of its answer.
 
     Cache-of-Thought, 4.3.1: "what is in the image" says little, an answer says more, even a wrong
@@ -218,7 +218,7 @@ class ResponseProbe:
         retrieve: Retriever,
         generator: Generator,
         prompt: Prompter,
-        keyworder: Keyworder,
+        keyworder: KeywordExtractor,
         *,
         keep_question: bool = True,
         sampling: Sampling | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from bottega.protocols import Vectors
-from bottega.types import Candidate, Changed, Example, Query
+from bottega.types import Candidate, Example, ExampleChange, Query
 
 Search = Callable[[Query, int], list[Candidate]]
 # (n, d), one row for each id. Raises `NotFoundError` for an id that is gone.
@@ -28,13 +28,13 @@ class Pool(Listed, Protocol):
 
 
 # In the order of `seq`, those after the given one only. Blocks.
-Changes = Callable[[int], Iterable[Changed]]
+Changes = Callable[[int], Iterable[ExampleChange]]
 
 
 class Feed(Protocol):
     """What came and went. Both methods block and are called in threads."""
 
-    def changes(self, since: int, /) -> Iterable[Changed]:
+    def changes(self, since: int, /) -> Iterable[ExampleChange]:
         """In the order of `seq`, those after `since` only. A log that has forgotten some of them
         raises `LogPrunedError`; those after 0 it always tells."""
         ...

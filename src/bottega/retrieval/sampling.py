@@ -17,7 +17,7 @@ def identity(query: Query) -> str:
     return ":".join((query.text, *(image.sha256 for image in query.images)))
 
 
-class Uniform:
+class UniformSampler:
     """k examples drawn uniformly without replacement (many-shot ICL). Score 0 for all.
 
     The draw depends on `seed` and the query alone, so neither concurrency nor the order of the
@@ -36,10 +36,10 @@ class Uniform:
         return await asyncio.to_thread(_take, self._pool, order, query, k)
 
 
-class Balanced:
+class BalancedSampler:
     """k examples with every label as often as the others, give or take one; order shuffled.
 
-    With k below the number of labels, k different labels are drawn. Seeded like `Uniform`.
+    With k below the number of labels, k different labels are drawn. Seeded like `UniformSampler`.
     """
 
     def __init__(self, pool: Pool, *, seed: int) -> None:

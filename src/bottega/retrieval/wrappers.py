@@ -16,7 +16,7 @@ TAG = "context"
 WIDER = 4
 
 
-class Alike:
+class SameContextFilter:
     """Leaves out what was answered in another context than the query's (`tags["context"]`); what
     has no such tag, such as imported examples, suits every context. Looks `WIDER` times further
     each time it finds too few, up to `furthest` examples."""
@@ -39,7 +39,7 @@ def _is_alike(example: Example, query: Query) -> bool:
     return example.tags.get(TAG, query.context) == query.context
 
 
-class UnlessEmpty:
+class EmptyOnMissing:
     """Finds nothing where the retriever behind it says that there is nothing."""
 
     def __init__(self, retrieve: Retriever) -> None:
@@ -78,7 +78,7 @@ class Search:
     waiting: int = 0
 
 
-class Shared:
+class SharedRetriever:
     """Calls with one `Query` object share the first one's search, while it runs and afterwards, for
     as many as it found: a router and the demonstrations look for the same.
 

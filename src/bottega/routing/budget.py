@@ -17,7 +17,7 @@ PATIENCE = 50  # queries until a first call to the master counts as failed
 RECENT = 10
 
 
-class Budgeted:
+class BudgetRouter:
     """A share of the queries to the master, adapted so that 1,000 queries cost `usd_per_1k` in all.
 
     `observe(trace)` must be told what each query cost: a recorder. The rate is the one at which the
@@ -105,7 +105,7 @@ class Budgeted:
         if cost is None:
             raise SettingError(
                 f"the price of {trace.reply.model!r} is not known, so no budget can be held",
-                hint="give the pipeline prices: price=Prices({model: Price(input, output)})",
+                hint="pass price=PriceTable({model: TokenPrice(input, output)}) to the pipeline",
             )
         # A query that was escalated costs what sending it to the apprentice first has cost.
         to_master = trace.tier == self._master.name and not trace.dismissed

@@ -15,7 +15,7 @@ from bottega.types import Answer, Query
 STEP = 0.02
 
 
-class Covered:
+class CoverageRouter:
     """The apprentice where the nearest cached example is similar enough, else the master; the
     master, too, where there is no example at all.
 
@@ -25,7 +25,8 @@ class Covered:
     (adaptive conformal inference, Gibbs and Candès, NeurIPS 2021): whatever the stream does, over n
     queries it is within 51 / n of the rate, but for queries without any example, which come on top.
 
-    Give it the retriever of the demonstrations, in a `Shared`, and there is one search, not two.
+    Give it the retriever of the demonstrations, in a `SharedRetriever`, and there is one search,
+    not two.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Covered:
 log = logging.getLogger(__name__)
 
 
-class Unsure:
+class ConfidenceEscalation:
     """The next tier where the answer is invalid or its confidence is below `below`; of any number
     of tiers, the cheapest first.
 

@@ -40,13 +40,13 @@ def always(tier: Tier) -> Router:
     return route
 
 
-def cold_start(n: int, master: Tier, then: Router) -> ColdStart:
+def cold_start(n: int, master: Tier, then: Router) -> ColdStartRouter:
     """Sends the first `n` queries to the master, all others where `then` sends them: an empty
     cache is filled before anybody is shown anything of it (Cache-of-Thought's cold start)."""
-    return ColdStart(n, master, then)
+    return ColdStartRouter(n, master, then)
 
 
-class ColdStart:
+class ColdStartRouter:
     """What it is told of answers and of costs it passes on to the router behind it."""
 
     def __init__(self, n: int, master: Tier, then: Router) -> None:

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Quality:
+class ShadowQuality:
     """Agreement of the apprentice's answers with the master's over the last `n` samples: as they
     were served, with demonstrations, without, and what demonstrations gain. 95 % intervals.
     `failed` samples, of which an answer is missing, are in none of them."""
@@ -44,7 +44,7 @@ class Quality:
     gain: Estimate
 
 
-class Shadow:
+class ShadowSampler:
     """Asks some of the apprentice's queries again: with demonstrations, without, and the master.
 
     About `rate` of the queries are measured, `at_once` at the same time at most: whoever answers
@@ -129,9 +129,9 @@ class Shadow:
         self.gate.learn(candidates, pair.shown, pair.hidden)
         return pair
 
-    def summary(self) -> Quality:
+    def summary(self) -> ShadowQuality:
         pairs = self._pairs
-        return Quality(
+        return ShadowQuality(
             n=len(pairs),
             failed=self._failed,
             served=level([pair.shown if pair.open else pair.hidden for pair in pairs]),

@@ -10,7 +10,7 @@ from bottega.evaluation.explanation import ENDED, pictures_of, render
 from bottega.image import Image
 from bottega.recording import stored
 from bottega.recording.stored_trace import Ended
-from bottega.types import Node, Query, SearchTree
+from bottega.types import Query, SearchNode, SearchTree
 from tests.builders import candidates, picture, search_tree, searched
 from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures
 from tests.knowledge.doubles import damaged
@@ -54,7 +54,7 @@ def test_a_trace_without_a_search_has_its_demonstrations() -> None:
 
 
 def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
-    tree = SearchTree(Node(value=math.nan, visits=1), (), "budget")
+    tree = SearchTree(SearchNode(value=math.nan, visits=1), (), "budget")
     page = render(stored(searched(tree, Query("?"))), {}, absent="gone")
     assert 'data-chosen id="chosen"' in page
     assert "Q –" in page

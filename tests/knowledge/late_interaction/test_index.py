@@ -8,11 +8,11 @@ import pytest
 
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.late_interaction import LateIndex
+from bottega.knowledge.late_interaction import LateInteractionIndex
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
-from bottega.retrieval import Dense
-from bottega.types import Changed, Example, Query
+from bottega.retrieval import DenseRetriever
+from bottega.types import Example, ExampleChange, Query
 from tests.builders import picture
 
 WORDS = ("red", "green", "blue", "round", "square", "small", "large")
@@ -60,26 +60,26 @@ def knowledge() -> Iterator[KnowledgeBase]:
         yield opened
 
 
-def answers(index: LateIndex, text: str, k: int) -> list[str]:
+def answers(index: LateInteractionIndex, text: str, k: int) -> list[str]:
     return [candidate.example.answer for candidate in index.search(Query(text), k)]
 
 
 def test_every_token_finds_its_best(knowledge: KnowledgeBase) -> None:
-    with LateIndex(knowledge, Letters()) as index:
+    with LateInteractionIndex(knowledge, Letters()) as index:
         assert set(answers(index, "red round", 2)) == {"red round", "round red"}
         [best] = index.search(Query("red round"), 1)
         assert best.score == pytest.approx(2, abs=1e-3)
 
 
 async def test_dense_makes_it_a_retriever(knowledge: KnowledgeBase) -> None:
-    with LateIndex(knowledge, Letters()) as index:
-        found = await Dense(index.search)(Query("blue small"), 2)
+    with LateInteractionIndex(knowledge, Letters()) as index:
+        found = await DenseRetriever(index.search)(Query("blue small"), 2)
     assert {c.example.answer for c in found} == {"blue small", "small blue"}
 
 
 def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
     embed = Letters()
-    with LateIndex(knowledge, embed, batch_size=8) as index:
+    with LateInteractionIndex(knowledge, embed, batch_size=8) as index:
         assert index.follow() == len(knowledge) == embed.embedded
         assert index.follow() == 0
         knowledge.add([example("purple star", 9000)])
@@ -92,16 +92,16 @@ def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
 
 
 def test_tokens_are_kept_in_the_folder(tmp_path: Path, knowledge: KnowledgeBase) -> None:
-    with LateIndex(knowledge, Letters(), tmp_path) as index:
+    with LateInteractionIndex(knowledge, Letters(), tmp_path) as index:
         index.follow()
     embed = Letters()
-    with LateIndex(knowledge, embed, tmp_path) as index:
+    with LateInteractionIndex(knowledge, embed, tmp_path) as index:
         assert set(answers(index, "red round", 2)) == {"red round", "round red"}
     assert embed.embedded == 0
 
 
 def test_never_the_query_itself(knowledge: KnowledgeBase) -> None:
-    with LateIndex(knowledge, Letters()) as index:
+    with LateInteractionIndex(knowledge, Letters()) as index:
         own = Query("red red", (picture(0),))
         assert "red red" not in [c.example.answer for c in index.search(own, 3)]
         assert index.search(own, 1, include_self=True)[0].example.answer == "red red"
@@ -110,7 +110,7 @@ def test_never_the_query_itself(knowledge: KnowledgeBase) -> None:
 
 def test_within_restricts_the_search(knowledge: KnowledgeBase) -> None:
     ids = knowledge.ids()[:5]
-    with LateIndex(knowledge, Letters()) as index:
+    with LateInteractionIndex(knowledge, Letters()) as index:
         found = index.search(Query("large large"), 10, within=ids)
         assert {c.example.id for c in found} == set(ids)
 
@@ -118,7 +118,7 @@ def test_within_restricts_the_search(knowledge: KnowledgeBase) -> None:
 def test_an_empty_knowledge_base_is_an_error() -> None:
     with (
         KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as empty,
-        LateIndex(empty, Letters()) as index,
+        LateInteractionIndex(empty, Letters()) as index,
         pytest.raises(EmptyKnowledgeBaseError),
     ):
         index.search(Query("red"), 1)
@@ -134,7 +134,7 @@ class Forgetful:
     def ids(self) -> list[str]:
         return self._knowledge.ids()
 
-    def changes(self, since: int) -> Iterable[Changed]:
+    def changes(self, since: int) -> Iterable[ExampleChange]:
         return self._knowledge.changes(since)
 
     def get_many(self, ids: Sequence[str]) -> list[Example]:
@@ -147,7 +147,7 @@ class Forgetful:
 
 def test_what_is_deleted_during_a_search_is_not_found(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
-    with LateIndex(forgetful, Letters()) as index:
+    with LateInteractionIndex(forgetful, Letters()) as index:
         index.follow()
         forgetful.lose = index.search(Query("red round"), 1)[0].example.id
         found = index.search(Query("red round"), 1)
@@ -170,7 +170,7 @@ class Watched:
     def get_many(self, ids: Sequence[str]) -> list[Example]:
         return self._knowledge.get_many(ids)
 
-    def changes(self, since: int) -> Iterable[Changed]:
+    def changes(self, since: int) -> Iterable[ExampleChange]:
         if self.log == "pruned":
             raise StoreError("the log begins later")
         return self._knowledge.changes(0 if self.log == "renumbered" else since)
@@ -184,7 +184,7 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
     ):
         other.add(known())
         watched = Watched(knowledge)
-        with LateIndex(watched, embed) as index:
+        with LateInteractionIndex(watched, embed) as index:
             assert index.follow() == len(known())
             gone = other.ids()[::7]
             other.delete(gone)
@@ -201,7 +201,7 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
 
 def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> None:
     embed = Letters()
-    with LateIndex(knowledge, embed) as index:
+    with LateInteractionIndex(knowledge, embed) as index:
         index.follow()
         knowledge.delete(knowledge.ids())
         knowledge.add(known())
@@ -212,7 +212,7 @@ def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> 
 @pytest.mark.parametrize("log", ["pruned", "renumbered"])
 def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, log: str) -> None:
     watched = Watched(knowledge)
-    with LateIndex(watched, Letters()) as index:
+    with LateInteractionIndex(watched, Letters()) as index:
         index.follow()
         watched.log = log
         knowledge.delete(knowledge.ids()[:3])
@@ -229,7 +229,7 @@ def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, 
 
 def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
-    with LateIndex(forgetful, Letters()) as index:
+    with LateInteractionIndex(forgetful, Letters()) as index:
         index.follow()
         knowledge.add([example("purple star", 9000)])
         forgetful.lose = knowledge.ids()[-1]
@@ -253,7 +253,7 @@ class Racing(Forgetful):
 
 def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
     doomed = knowledge.ids()[:30]
-    with LateIndex(Racing(knowledge, doomed), Letters()) as index:
+    with LateInteractionIndex(Racing(knowledge, doomed), Letters()) as index:
         found = index.search(Query("red round"), 10)
         assert len(found) == 10
         assert {c.example.id for c in index.search(Query("red"), 99)} == set(knowledge.ids())
@@ -262,7 +262,7 @@ def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
 
 def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase) -> None:
     racing = Racing(knowledge, [])
-    with LateIndex(racing, Letters()) as index:
+    with LateInteractionIndex(racing, Letters()) as index:
         best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
         racing._doomed = best[:6]
         found = [str(c.example.id) for c in index.search(Query("red round"), 8)]
@@ -272,7 +272,7 @@ def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase
 
 def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:
     knowledge.add([example(" ", 9000)])
-    with LateIndex(knowledge, Letters()) as index:
+    with LateInteractionIndex(knowledge, Letters()) as index:
         found = index.search(Query("red round"), 99, exact=True)
         assert len(found) == len(knowledge)
         [blank] = [c for c in found if c.example.answer == " "]
@@ -284,7 +284,7 @@ def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> No
 def test_a_closed_index_says_so_and_writes_nothing(
     tmp_path: Path, knowledge: KnowledgeBase
 ) -> None:
-    index = LateIndex(knowledge, Letters(), tmp_path)
+    index = LateInteractionIndex(knowledge, Letters(), tmp_path)
     index.follow()
     index.close()
     index.close()
@@ -329,6 +329,6 @@ RIGHT = np.ones((1, 16), np.float32)
 def test_what_an_embedder_should_not_give_is_an_embedding_error(
     knowledge: KnowledgeBase, embed: Odd
 ) -> None:
-    with LateIndex(knowledge, embed) as index, pytest.raises(EmbeddingError) as raised:
+    with LateInteractionIndex(knowledge, embed) as index, pytest.raises(EmbeddingError) as raised:
         index.search(Query("red"), 3)
     assert raised.value.hint

@@ -16,7 +16,7 @@ from bottega.image import path_text
 from bottega.knowledge import has_splits, load_digits, load_image_folder, load_jsonl, load_manyicl
 from bottega.knowledge.loaders.folders import QUESTION
 from bottega.parsing import ChoiceParser
-from bottega.prompting import Lettered
+from bottega.prompting import LetteredPrompter
 from bottega.types import Example
 
 ASKED = 500
@@ -103,10 +103,14 @@ def jsonl(source: Source) -> Benchmark:
         return labelled(source.spec, knowledge, items)
     if own_choices:
         return Benchmark(
-            source.spec, knowledge, items, parse=ChoiceParser(whole_words=True), prompt=Lettered()
+            source.spec,
+            knowledge,
+            items,
+            parse=ChoiceParser(whole_words=True),
+            prompt=LetteredPrompter(),
         )
     free = (WholeMatch(), Containment())
-    return Benchmark(source.spec, knowledge, items, metrics=free, prompt=Lettered())
+    return Benchmark(source.spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
 
 
 def _paths(place: str) -> tuple[Path, Path]:

@@ -20,7 +20,7 @@ from bottega.evaluation.benchmarks.tables import (
     texts,
 )
 from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
-from bottega.parsing import BecauseParser, ChoiceParser, FinalAnswerParser
+from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
 from bottega.types import Example, Query
 
@@ -58,7 +58,7 @@ def mmmu(source: Source) -> Benchmark:
         read(known),
         read(asked),
         metrics=(MMMUAccuracy(golds, drawn=drawn),),
-        parse=BecauseParser(
+        parse=RationaleParser(
             ChoiceParser(unparsable="random" if drawn else "none", seed=source.seed)
         ),
         prompt=MMMU,
@@ -124,7 +124,7 @@ def mathvision(source: Source) -> Benchmark:
         tuple(example for example in everything if example.query.id not in asked),
         tuple(items),
         metrics=(MathVisionAccuracy(),),
-        parse=BecauseParser(FinalAnswerParser()),
+        parse=RationaleParser(FinalAnswerParser()),
         prompt=MATH_V,
         reasoned=MATH_V_REASONED,
     )

@@ -27,7 +27,7 @@ from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image
 from bottega.knowledge.errors import or_raise
 from bottega.parsing import ChoiceParser
-from bottega.prompting import Lettered
+from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query
 
 # What a row is called, the row.
@@ -156,7 +156,7 @@ def okvqa(source: Source) -> Benchmark:
         examples(parts[0]),
         examples(parts[1]),
         metrics=(vqa_accuracy(answers), vqa_accuracy(answers, "always-normalised")),
-        prompt=Lettered(),
+        prompt=LetteredPrompter(),
     )
 
 
@@ -195,7 +195,7 @@ def aokvqa(source: Source) -> Benchmark:
     place, knobs = read_place(source, KNOBS)
     by_choice = knobs["answers"] == "choices"
     shown, items = _parts(place, source, knobs)
-    whole = Benchmark(source.spec, examples(shown), examples(items), prompt=Lettered())
+    whole = Benchmark(source.spec, examples(shown), examples(items), prompt=LetteredPrompter())
     if by_choice:
         return replace(whole, parse=ChoiceParser(whole_words=True))
     answers = references([*shown, *items])  # what is shown may be taught

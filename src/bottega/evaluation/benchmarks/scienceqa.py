@@ -22,7 +22,7 @@ from bottega.evaluation.benchmarks.tables import (
 )
 from bottega.image import path_text
 from bottega.knowledge.errors import or_raise
-from bottega.parsing import BecauseParser, ChoiceParser
+from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query
 
@@ -40,7 +40,7 @@ def scienceqa(source: Source) -> Benchmark:
         source.spec,
         (*read["train"], *read["val"]),
         tuple(read["test"]),
-        parse=BecauseParser(ChoiceParser(whole_words=True)),
+        parse=RationaleParser(ChoiceParser(whole_words=True)),
         prompt=SCIENCE_QA,
         reasoned=SCIENCE_QA_REASONED,
     )

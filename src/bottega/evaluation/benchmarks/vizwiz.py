@@ -29,7 +29,7 @@ from bottega.evaluation.metrics.vqa import (
     vizwiz_accuracy,
     vqa_accuracy,
 )
-from bottega.parsing import BecauseParser, LabelParser
+from bottega.parsing import LabelParser, RationaleParser
 from bottega.prompting import VIZ_WIZ
 
 ANNOTATIONS = ("Annotations/{}.json", "annotations/{}.json", "{}.json")
@@ -60,7 +60,7 @@ def vizwiz(source: Source) -> Benchmark:
         examples(shown),
         examples(items),
         metrics=_metrics(items),
-        parse=BecauseParser(LabelParser()),
+        parse=RationaleParser(LabelParser()),
         prompt=VIZ_WIZ,
     )
 

@@ -16,7 +16,7 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, needed, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
 from bottega.parsing import plain_text
-from bottega.prompting import Interleaved
+from bottega.prompting import InterleavedPrompter
 
 LAYOUT = (
     "expected is a task's folder, such as VL-ICL/clevr, with query.json, support.json and the"
@@ -37,7 +37,7 @@ def vl_icl(source: Source) -> Benchmark:
         examples(query),
         metrics=(ExactMatch(), Containment()),
         parse=plain_text,
-        prompt=Interleaved(show_choices=False),
+        prompt=InterleavedPrompter(show_choices=False),
     )
 
 

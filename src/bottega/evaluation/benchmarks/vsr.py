@@ -22,7 +22,7 @@ from bottega.evaluation.benchmarks.tables import (
     text,
 )
 from bottega.image import Image, path_text
-from bottega.parsing import BecauseParser, ChoiceParser
+from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import VSR_MC
 from bottega.types import Example, Query
 
@@ -75,7 +75,7 @@ def vsr_mc(source: Source) -> Benchmark:
         source.spec,
         knowledge,
         items,
-        parse=BecauseParser(ChoiceParser(whole_words=True)),
+        parse=RationaleParser(ChoiceParser(whole_words=True)),
         prompt=VSR_MC,
     )
 

@@ -31,7 +31,7 @@ from bottega.gateway.running.caches import CacheFile, Namespaces
 from bottega.gateway.running.pipeline_target import OnePipeline
 from bottega.gateway.running.server import GatewayServer, Spaces
 from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
-from bottega.gateway.shadow import Shadowing
+from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.telemetry.logs import Warn
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.generation.lru import Recent
@@ -63,7 +63,7 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         gateway.settle = replace(gateway.settle, remember=ledger.set_repeat)
         gateway.stored = StoredRepeats(ledger.repeat)
     if config.shadow.rate:
-        gateway.shadowing = Shadowing(
+        gateway.shadowing = ShadowRunner(
             gateway.answering, gateway.settle, gateway_server.over, file.measured, repeats
         )
 

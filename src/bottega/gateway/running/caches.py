@@ -41,20 +41,35 @@ from bottega.gateway.upstreams.timing import TimedKeeper, TimedRetriever
 from bottega.knowledge import (
     Eviction,
     KnowledgeBase,
-    LeastFrequentlyUsed,
-    LeastRecentlyUsed,
-    LeastSaving,
-    Random,
+    LeastFrequentlyUsedEviction,
+    LeastRecentlyUsedEviction,
+    LeastSavingsEviction,
+    RandomEviction,
 )
 from bottega.naming import NOTE, open_embedder
 from bottega.parsing import FinalAnswerParser, agreement, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
-from bottega.recording import Remember
-from bottega.reranking import Gated, Order, TopK
-from bottega.retrieval import BM25, Alike, Dense, Shared, UnlessEmpty
-from bottega.routing import BenefitGate, Budgeted, Covered, Shadow, Unsure, always, coin, cold_start
+from bottega.recording import CacheRecorder
+from bottega.reranking import GatedReranker, Order, TopKReranker
+from bottega.retrieval import (
+    BM25Retriever,
+    DenseRetriever,
+    EmptyOnMissing,
+    SameContextFilter,
+    SharedRetriever,
+)
+from bottega.routing import (
+    BenefitGate,
+    BudgetRouter,
+    ConfidenceEscalation,
+    CoverageRouter,
+    ShadowSampler,
+    always,
+    coin,
+    cold_start,
+)
 from bottega.types import Candidate, Example, Query
 
 
@@ -66,7 +81,7 @@ def routed(
     router, escalation = _router(route, tiers, retrieve), None
     if route.by == "confidence":
         assert route.below is not None
-        escalation = Unsure(tiers, route.below)
+        escalation = ConfidenceEscalation(tiers, route.below)
     left = route.cold_start - held
     return cold_start(left, tiers[-1], then=router) if left > 0 else router, escalation
 
@@ -77,9 +92,9 @@ def _router(route: Route, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
             return coin(tiers, route.master_rate or 0.0, route.seed)
         case "budget":
             assert route.usd_per_1k is not None
-            return Budgeted(tiers, route.usd_per_1k, seed=route.seed)
+            return BudgetRouter(tiers, route.usd_per_1k, seed=route.seed)
         case "coverage":
-            return Covered(
+            return CoverageRouter(
                 tiers,
                 retrieve,
                 at_least=route.at_least,
@@ -99,10 +114,10 @@ FIRST_MEASURED = (
     " enough, and no examples are shown until then"
 )
 EVICT: dict[str, Callable[[], Eviction]] = {
-    "least-recent": LeastRecentlyUsed,
-    "least-frequent": LeastFrequentlyUsed,
-    "least-saving": LeastSaving,
-    "random": Random,
+    "least-recent": LeastRecentlyUsedEviction,
+    "least-frequent": LeastFrequentlyUsedEviction,
+    "least-saving": LeastSavingsEviction,
+    "random": RandomEviction,
 }
 
 
@@ -184,7 +199,7 @@ class CacheFile:
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
         config, teachers = self.config, frozenset(self.config.teachers)
-        keeper = Remember(base, teachers=teachers, longest=config.cache.longest)
+        keeper = CacheRecorder(base, teachers=teachers, longest=config.cache.longest)
         timed = BudgetedKeeper(TimedKeeper(keeper, self.metrics.store), self.decoding)
         # The router and the demonstrations look for the same.
         found = self._search(base)
@@ -193,12 +208,12 @@ class CacheFile:
         if not config.shadow.rate:
             return Tenant(pipeline, timed, teachers, best=found.best, example=example)
         gate = self._gate(namespace)
-        shadow = Shadow(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
+        shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._told:
             self._told.add(namespace)
             log.info(FIRST_MEASURED, namespace)
         assert pipeline.rerank is not None
-        gated = replace(pipeline, rerank=Gated(pipeline.rerank, gate.shows))
+        gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
         charge = getattr(pipeline.route, "charge", None)
         return Tenant(
@@ -212,13 +227,13 @@ class CacheFile:
             example=example,
         )
 
-    def _search(self, base: KnowledgeBase) -> Shared:
+    def _search(self, base: KnowledgeBase) -> SharedRetriever:
         timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
         most = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(timed, self.decoding)
-        return Shared(UnlessEmpty(Alike(budgeted)), least=most)
+        return SharedRetriever(EmptyOnMissing(SameContextFilter(budgeted)), least=most)
 
-    def _pipeline(self, base: KnowledgeBase, found: Shared) -> Pipeline:
+    def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
         cache = config.cache
         route, escalate = routed(config.route, tiers, found, len(base))
@@ -228,7 +243,7 @@ class CacheFile:
             route=route,
             escalate=escalate,
             retrieve=found if cache.at_least is None else Near(found, cache.at_least),
-            rerank=TopK(cast(Order, cache.order)),
+            rerank=TopKReranker(cast(Order, cache.order)),
             parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,
@@ -259,8 +274,8 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
 
 def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:
     if cache.retrieve == "bm25":
-        return BM25(base, exclude="same-question")
-    return Dense(partial(base.search, exclude="same-question"))
+        return BM25Retriever(base, exclude="same-question")
+    return DenseRetriever(partial(base.search, exclude="same-question"))
 
 
 Opened = tuple[Tenant, KnowledgeBase]

@@ -12,7 +12,7 @@ from bottega.gateway.config.settings import Config
 from bottega.gateway.running.build import fetch_of, key_defaults, limits_of
 from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.tiers import price_overrides
-from bottega.recording import Prices
+from bottega.recording import PriceTable
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
         return
     changed = list(_changed(gateway_server.config, applied))
     gateway_server.config = applied
-    if isinstance(gateway_server.tier_set.prices, Prices):  # else the user's pipeline has its own
+    if isinstance(
+        gateway_server.tier_set.prices, PriceTable
+    ):  # else the user's pipeline has its own
         gateway_server.tier_set.prices.override(prices)
     gateway = gateway_server.gateway
     gateway.limits, gateway.fetch = limits_of(applied.limits), fetch_of(applied.limits)

@@ -15,11 +15,11 @@ from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.gateway.upstreams.timing import TimedUpstream
-from bottega.generation import OpenAICompatible
+from bottega.generation import OpenAIGenerator
 from bottega.naming import check_embedder, check_torch, open_model
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, Tier
-from bottega.recording import Price, Prices
+from bottega.recording import PriceTable, TokenPrice
 from bottega.types import Usage
 
 OPENAI = "https://api.openai.com/v1"
@@ -84,7 +84,7 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
         check_embedder(config.cache.embed)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
     served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
-    prices = Prices(price_overrides(config, served))
+    prices = PriceTable(price_overrides(config, served))
     if config.route.by == "budget":
         _check_priced(config, served, prices)
     return TierSet(served, prices, tuple(filter(None, keys.values())))
@@ -101,7 +101,7 @@ def pipeline_tiers(pipeline: Pipeline) -> TierSet:
         )
         for tier in pipeline.tiers
     )
-    return TierSet(served, pipeline.price or Prices())
+    return TierSet(served, pipeline.price or PriceTable())
 
 
 def key_variable(tier: TierSettings) -> str | None:
@@ -150,7 +150,7 @@ def _remote(tier: TierSettings, key: str) -> tuple[Generator, Upstream]:
         "concurrency": tier.concurrency,
         "extra_body": tier.extra_body,
     }
-    return OpenAICompatible(name, **how), HttpUpstream(name, **how)
+    return OpenAIGenerator(name, **how), HttpUpstream(name, **how)
 
 
 def _local(tier: TierSettings, config: Config) -> tuple[Generator, Upstream]:
@@ -168,7 +168,7 @@ def _prefixed_errors(setting: str) -> Iterator[None]:
         raise SettingError(f"{setting}: {error}", hint=error.hint) from error
 
 
-def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> None:
+def _check_priced(config: Config, served: Sequence[Served], prices: PriceTable) -> None:
     for one in served:
         if prices(one.upstream.model, Usage(1, 1)) is None:
             raise SettingError(
@@ -177,7 +177,7 @@ def _check_priced(config: Config, served: Sequence[Served], prices: Prices) -> N
             )
 
 
-def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, Price]:
+def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, TokenPrice]:
     """Return the configured prices by model name. Raises `SettingError` for two prices of one
     model."""
     given: dict[str, tuple[float, ...] | None] = {}
@@ -188,4 +188,4 @@ def price_overrides(config: Config, served: Sequence[Served]) -> dict[str, Price
                 f"{config.file}: two tiers ask {name!r}, at different prices",
                 hint="a price goes by the model's name: serve one of them under another",
             )
-    return {name: Price(*price) for name, price in given.items() if price}
+    return {name: TokenPrice(*price) for name, price in given.items() if price}

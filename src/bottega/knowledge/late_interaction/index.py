@@ -17,7 +17,7 @@ from bottega.knowledge.late_interaction.folder import one_for_each
 from bottega.knowledge.late_interaction.search import Effort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
-from bottega.types import Candidate, Changed, Example, Query
+from bottega.types import Candidate, Example, ExampleChange, Query
 
 Held = Callable[[], Collection[str]]
 
@@ -37,7 +37,7 @@ class Logged(Protocol):
     One that no longer knows all of it raises `StoreError`, or begins at `since` or before.
     """
 
-    def changes(self, since: int, /) -> Iterable[Changed]: ...
+    def changes(self, since: int, /) -> Iterable[ExampleChange]: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
     return [*present(source, ids[:half]), *present(source, ids[half:])]
 
 
-def _of_log(told: Sequence[Changed], since: int, held: Held) -> News:
+def _of_log(told: Sequence[ExampleChange], since: int, held: Held) -> News:
     if not told:
         return News([], [], since)
     last: dict[str, bool] = {}
@@ -86,7 +86,7 @@ def _of_log(told: Sequence[Changed], since: int, held: Held) -> News:
     return News(gone, new, told[-1].seq)
 
 
-def _told(source: Followed, since: int) -> list[Changed] | None:
+def _told(source: Followed, since: int) -> list[ExampleChange] | None:
     """None where the log has a gap."""
     if not isinstance(source, Logged):
         return None
@@ -110,14 +110,14 @@ def _end(source: Followed) -> int | None:
     return end
 
 
-class LateIndex(Closing):
+class LateInteractionIndex(Closing):
     """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
     embedder gives image and text tokens.
 
     Every search first embeds what was added to the knowledge base and drops what was deleted: the
     first one compares ids, the others read `changes` from where the last one stopped, or compare
     again where there is no such log. `folder` keeps the tokens between runs; None keeps them as
-    long as the index lives. Every method blocks. A retriever is `Dense(index.search)`.
+    long as the index lives. Every method blocks. A retriever is `DenseRetriever(index.search)`.
     """
 
     def __init__(
