@@ -15,7 +15,7 @@ from bottega.evaluation.runner import Streamed, gain, growth, mean_over
 if TYPE_CHECKING:
     from benchmarks.cache_of_thought import Measured
 
-STARTS = ("NoStart", "ColdStartRouter", "WarmStart", "Hierarchical", "half first", "coverage")
+STARTS = ("NoStart", "ColdStart", "WarmStart", "Hierarchical", "half first", "coverage")
 BASELINES = (
     "no cache",
     "random, NoStart",

@@ -135,7 +135,7 @@ async def dynamic(
         coin = flipped(rate, seed)
         jobs |= {
             ("NoStart", rate): partial(run, coin),
-            ("ColdStartRouter", rate): partial(run, coin, cold),
+            ("ColdStart", rate): partial(run, coin, cold),
             ("WarmStart", rate): partial(run, coin, corpus),
             ("Hierarchical", rate): partial(run, coin, corpus, workshop.hashtags),
             ("half first", rate): partial(run, half_first(rate, seed, len(data.items))),
