@@ -19,11 +19,11 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway, Replaying
 from bottega.gateway.completion import Answering, Fallback
-from bottega.gateway.endpoint import ChatEndpoint, Progress
+from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
-from bottega.gateway.ports import Pair, Served, Takes, Tenant, Upstream
+from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.running.process import CUT_SECONDS, configured
 from bottega.gateway.shadow import ShadowRunner
@@ -54,13 +54,13 @@ class Harness:
     url: str
     gateway: Gateway
     caches: dict[str, KnowledgeBase]
-    over: list[Progress] = field(default_factory=list)
+    over: list[RequestRecord] = field(default_factory=list)
     pairs: list[tuple[float, Pair]] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
         return list(self.caches[namespace]) if namespace in self.caches else []
 
-    def wait(self, requests: int) -> Progress:
+    def wait(self, requests: int) -> RequestRecord:
         """The last of so many requests, once it is over."""
         end = time.monotonic() + 60
         while len(self.over) < requests:
@@ -103,7 +103,7 @@ def harness(
     *,
     master: Generator | Upstream | None = None,
     apprentice: Generator | Upstream | None = None,
-    takes: Mapping[str, Takes] | None = None,
+    capabilities: Mapping[str, TierCapabilities] | None = None,
     replays: bool = True,
     identity: Any = "bytes",
     authenticate: Callable[[str | None], Account | None] | None = None,
@@ -130,7 +130,7 @@ def harness(
         Served(
             tier,
             LocalUpstream(part) if hasattr(part, "generate") else part,  # type: ignore[arg-type]
-            (takes or {}).get(tier.name, Takes()),
+            (capabilities or {}).get(tier.name, TierCapabilities()),
             asks or {} if tier.name == "apprentice" else {},
         )
         for tier, part in zip(tiers, parts.values(), strict=True)
@@ -161,7 +161,7 @@ def harness(
         gateway.answering,
         gateway.settle,
         found.over.append,
-        lambda progress, similarity, pair: found.pairs.append((similarity, pair)),
+        lambda record, similarity, pair: found.pairs.append((similarity, pair)),
         replaying.repeats,
     )
     app = App(

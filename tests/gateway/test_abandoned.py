@@ -16,7 +16,7 @@ from aiohttp import web
 
 from bottega.errors import ServerFailedError
 from bottega.gateway import endpoint
-from bottega.gateway.endpoint import Progress, shield_for
+from bottega.gateway.endpoint import RequestRecord, shield_for
 from bottega.gateway.ports import Body, Completed
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
@@ -117,7 +117,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "LOOK_SECONDS", 0.005)
 
 
-async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> Progress:
+async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> RequestRecord:
     """Send a request, leave once a tier is called, and return how the request ended."""
     body = {"model": model, "messages": asked(1), **more}
     async with aiohttp.ClientSession() as session:

@@ -25,7 +25,7 @@ from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE, GATEWAY_DB
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.decode_budget import CLIENT
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import Namespaces
 from bottega.gateway.running.server import GatewayServer
@@ -165,7 +165,9 @@ TOO_LONG = "This model's maximum context length is 8192 tokens (context_length_e
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "answer", [refuse(400, TOO_LONG), refuse(500, retry_after="0")], ids=["too long", "down"]
+    "answer",
+    [refuse(400, TOO_LONG), refuse(500, retry_after="0")],
+    ids=["too long", "down"],
 )
 def test_a_failure_reaches_the_master_only_with_the_right(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str], answer: Answer, stream: bool
@@ -245,11 +247,11 @@ def test_a_request_that_ends_makes_room_for_exactly_one() -> None:
         access.enter(two)
         access.enter(other)
         for account in (two, other):
-            with pytest.raises(Refusal, match="concurrent requests"):
+            with pytest.raises(ApiError, match="concurrent requests"):
                 access.enter(account)
         access.leave(two)
         access.enter(two)
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ApiError) as caught:
             access.enter(two)
         assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "1"})
         for account in (two, two, other):
@@ -259,7 +261,7 @@ def test_a_request_that_ends_makes_room_for_exactly_one() -> None:
 def test_a_key_without_its_own_limit_has_the_default_one() -> None:
     access = Access(lambda id, namespace, most: True, KeyDefaults(max_concurrent=1))
     access.enter(Account("1", "a"))
-    with pytest.raises(Refusal, match="limit of concurrent requests, 1"):
+    with pytest.raises(ApiError, match="limit of concurrent requests, 1"):
         access.enter(Account("1", "a"))
 
 
@@ -278,7 +280,7 @@ def test_tiers_of_a_key_are_its_own_or_else_the_defaults() -> None:
     assert undecided.may_reach(plain, "large") and not undecided.may_choose(plain, "large")
     assert not undecided.may_reach(none, "large")
     access.check_tiers(plain, ["small"])
-    with pytest.raises(Refusal, match="'large'"):
+    with pytest.raises(ApiError, match="'large'"):
         access.check_tiers(plain, ["small", "large"])
 
 
@@ -293,7 +295,7 @@ async def test_a_namespace_is_claimed_once_and_counts_against_the_limit_of_the_k
     plain, none = Account("1", "a", namespace="a"), Account("2", "b", max_namespaces=0)
     for _ in range(2):
         await access.check_namespace(plain, "a/b")
-    with pytest.raises(Refusal, match="limit of namespaces below its own, 0"):
+    with pytest.raises(ApiError, match="limit of namespaces below its own, 0"):
         await access.check_namespace(none, "b/c")
     assert claims == [("1", "a/b", 5), ("2", "b/c", 0)]
 
@@ -302,7 +304,7 @@ async def test_operators_name_any_namespace() -> None:
     access = Access(lambda id, namespace, most: False, KeyDefaults())
     await access.check_namespace(Account("1", "op", admin=True), "any")
     await access.check_namespace(Account("2", "a", namespace="a"), "a")
-    with pytest.raises(Refusal, match="below its own, 16"):
+    with pytest.raises(ApiError, match="below its own, 16"):
         await access.check_namespace(Account("2", "a", namespace="a"), "a/b")
 
 

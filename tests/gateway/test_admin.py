@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Entry, Ledger
 from bottega.gateway.admin.routes import admin_routes
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example, Query
 from tests.builders import picture
@@ -44,7 +44,7 @@ class Desk:
             forget=self.forgotten.append,
             longest_import=100_000,
         )
-        self.app = Starlette(routes=routes, exception_handlers={Refusal: refused})
+        self.app = Starlette(routes=routes, exception_handlers={ApiError: refused})
 
     def open(self, namespace: str) -> KnowledgeBase:
         if namespace not in self.caches:
@@ -59,7 +59,7 @@ class Desk:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, ApiError)
     told = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
     return JSONResponse({"error": told}, error.status, error.headers)
 

@@ -11,8 +11,8 @@ import pytest
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, Limiter, TokenEstimates
 from bottega.gateway.billing import Bill, allowed_output
-from bottega.gateway.endpoint import Progress
-from bottega.gateway.ports import Call, Served, Takes
+from bottega.gateway.endpoint import RequestRecord
+from bottega.gateway.ports import Call, Served, TierCapabilities
 from bottega.gateway.requests import BACKGROUND, read_chat
 from bottega.generation import ScriptedGenerator
 from bottega.protocols import Tier
@@ -33,8 +33,8 @@ def bill() -> Bill:
         {"messages": [{"role": "user", "content": "hi"}]}, background=re.compile(BACKGROUND)
     )
     account = Account("a", "a", usd_per_month=1e12)
-    progress = Progress("r", account=account, hold=Limiter(Unspent()).hold(account))
-    return Bill(progress, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
+    record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
+    return Bill(record, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
 
 
 def call(**fields: Any) -> Call:
@@ -42,7 +42,7 @@ def call(**fields: Any) -> Call:
 
 
 def reserved(bill: Bill, **fields: Any) -> float:
-    hold = bill.progress.hold
+    hold = bill.record.hold
     assert hold is not None
     bill.reserve(call(**fields))
     reserved = hold.reserved
@@ -91,8 +91,8 @@ def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
         {"messages": [{"role": "user", "content": text}]}, background=re.compile(BACKGROUND)
     )
     account = Account("a", "a", usd_per_month=1e12)
-    progress = Progress("r", account=account, hold=Limiter(Unspent()).hold(account))
-    return Bill(progress, chat, lambda model, usage: usage.prompt_tokens, estimates)
+    record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
+    return Bill(record, chat, lambda model, usage: usage.prompt_tokens, estimates)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_text_outside_ascii_does_not_raise_the_bills_of_abandoned_calls() -> Non
     prompt_bill("ш" * 900_000, estimates).paid(call(), Usage(1_500_000, 1))
     other = prompt_bill("a" * 35_000, estimates)
     other.cut_off(call(), 0.0)
-    assert other.progress.usage.prompt_tokens == 10_000
+    assert other.record.usage.prompt_tokens == 10_000
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(None, 1000), (500, 500), (5000, 1000)])
 def test_a_reply_is_no_longer_than_the_context_of_its_tier(
     context: int | None, tokens: int
 ) -> None:
-    served = Served(TIER, Late(), Takes(context=context), output_tokens=1000)
+    served = Served(TIER, Late(), TierCapabilities(context=context), output_tokens=1000)
     assert allowed_output(Call(served, {})) == tokens
     assert allowed_output(Call(served, {"n": 3})) == 3 * tokens
     assert allowed_output(Call(served, {"max_tokens": 10})) == 10
@@ -142,10 +142,10 @@ def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> 
     bill.price = lambda model, usage: None
     assert reserved(bill) == 0
     bill.paid(call(), Usage(10, 5))
-    assert bill.progress.cost_usd is None
+    assert bill.record.cost_usd is None
     bill.price = lambda model, usage: 1.0
     bill.paid(call(), Usage(10, 5))
-    assert bill.progress.cost_usd is None  # one unknown part makes the sum unknown
+    assert bill.record.cost_usd is None  # one unknown part makes the sum unknown
 
 
 def test_a_call_has_one_choice_by_default(bill: Bill) -> None:
@@ -156,8 +156,8 @@ def test_a_call_has_one_choice_by_default(bill: Bill) -> None:
 def test_the_bill_of_the_last_call_names_its_tier_and_demonstrations(bill: Bill) -> None:
     shown = (Candidate(Example(Query("q"), "a"), 1.0),) * 2
     bill.paid(replace(call(), shown=shown), Usage(10, 5))
-    progress = bill.progress
-    assert (progress.route, progress.shots, progress.usage) == ("large", 2, Usage(10, 5))
-    assert progress.cost_usd == 5.0
+    record = bill.record
+    assert (record.route, record.shots, record.usage) == ("large", 2, Usage(10, 5))
+    assert record.cost_usd == 5.0
     bill.paid(call(), Usage(1, 2))
-    assert (progress.shots, progress.usage, progress.cost_usd) == (0, Usage(11, 7), 7.0)
+    assert (record.shots, record.usage, record.cost_usd) == (0, Usage(11, 7), 7.0)

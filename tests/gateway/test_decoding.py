@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 
 from bottega.gateway import decode_budget
 from bottega.gateway.decode_budget import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
@@ -130,7 +130,7 @@ async def test_waiting_too_long_gets_429(budget: DecodeBudget, large: Image) -> 
     first = asyncio.create_task(budget.run([large], work.named("first")))
     await started(first, work, 1)
     budget.wait_seconds = 0.01
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         await budget.run([large], work.named("second"))
     assert (refused.value.status, refused.value.code) == (429, "decoding_busy")
     assert "retry-after" in refused.value.headers
@@ -169,7 +169,7 @@ async def test_a_failure_gives_its_room_back(budget: DecodeBudget, large: Image)
 
 
 async def test_images_beyond_the_whole_budget_are_413(large: Image) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         DecodeBudget(16 * MB).check([large])
     assert (refused.value.status, refused.value.code) == (413, "images_too_large")
     DecodeBudget(64 * MB).check([large])

@@ -11,7 +11,7 @@ import pytest
 
 from bottega.errors import RejectedError, ServerFailedError
 from bottega.gateway.completion import Fallback
-from bottega.gateway.ports import Takes
+from bottega.gateway.ports import TierCapabilities
 from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
 from bottega.routing import always
@@ -20,7 +20,7 @@ from tests.gateway.harness import asked, client, harness, raw
 
 
 def test_a_request_goes_to_a_tier_that_can_take_it(tmp_path: Path) -> None:
-    with harness(tmp_path, takes={"apprentice": Takes(images=1)}) as found:
+    with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as found:
         assert raw(found, asked(1)).headers["x-bottega-route"] == "apprentice"
         assert raw(found, asked(1, 2)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError) as refused:
@@ -94,8 +94,8 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
 
 
 def test_who_cannot_take_a_request_has_not_failed(tmp_path: Path) -> None:
-    takes = {"apprentice": Takes(images=0)}
-    with harness(tmp_path, takes=takes, fallback="never") as found:
+    capabilities = {"apprentice": TierCapabilities(images=0)}
+    with harness(tmp_path, capabilities=capabilities, fallback="never") as found:
         headers = raw(found, asked(1)).headers
     assert headers["x-bottega-route"] == "master"
     assert "x-bottega-fallback" not in headers

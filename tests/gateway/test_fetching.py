@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.image_fetcher import Fetcher
 from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, redirects, shows
 
@@ -29,15 +29,15 @@ async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
 
 
 async def test_nothing_is_fetched_unless_it_is_enabled(world: World) -> None:
-    refusal = await world.refused(world.url(), enabled=False)
-    assert "not fetched from URLs" in str(refusal)
+    error = await world.refused(world.url(), enabled=False)
+    assert "not fetched from URLs" in str(error)
     assert Fetcher().enabled is False and not world.requests and not world.resolved
 
 
 async def test_the_forbidden_server_is_there(world: World) -> None:
     """Without the policy it is reached: the other tests would see it."""
     for host in (INSIDE, "inner.example"):
-        with pytest.raises(Refusal):
+        with pytest.raises(ApiError):
             await world.fetcher(allowed=lambda address: True).fetch(world.url(host))
     assert world.intrusions >= 2
 
@@ -155,7 +155,7 @@ async def test_waiting_for_another_fetch_counts_as_time(world: World) -> None:
     world.answer = silent
     fetcher = world.fetcher(concurrency=1, seconds=0.2)
     async with fetcher._slots:  # as a fetch that does not end
-        with pytest.raises(Refusal, match=r"within 0\.2 seconds"):
+        with pytest.raises(ApiError, match=r"within 0\.2 seconds"):
             await asyncio.wait_for(fetcher.fetch(world.url()), 5)
     assert not world.requests
 
@@ -181,8 +181,8 @@ async def test_a_host_that_does_not_listen_is_a_refusal(world: World) -> None:
     with socket.socket() as unused:
         unused.bind((OUTSIDE, 0))
         port = unused.getsockname()[1]
-        refusal = await world.refused(f"http://pictures.example:{port}/", ports=[port])
-    assert str(refusal) == "The image was not fetched: its server failed."
+        error = await world.refused(f"http://pictures.example:{port}/", ports=[port])
+    assert str(error) == "The image was not fetched: its server failed."
 
 
 @pytest.fixture

@@ -199,7 +199,12 @@ async def test_an_upstream_that_keeps_failing_is_left_alone(endpoint: Server, ca
 
 
 async def test_refusals_open_no_breaker(endpoint: Server) -> None:
-    endpoint.answers = [refuse(400), refuse(401), refuse(429, "slower"), refuse(422)]
+    endpoint.answers = [
+        refuse(400),
+        refuse(401),
+        refuse(429, "slower"),
+        refuse(422),
+    ]
     one = upstream(endpoint, retries=0, breaker=Breaker(Tolerance(failures=1)))
     for _ in endpoint.answers:
         with pytest.raises(EndpointError):

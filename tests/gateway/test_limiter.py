@@ -7,7 +7,7 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import BudgetError, Hold, Limiter
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 
 
 @dataclass
@@ -67,11 +67,11 @@ def test_a_spent_budget_is_another_refusal() -> None:
     limiter, account = Limiter(budget), Account("a", "a", usd_per_month=1.0)
     assert limiter.admit(account) is None
     budget.costs.append(0.4)
-    with pytest.raises(Refusal, match="1 USD for this month is spent") as raised:
+    with pytest.raises(ApiError, match="1 USD for this month is spent") as raised:
         limiter.admit(account)
-    refusal = raised.value
-    assert (refusal.status, refusal.code, refusal.type) == (429, *["insufficient_quota"] * 2)
-    assert refusal.headers == {"x-should-retry": "false"}
+    error = raised.value
+    assert (error.status, error.code, error.type) == (429, *["insufficient_quota"] * 2)
+    assert error.headers == {"x-should-retry": "false"}
 
 
 def test_a_reservation_counts_until_it_is_released() -> None:
@@ -134,7 +134,7 @@ def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> None:
 
 
 def test_a_budget_of_nothing_buys_nothing() -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         Limiter(Purse()).admit(Account("a", "a", usd_per_month=0.0))
 
 

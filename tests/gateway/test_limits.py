@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.limits import Limits
 from bottega.image import Image
 
@@ -44,8 +44,8 @@ BODY: dict[str, Any] = {
 }
 
 
-def refused(body: object, limits: Limits | None = None) -> Refusal:
-    with pytest.raises(Refusal) as caught:
+def refused(body: object, limits: Limits | None = None) -> ApiError:
+    with pytest.raises(ApiError) as caught:
         (limits or Limits()).read(json.dumps(body).encode())
     assert caught.value.type == "invalid_request_error" and caught.value.hint
     return caught.value
@@ -79,7 +79,7 @@ def test_a_body_within_the_limits_is_what_was_sent() -> None:
     ],
 )
 def test_what_is_not_json_is_refused(raw: bytes) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         Limits().read(raw)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
@@ -87,7 +87,7 @@ def test_what_is_not_json_is_refused(raw: bytes) -> None:
 def test_of_a_name_that_stands_twice_the_last_is_checked_and_kept() -> None:
     raw = b'{"model":"a","messages":[],"messages":[{"role":"user","content":"b"}],"model":"c"}'
     assert Limits().read(raw)["model"] == "c"
-    with pytest.raises(Refusal, match="empty array"):
+    with pytest.raises(ApiError, match="empty array"):
         Limits().read(b'{"model":"a","messages":[{"role":"user","content":"b"}],"messages":[]}')
 
 
@@ -173,7 +173,7 @@ def test_the_limit_of_nesting_is_exact(depth: int) -> None:
         value = [value]
     limits = Limits(depth=depth)
     limits.check(asked({"type": "text", "text": "a"}, unknown=value))
-    with pytest.raises(Refusal, match=f"nested deeper than {depth}"):
+    with pytest.raises(ApiError, match=f"nested deeper than {depth}"):
         limits.check(asked({"type": "text", "text": "a"}, unknown=[value]))
 
 
@@ -226,7 +226,7 @@ def test_each_limit_holds() -> None:
 
 
 def test_a_body_that_is_too_large_is_not_parsed() -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         Limits(body_mb=1).read(b"[" * ((1 << 20) + 1))
     assert caught.value.status == 413
 
@@ -234,7 +234,7 @@ def test_a_body_that_is_too_large_is_not_parsed() -> None:
 def test_headers_have_a_limit() -> None:
     Limits().check_headers([(b"host", b"x")] * 20)
     for headers in ([(b"a", b"b")] * 101, [(b"authorization", b"x" * 40_000)]):
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ApiError) as caught:
             Limits().check_headers(headers)
         assert caught.value.status == 431
 
@@ -243,7 +243,7 @@ def test_limits_hold_to_the_last_one() -> None:
     def passes(check: Callable[[], object]) -> bool:
         try:
             check()
-        except Refusal:
+        except ApiError:
             return False
         return True
 
@@ -279,10 +279,10 @@ def test_limits_hold_to_the_last_one() -> None:
 def test_images_are_read_within_their_pixels() -> None:
     assert Limits().read_image(PIXEL.data_url, "p") == PIXEL
     assert Limits().read_image("DATA" + PIXEL.data_url[4:], "p") == PIXEL
-    with pytest.raises(Refusal, match="8 x 6") as caught:
+    with pytest.raises(ApiError, match="8 x 6") as caught:
         Limits(image_pixels=47).read_image(PIXEL.data_url, "messages[0]")
     assert caught.value.param == "messages[0]"
-    with pytest.raises(Refusal, match="together"):
+    with pytest.raises(ApiError, match="together"):
         Limits(image_mb=0).check_fetched([PIXEL], "messages")
 
 
@@ -298,7 +298,7 @@ def test_images_are_read_within_their_pixels() -> None:
     ],
 )
 def test_what_is_no_image_is_refused(url: str) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         Limits().read_image(url, "here")
     assert (caught.value.status, caught.value.code) == (400, "invalid_image")
 
@@ -326,12 +326,12 @@ def test_anything_in_any_place_is_passed_or_refused(path: tuple[Any, ...], value
     place[path[-1]] = value
     try:
         Limits().read(orjson.dumps(body))
-    except Refusal as refusal:
-        assert refusal.status == 400 and refusal.param and refusal.param.startswith(str(path[0]))
+    except ApiError as error:
+        assert error.status == 400 and error.param and error.param.startswith(str(path[0]))
 
 
 @given(JSON | st.binary())
 def test_anything_as_a_body_is_refused(value: object) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(ApiError) as caught:
         Limits().read(value if isinstance(value, bytes) else orjson.dumps(value))
     assert caught.value.status == 400

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.overrides import NONE, Overrides, read_overrides
 
 TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "master", "gpt": ""}
@@ -50,7 +50,7 @@ def test_overrides_by_suffix_and_header(
     ],
 )
 def test_what_is_no_override_is_refused(model: str, headers: dict[str, str], code: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         read_overrides(model, headers, TIERS)
     assert refused.value.code == code
     assert refused.value.hint

@@ -12,7 +12,7 @@ from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import Draining
@@ -62,7 +62,7 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
     access.check_tiers(team, ["large"])
     for _ in range(3):
         access.enter(team)
-    with pytest.raises(Refusal, match="concurrent requests, 3"):
+    with pytest.raises(ApiError, match="concurrent requests, 3"):
         access.enter(team)
     reloaded, waiting = (record.getMessage() for record in caplog.records)
     assert "limits.images" in reloaded and "tiers.small.price" in reloaded

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.gateway.demonstrations import augmented, expected_non_ascii_bytes, fitting
-from bottega.gateway.ports import Takes
+from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.requests import BACKGROUND, Chat, Needs, read_chat
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, picture
@@ -115,19 +115,19 @@ def test_demonstrations_stand_between_instructions_and_conversation() -> None:
 def test_what_a_tier_cannot_take_beside_the_question_is_left_out_worst_first() -> None:
     read = chat(seen("Which?", URL))
     shown = candidates("a", "b", "c")[::-1]  # nearest last
-    kept = fitting(shown, read, Takes(images=3))
+    kept = fitting(shown, read, TierCapabilities(images=3))
     assert [one.example.answer for one in kept] == ["b", "a"]
-    assert fitting(shown, read, Takes(images=1)) == []
+    assert fitting(shown, read, TierCapabilities(images=1)) == []
     one = read.needs.tokens + 1150
-    assert [c.example.answer for c in fitting(shown, read, Takes(context=one))] == ["a"]
+    assert [c.example.answer for c in fitting(shown, read, TierCapabilities(context=one))] == ["a"]
 
 
 def test_needs_are_met_by_what_a_tier_takes() -> None:
-    assert Needs().met_by(Takes(images=0, tools=False, context=10))
-    assert not Needs(images=2).met_by(Takes(images=1))
-    assert not Needs(tools=True).met_by(Takes(tools=False))
-    assert not Needs(audio=True).met_by(Takes())
-    assert not Needs(tokens=11).met_by(Takes(context=10))
+    assert Needs().met_by(TierCapabilities(images=0, tools=False, context=10))
+    assert not Needs(images=2).met_by(TierCapabilities(images=1))
+    assert not Needs(tools=True).met_by(TierCapabilities(tools=False))
+    assert not Needs(audio=True).met_by(TierCapabilities())
+    assert not Needs(tokens=11).met_by(TierCapabilities(context=10))
 
 
 @pytest.mark.parametrize(

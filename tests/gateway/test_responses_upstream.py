@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from bottega.gateway.endpoint import Progress, Reply
+from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.responses.endpoint import Responses
 from bottega.gateway.upstreams.sse import LAST, event
 from tests import server as doubles
@@ -339,14 +339,14 @@ async def test_a_stream_that_is_left_between_two_events_is_closed_to_its_source(
 
     source = chunks()  # held here, so that nobody else closes it
 
-    async def chat(progress: Progress, headers: Any, body: Any) -> Reply:
+    async def chat(record: RequestRecord, headers: Any, body: Any) -> Reply:
         await body()
         return Reply({}, events=source)
 
     async def body() -> bytes:
         return b'{"model": "m", "input": "hi", "stream": true}'
 
-    reply = await Responses(chat).answer(Progress("req_1"), {}, body)
+    reply = await Responses(chat).answer(RequestRecord("req_1"), {}, body)
     assert reply.events is not None
     await anext(reply.events)
     await reply.events.aclose()

@@ -17,7 +17,7 @@ from PIL import Image as Pillow
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.ports import Takes
+from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.upstreams.http import HttpUpstream
 from tests.builders import picture
 from tests.gateway.harness import Harness, harness
@@ -119,11 +119,11 @@ async def told(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_what_clients_are_told(tmp_path: Path, body: dict[str, Any], said: str) -> None:
-    takes = {
-        "apprentice": Takes(images=0, tools=False, context=1200),
-        "master": Takes(context=2000),
+    capabilities = {
+        "apprentice": TierCapabilities(images=0, tools=False, context=1200),
+        "master": TierCapabilities(context=2000),
     }
-    with harness(tmp_path, takes=takes) as found:
+    with harness(tmp_path, capabilities=capabilities) as found:
         assert (await told(found, body))["message"] == said
 
 

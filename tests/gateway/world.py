@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from PIL import Image as Pillow
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.image_fetcher import Fetcher
 from bottega.image import Image
 
@@ -56,14 +56,14 @@ class World:
     def url(self, host: str = "pictures.example", path: str = "/cat.png") -> str:
         return f"http://{host}:{self.port}{path}"
 
-    async def refused(self, url: str, **settings: Any) -> Refusal:
-        with pytest.raises(Refusal) as caught:
+    async def refused(self, url: str, **settings: Any) -> ApiError:
+        with pytest.raises(ApiError) as caught:
             await self.fetcher(**settings).fetch(url, "messages[0].content[1].image_url.url")
-        refusal = caught.value
-        assert (refusal.status, refusal.code) == (400, "invalid_image_url")
-        assert refusal.param == "messages[0].content[1].image_url.url" and refusal.hint
+        error = caught.value
+        assert (error.status, error.code) == (400, "invalid_image_url")
+        assert error.param == "messages[0].content[1].image_url.url" and error.hint
         assert self.intrusions == 0
-        return refusal
+        return error
 
 
 def shows(body: bytes = PIXEL.data, kind: str = "image/png", **headers: str) -> Answer:

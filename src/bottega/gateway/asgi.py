@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from bottega.gateway.chat import Gateway
-from bottega.gateway.endpoint import WATCHED, ChatEndpoint, Receive, Scope, Send, request_id
-from bottega.gateway.errors import Refusal, refusal_of, refuse
+from bottega.gateway.endpoint import PROBE_PATHS, ChatEndpoint, Receive, Scope, Send, request_id
+from bottega.gateway.errors import ApiError, send_error, to_api_error
 from bottega.gateway.origins import check_host
 from bottega.gateway.responses.endpoint import Responses
 
@@ -52,8 +52,8 @@ class App:
         if scope["type"] == "http":
             try:
                 self._check(scope)
-            except Refusal as refusal:
-                await refuse(refusal, send)
+            except ApiError as refusal:
+                await send_error(refusal, send)
                 return
         chat_endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -76,8 +76,8 @@ class App:
             named = dict(scope["headers"]).get(b"host")
             host = None if named is None else named.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)
-        if self.is_for_metrics(scope) and scope["path"] not in WATCHED:
-            raise Refusal(
+        if self.is_for_metrics(scope) and scope["path"] not in PROBE_PATHS:
+            raise ApiError(
                 "this port serves only /metrics, /healthz and /readyz",
                 status=404,
                 code="not_found",
@@ -110,7 +110,7 @@ def _rest(
         names = gateway.models_of(gateway.check_key(request.headers))
         name = request.path_params["name"]
         if name not in names:
-            raise Refusal(
+            raise ApiError(
                 f"the model {name[:200]!r} does not exist",
                 status=404,
                 code="model_not_found",
@@ -121,7 +121,7 @@ def _rest(
 
     async def kept(request: Request) -> Response:
         gateway.check_key(request.headers)
-        raise Refusal(
+        raise ApiError(
             "responses are not kept here",
             status=404,
             code="not_found",
@@ -152,17 +152,17 @@ def _rest(
         *([Route("/metrics", told)] if metrics is not None else []),
         *more,
     ]
-    handlers = {HTTPException: _not_here, Refusal: _refused, Exception: _refused}
+    handlers = {HTTPException: _not_here, ApiError: _refused, Exception: _refused}
     return Starlette(routes=routes, lifespan=life, exception_handlers=handlers)
 
 
 def _check_watcher(gateway: Gateway, request: Request) -> None:
-    """Raise `Refusal` unless the key is an admin's. Metrics name tenants and what they spend, and a
-    peer on loopback may be a proxy that serves the public, even without proxy headers."""
+    """Raise `ApiError` unless the key is an admin's. Metrics name tenants and what they spend, and
+    a peer on loopback may be a proxy that serves the public, even without proxy headers."""
     if gateway.authenticate is None:
         return
     if not gateway.check_key(request.headers).admin:
-        raise Refusal(
+        raise ApiError(
             "this key may not read the metrics",
             status=403,
             type="permission_error",
@@ -180,7 +180,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    refusal = refusal_of(error)
+    refusal = to_api_error(error)
     headers = {"x-request-id": request_id(), **refusal.headers}
     return Response(refusal.body, refusal.status, headers=headers, media_type="application/json")
 
@@ -192,5 +192,5 @@ async def _not_here(request: Request, error: Exception) -> Response:
         "POST /v1/chat/completions and /v1/responses, GET /v1/models, /healthz, /readyz and"
         " /metrics are"
     )
-    refusal = Refusal(said, status=error.status_code, code="not_found", hint=hint)
+    refusal = ApiError(said, status=error.status_code, code="not_found", hint=hint)
     return await _refused(request, refusal)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.demonstrations import expected_non_ascii_bytes, expected_tokens
-from bottega.gateway.endpoint import Progress
+from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import Body, Call
 from bottega.gateway.requests import Chat, max_text_tokens
 from bottega.gateway.response_cache.replay import reported_usage, tokens_said
@@ -24,22 +24,22 @@ MAX_LONGEST_FACTOR = 8
 
 @dataclass
 class Bill:
-    """Bill that adds the cost of each upstream call to the request's `progress`. The expected cost
+    """Bill that adds the cost of each upstream call to the request's `record`. The expected cost
     of a call is reserved from `reserve` until one of the other methods books or releases it."""
 
-    progress: Progress
+    record: RequestRecord
     chat: Chat
     price: Pricer
     estimates: TokenEstimates
 
     def reserve(self, call: Call) -> None:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
-        if self.progress.hold is not None:
+        if self.record.hold is not None:
             longest = min(
                 self.estimates.longest(call.model), MAX_LONGEST_FACTOR * call.served.output_tokens
             )
             most = Usage(self._max_prompt(call), allowed_output(call, longest))
-            self.progress.hold.reserve(self.price(call.model, most) or 0.0)
+            self.record.hold.reserve(self.price(call.model, most) or 0.0)
 
     def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
@@ -60,8 +60,8 @@ class Bill:
 
     def failed(self) -> None:
         """Release the reservation: an upstream that fails is assumed to charge nothing."""
-        if self.progress.hold is not None:
-            self.progress.hold.settle(0.0)
+        if self.record.hold is not None:
+            self.record.hold.settle(0.0)
 
     def cut_off(self, call: Call, seconds: float, steps: Sequence[bytes] = ()) -> None:
         """Book a call that ended early: by the last usage of its stream, else by its prompt and
@@ -90,14 +90,14 @@ class Bill:
         return self.estimates.max_prompt(call.model, expected, more)
 
     def _add(self, call: Call, usage: Usage, cost: float | None) -> None:
-        progress, call.cost_usd = self.progress, cost
-        progress.route, progress.model = call.served.name, call.model
-        progress.shots = len(call.shown)
-        progress.usage = add_usage(progress.usage, usage)
-        unknown = cost is None or progress.cost_usd is None
-        progress.cost_usd = None if unknown else (progress.cost_usd or 0.0) + (cost or 0.0)
-        if progress.hold is not None:
-            progress.hold.settle(cost or 0.0)
+        record, call.cost_usd = self.record, cost
+        record.route, record.model = call.served.name, call.model
+        record.shots = len(call.shown)
+        record.usage = add_usage(record.usage, usage)
+        unknown = cost is None or record.cost_usd is None
+        record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
+        if record.hold is not None:
+            record.hold.settle(cost or 0.0)
 
 
 def dismissed_usd(calls: Iterable[Call]) -> float:
@@ -114,8 +114,8 @@ def allowed_output(call: Call, usual: int = 0) -> int:
     each = max(limits) if limits else max(call.served.output_tokens, usual)
     if isinstance(least := fields.get("min_tokens"), int):
         each = max(each, least)
-    if call.served.takes.context is not None:
-        each = min(each, call.served.takes.context)
+    if call.served.capabilities.context is not None:
+        each = min(each, call.served.capabilities.context)
     if prediction := fields.get("prediction"):
         each += max_text_tokens(prediction)
     return each * _choices(fields)

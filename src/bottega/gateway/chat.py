@@ -17,8 +17,8 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.completion import Answered, Answering, Asked, Question, Streaming
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.endpoint import NOBODY, Progress, Reply
-from bottega.gateway.errors import Refusal, refusal_of, unknown_key
+from bottega.gateway.endpoint import NOBODY, Reply, RequestRecord
+from bottega.gateway.errors import ApiError, to_api_error, unknown_key
 from bottega.gateway.fields import allowed_fields
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.images import Fetch, is_web, pictures, with_fetched
@@ -88,41 +88,41 @@ class Gateway:
 
     async def answer(
         self,
-        progress: Progress,
+        record: RequestRecord,
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
-        """Raises `Refusal` and the errors of tiers."""
-        self._admit(progress, headers)
+        """Raises `ApiError` and the errors of tiers."""
+        self._admit(record, headers)
         raw = await body()
         given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
         told = (f"{name}={value}" for name, value in sorted(given.items()))
         # A repeat skips the checks below, so everything that they depend on is part of its key.
-        tiers = self.access.tiers_of(progress.account) if self.access is not None else ()
-        rights = f"admin={progress.account.admin} tiers={','.join(tiers)}"
-        scope = (progress.namespace, rights, *told)
+        tiers = self.access.tiers_of(record.account) if self.access is not None else ()
+        rights = f"admin={record.account.admin} tiers={','.join(tiers)}"
+        scope = (record.namespace, rights, *told)
         if known := self._known(raw, scope):
-            return replayed(progress, *known)
+            return replayed(record, *known)
         allowed = allowed_fields(self.limits.read(raw), self.more_fields)
         chat = read_chat(allowed, background=self.background)
         overrides = self._overrides(chat.model, tuple(given.items()))
-        namespace = _namespace(progress.account, overrides)
-        await self._check_access(progress.account, overrides, namespace)
+        namespace = _namespace(record.account, overrides)
+        await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count refused names.
-        progress.namespace = namespace
+        record.namespace = namespace
         found = await self._pictures(chat, overrides)
         if any(map(is_web, found)):
             body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
             fetched = await self.decoding.run(found.values(), body_with_fetched, Image.wire_cost)
             chat = replace(chat, body=fetched)
-        question = await self._question(chat, overrides, progress, found)
-        key = await self._key(chat, overrides, progress.namespace, found)
-        bill = self.settle.bill(progress, chat)
-        may_use_master = self._may_use_master(progress.account)
+        question = await self._question(chat, overrides, record, found)
+        key = await self._key(chat, overrides, record.namespace, found)
+        bill = self.settle.bill(record, chat)
+        may_use_master = self._may_use_master(record.account)
         asked = Asked(chat, overrides, bill, question, key, may_use_master)
         if key is None or self.replaying is None:
-            return await self._fresh(progress, asked, ExitStack(), _ignore)
-        before = AskedBefore(key, chat.stream, chat.include_usage, progress.namespace)
+            return await self._fresh(record, asked, ExitStack(), _ignore)
+        before = AskedBefore(key, chat.stream, chat.include_usage, record.namespace)
         self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
         reply = self.replaying.repeats.get(key)
         if reply is None and question is not None:
@@ -130,13 +130,13 @@ class Gateway:
         # No other await before `lead`: otherwise two identical requests would both lead.
         reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
-            return replayed(progress, before, reply)
+            return replayed(record, before, reply)
         leading = ExitStack()
         land = leading.enter_context(self.replaying.flights.lead(key))
-        return await self._fresh(progress, asked, leading, self._lander(key, land))
+        return await self._fresh(record, asked, leading, self._lander(key, land))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Whose key the headers bear. Raises `Refusal`."""
+        """Whose key the headers bear. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts)
             return NOBODY
@@ -155,18 +155,18 @@ class Gateway:
         tiers = self.models.items()
         return [id for id, tier in tiers if not tier or access.may_choose(account, tier)]
 
-    def _admit(self, progress: Progress, headers: Mapping[str, str]) -> None:
+    def _admit(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         account = self.check_key(headers)
-        progress.account, progress.namespace = account, account.namespace
+        record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)
         if self.access is not None and account is not NOBODY:
             self.access.enter(account)
-            progress.entered = True
+            record.entered = True
         if self.limiter is None:
             return
         wait = self.limiter.admit(account)
         if wait is not None:
-            raise Refusal(
+            raise ApiError(
                 "this key has asked too often",
                 status=429,
                 type="rate_limit_error",
@@ -177,7 +177,7 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        progress.hold = self.limiter.hold(account)
+        record.hold = self.limiter.hold(account)
 
     def _may_use_master(self, account: Account) -> bool:
         master = self.answering.served[-1].name
@@ -224,12 +224,12 @@ class Gateway:
         )
 
     async def _question(
-        self, chat: Chat, overrides: Overrides, progress: Progress, found: Mapping[str, Image]
+        self, chat: Chat, overrides: Overrides, record: RequestRecord, found: Mapping[str, Image]
     ) -> Question | None:
         if not self._may_ask(chat, overrides):
             return None
         try:
-            tenant = await self.tenants.open(progress.namespace)
+            tenant = await self.tenants.open(record.namespace)
         except (StoreError, EmbeddingError) as error:  # examples are not worth an answer
             self.settle.warn("the cache cannot be opened", error)
             return None
@@ -278,41 +278,43 @@ class Gateway:
         return remember
 
     async def _fresh(
-        self, progress: Progress, asked: Asked, leading: ExitStack, remember: Land
+        self, record: RequestRecord, asked: Asked, leading: ExitStack, remember: Land
     ) -> Reply:
         chat = asked.chat
-        progress.state, progress.why = ("passed", chat.passes) if chat.passes else ("answered", "")
+        record.state, record.why = ("passed", chat.passes) if chat.passes else ("answered", "")
         with leading:
             if chat.stream and not self.answering.may_go_on(asked):
                 streaming = await self.answering.stream(asked)
-                self._begun(progress, asked, streaming.call, streaming.failed)
-                events = self._events(progress, asked, streaming, leading.pop_all(), remember)
-                return Reply(headers_of(progress), events=events)
+                self._begun(record, asked, streaming.call, streaming.failed)
+                events = self._events(record, asked, streaming, leading.pop_all(), remember)
+                return Reply(headers_of(record), events=events)
             answered = await self.answering.complete(asked)
-            self._begun(progress, asked, answered.call, answered.failed)
-            await self._settled(progress, asked, answered)
-            headers = headers_of(progress)
-            _land(answered.completed, progress, remember)
+            self._begun(record, asked, answered.call, answered.failed)
+            await self._settled(record, asked, answered)
+            headers = headers_of(record)
+            _land(answered.completed, record, remember)
         payload = answered.completed.payload
         if chat.stream:
             return Reply(headers, events=again(payload, chat.include_usage))
         return Reply(headers, payload)
 
-    async def _settled(self, progress: Progress, asked: Asked, answered: Answered) -> None:
-        await self.settle(progress, asked, answered)
+    async def _settled(self, record: RequestRecord, asked: Asked, answered: Answered) -> None:
+        await self.settle(record, asked, answered)
         if self.shadowing is not None:
-            self.shadowing.after(progress, asked, answered)
+            self.shadowing.after(record, asked, answered)
 
-    def _begun(self, progress: Progress, asked: Asked, call: Call, failed: Sequence[str]) -> None:
-        progress.route, progress.model = call.served.name, call.served.upstream.model
-        progress.shots, progress.similarity = len(call.shown), call.similarity
-        if progress.similarity is None and asked.question is not None:
-            progress.similarity = asked.question.tenant.best(asked.question.query)
-        progress.fallback = ",".join(failed)
+    def _begun(
+        self, record: RequestRecord, asked: Asked, call: Call, failed: Sequence[str]
+    ) -> None:
+        record.route, record.model = call.served.name, call.served.upstream.model
+        record.shots, record.similarity = len(call.shown), call.similarity
+        if record.similarity is None and asked.question is not None:
+            record.similarity = asked.question.tenant.best(asked.question.query)
+        record.fallback = ",".join(failed)
 
     async def _events(
         self,
-        progress: Progress,
+        record: RequestRecord,
         asked: Asked,
         streaming: Streaming,
         leading: ExitStack,
@@ -334,9 +336,9 @@ class Gateway:
                 asked.bill.paid(streaming.call, completed.usage)
             except BottegaError as error:
                 has_failed = True
-                refusal = refusal_of(error)
-                progress.state, progress.status = "failed", refusal.status
-                progress.why = refusal.code or type(error).__name__
+                refusal = to_api_error(error)
+                record.state, record.status = "failed", refusal.status
+                record.why = refusal.code or type(error).__name__
                 yield event(refusal.body)
                 return
             finally:
@@ -346,10 +348,10 @@ class Gateway:
                     seconds = 0.0 if has_failed else silent
                     asked.bill.cut_off(streaming.call, seconds, steps)
                 await streaming.events.aclose()
-            await self._settled(progress, asked, Answered(streaming.call, completed))
-            _land(completed, progress, remember)
-        if progress.stored is not None:  # a comment: clients do not see it
-            yield f": stored {progress.stored}\n\n".encode()
+            await self._settled(record, asked, Answered(streaming.call, completed))
+            _land(completed, record, remember)
+        if record.stored is not None:  # a comment: clients do not see it
+            yield f": stored {record.stored}\n\n".encode()
         yield LAST
 
 
@@ -357,9 +359,9 @@ def _ignore(reply: Remembered) -> None:
     pass
 
 
-def _land(completed: Completed, progress: Progress, remember: Land) -> None:
+def _land(completed: Completed, record: RequestRecord, remember: Land) -> None:
     if may_be_repeated(completed.completions):
-        remember(Remembered(completed.payload, progress.route, progress.model))
+        remember(Remembered(completed.payload, record.route, record.model))
 
 
 def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:
@@ -373,7 +375,7 @@ def _namespace(account: Account, overrides: Overrides) -> str:
         return own
     if account is NOBODY or account.admin or (own and wanted.startswith(f"{own}/")):
         return wanted
-    raise Refusal(
+    raise ApiError(
         f"this key has no access to the namespace {wanted[:100]!r}",
         status=403,
         type="permission_error",

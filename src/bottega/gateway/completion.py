@@ -26,7 +26,7 @@ from bottega.gateway.billing import Bill
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.demonstrations import DataUrl, augmented, fitting, prompted
 from bottega.gateway.endpoint import shield_for
-from bottega.gateway.errors import Refusal, unfit
+from bottega.gateway.errors import ApiError, unsupported_request
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Call, Completed, Served, Tenant
 from bottega.gateway.requests import Chat, Part, parts_of
@@ -129,7 +129,7 @@ class Answering:
                 break
             except (GenerationError, SettingError) as error:
                 failure = _named(error, call)
-                if asked.bill.progress.has_left():
+                if asked.bill.record.has_left():
                     raise asyncio.CancelledError from error  # no client: ask no other tier
                 if bare := _without(asked, call, error):
                     asked, waiting = bare, [call.served, *waiting]
@@ -161,7 +161,7 @@ class Answering:
         asked.bill.reserve(call)
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
-        has_left = asked.bill.progress.has_left
+        has_left = asked.bill.record.has_left
         try:
             with queue_state() as queue:
                 work = call.served.upstream.complete(call.body)
@@ -192,7 +192,7 @@ class Answering:
                     first = await anext(events)
             except StopAsyncIteration:
                 asked.bill.failed()
-                raise Refusal(
+                raise ApiError(
                     "the model's stream was empty", status=502, type="server_error"
                 ) from None
             except asyncio.CancelledError:
@@ -226,15 +226,17 @@ class Answering:
 
     async def _in_turn(self, asked: Asked) -> list[Served]:
         """The chosen tier, then dearer ones, then cheaper ones; a tier that was named is the only
-        one. Raises `Refusal` if none can take the request."""
+        one. Raises `ApiError` if none can take the request."""
         chosen, named = await self._chosen(asked)
         place = next(i for i, one in enumerate(self.served) if one.name == chosen)
         others = [*self.served[place + 1 :], *reversed(self.served[:place])]
         order = [self.served[place], *([] if named else others)]
-        able = [one for one in order if asked.chat.needs.met_by(one.takes)]
+        able = [one for one in order if asked.chat.needs.met_by(one.capabilities)]
         if able:
             return [able[0], *(one for one in able[1:] if self._may_follow(asked, able[0], one))]
-        raise unfit(asked.chat.needs, [one.takes for one in order], chosen if named else "")
+        raise unsupported_request(
+            asked.chat.needs, [one.capabilities for one in order], chosen if named else ""
+        )
 
     def _may_follow(self, asked: Asked, failed: Served, other: Served) -> bool:
         # A client can make a tier fail, so a fallback must not reach the master either.
@@ -256,7 +258,7 @@ class Answering:
             return self.served[0 if cheap else -1].name, False
         try:
             return (await question.pipeline.route(question.query)).name, False
-        except Refusal:
+        except ApiError:
             raise
         except BottegaError as error:
             self.warn("no tier chosen, the cheapest asked", error)
@@ -268,7 +270,7 @@ class Answering:
             return await self._prompted(asked, served, shown, served.prompt)
         if not shown:
             return Call(served, self._asking(asked, served, asked.chat.body))
-        kept = fitting(shown, asked.chat, served.takes)
+        kept = fitting(shown, asked.chat, served.capabilities)
         body = await self.augmented(asked.chat, kept)
         return Call(served, self._asking(asked, served, body), tuple(kept))
 
@@ -284,13 +286,13 @@ class Answering:
         self, asked: Asked, served: Served, shown: Sequence[Candidate], prompter: Prompter
     ) -> Call:
         if asked.question is None:
-            raise Refusal(
+            raise ApiError(
                 "the pipeline served here cannot answer this request:"
                 f" {asked.chat.passes or 'it has no question'}",
                 code="unsupported",
                 hint="end with a user turn of text and images, without tools or audio",
             )
-        kept = fitting(shown, asked.chat, served.takes)
+        kept = fitting(shown, asked.chat, served.capabilities)
         prompt = prompter(_last_turn(asked.chat, asked.question.query), kept)
         images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
         encoded = partial(asyncio.to_thread, prompted, asked.chat, prompt, self.data_url)
@@ -313,7 +315,7 @@ class Answering:
             return await question.pipeline.demonstrations(question.query, tier)
         except EmptyKnowledgeBaseError:
             return []
-        except Refusal:
+        except ApiError:
             raise
         except BottegaError as error:
             self.warn("no demonstrations", error)
@@ -328,7 +330,7 @@ class Answering:
         answer = pipeline.choose([pipeline.parse(query, one) for one in completed.completions])
         tier = await pipeline.escalate(query, call.served.tier, answer)
         found = [one for one in self.served if tier is not None and one.name == tier.name]
-        return next((one for one in found if asked.chat.needs.met_by(one.takes)), None)
+        return next((one for one in found if asked.chat.needs.met_by(one.capabilities)), None)
 
     def as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
         """One choice of several, without the log-probabilities that only the gateway wanted."""

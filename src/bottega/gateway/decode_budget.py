@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Keeper
 from bottega.image import Image
 from bottega.pixels import DecodeCost
@@ -125,9 +125,9 @@ class DecodeBudget:
         self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
 
     def check(self, images: Collection[Image]) -> None:
-        """Raise `Refusal` (413) for images that exceed the whole budget. Blocks."""
+        """Raise `ApiError` (413) for images that exceed the whole budget. Blocks."""
         if (need := bytes_needed(images)) > self.most_bytes:
-            raise Refusal(
+            raise ApiError(
                 f"decoding the images of the request takes {need // MB} MB, more than the"
                 f" {self.most_bytes // MB} MB that all requests share",
                 status=413,
@@ -143,7 +143,7 @@ class DecodeBudget:
         cost: Cost = embedding_cost,
     ) -> T:
         """Run `work`, which decodes the images at `cost` each, once there is memory for them.
-        Raises `Refusal` (429) after `wait_seconds`.
+        Raises `ApiError` (429) after `wait_seconds`.
 
         The memory is released when the work has ended, not when the client leaves: a decoding
         thread cannot be stopped.
@@ -176,8 +176,8 @@ def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:
     return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
 
 
-def _busy() -> Refusal:
-    return Refusal(
+def _busy() -> ApiError:
+    return ApiError(
         "the gateway has no memory left for decoding images",
         status=429,
         type="rate_limit_error",

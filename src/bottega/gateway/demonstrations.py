@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from bottega.gateway.ports import Body, Takes
+from bottega.gateway.ports import Body, TierCapabilities
 from bottega.gateway.requests import (
     CHARACTERS_A_TOKEN,
     IMAGE_TOKENS,
@@ -20,11 +20,13 @@ from bottega.types import Candidate, Example, Prompt
 DataUrl = Callable[[Image], str]
 
 
-def fitting(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> list[Candidate]:
+def fitting(
+    shown: Sequence[Candidate], chat: Chat, capabilities: TierCapabilities
+) -> list[Candidate]:
     """Those that the tier can take beside the request, in their order: the least similar ones are
     left out first."""
     kept = list(shown)
-    while kept and not _fits(kept, chat, takes):
+    while kept and not _fits(kept, chat, capabilities):
         kept.remove(min(kept, key=lambda candidate: candidate.score))
     return kept
 
@@ -97,8 +99,8 @@ def expected_non_ascii_bytes(chat: Chat, shown: Sequence[Candidate]) -> int:
     return chat.needs.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
 
 
-def _fits(shown: Sequence[Candidate], chat: Chat, takes: Takes) -> bool:
+def _fits(shown: Sequence[Candidate], chat: Chat, capabilities: TierCapabilities) -> bool:
     images = sum(len(candidate.example.query.images) for candidate in shown)
-    if takes.images is not None and chat.needs.images + images > takes.images:
+    if capabilities.images is not None and chat.needs.images + images > capabilities.images:
         return False
-    return takes.context is None or expected_tokens(chat, shown) <= takes.context
+    return capabilities.context is None or expected_tokens(chat, shown) <= capabilities.context

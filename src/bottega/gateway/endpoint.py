@@ -14,7 +14,7 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.entries import State
 from bottega.gateway.accounting.limiter import Hold
-from bottega.gateway.errors import CLOSING, Refusal, refusal_of
+from bottega.gateway.errors import CLOSING, ApiError, to_api_error
 from bottega.gateway.upstreams.sse import event
 from bottega.types import Usage
 
@@ -60,11 +60,11 @@ async def _wait_until_idle(task: asyncio.Task[Result], seconds: float, idle: asy
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Paths for monitoring, which are always answered.
-WATCHED = ("/healthz", "/readyz", "/metrics")
+PROBE_PATHS = ("/healthz", "/readyz", "/metrics")
 LOOK_SECONDS = 0.05
 
 
-class Watched:
+class WatchedRequest:
     """A request under way."""
 
     __slots__ = ("_receive", "_watcher", "_work", "has_left")
@@ -89,20 +89,20 @@ class Watched:
         self._work.cancel()
 
 
-class Watch:
+class DisconnectWatcher:
     """Listens for the end of clients who have waited for a moment. A task or a timer for every
     request would cost as much as all else that a replay needs: one timer looks after them all."""
 
     def __init__(self) -> None:
-        self._new: dict[Watched, None] = {}
+        self._new: dict[WatchedRequest, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, one: Watched) -> None:
+    def begin(self, one: WatchedRequest) -> None:
         self._new[one] = None
         if self._timer is None:
             self._look_again()
 
-    def end(self, one: Watched) -> None:
+    def end(self, one: WatchedRequest) -> None:
         self._new.pop(one, None)
         one.end()
 
@@ -111,7 +111,7 @@ class Watch:
             LOOK_SECONDS, self._look, list(self._new)
         )
 
-    def _look(self, seen: list[Watched]) -> None:
+    def _look(self, seen: list[WatchedRequest]) -> None:
         """Those who were here the last time, too."""
         for one in seen:
             if one in self._new:
@@ -136,7 +136,7 @@ CLIENT_LEFT = 499
 
 
 @dataclass(slots=True)
-class Progress:
+class RequestRecord:
     """What is known of a request, filled in as it goes; told to the watchers when it is over."""
 
     request_id: str
@@ -175,7 +175,9 @@ class Reply:
     events: AsyncGenerator[bytes] | None = None
 
 
-Answer = Callable[[Progress, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]]
+Answer = Callable[
+    [RequestRecord, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]
+]
 
 
 @dataclass(frozen=True)
@@ -184,20 +186,20 @@ class ChatEndpoint:
     the OpenAI API. `over` is told how each request ended."""
 
     answer: Answer
-    over: Callable[[Progress], None]
+    over: Callable[[RequestRecord], None]
     most_bytes: int
-    watch: Watch = field(default_factory=Watch)
+    watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        progress = Progress(request_id())
+        record = RequestRecord(request_id())
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         started = False
         work = asyncio.current_task()
         assert work is not None
-        watched = Watched(work, receive)
-        progress.has_left = lambda: watched.has_left
+        watched = WatchedRequest(work, receive)
+        record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
             raw = await _body(headers, receive, self.most_bytes)
@@ -205,39 +207,39 @@ class ChatEndpoint:
             return raw
 
         try:
-            reply = await self.answer(progress, headers, body)
+            reply = await self.answer(record, headers, body)
             if watched.has_left and reply.events is None:
                 raise _LeftError  # the upstream call was finished only to learn its cost
             started = True
-            await _send(send, progress, reply)
+            await _send(send, record, reply)
         except _LeftError:
-            progress.state, progress.status = "failed", CLIENT_LEFT
-            progress.why = "client left"
+            record.state, record.status = "failed", CLIENT_LEFT
+            record.why = "client left"
         except asyncio.CancelledError:
-            progress.state = "failed"
+            record.state = "failed"
             if watched.has_left:
-                progress.status, progress.why = CLIENT_LEFT, progress.why or "client left"
+                record.status, record.why = CLIENT_LEFT, record.why or "client left"
             else:
-                progress.status, progress.why = CLOSING.status, "shutting down"
-                await _cut(send, progress)
+                record.status, record.why = CLOSING.status, "shutting down"
+                await _cut(send, record)
         except Exception as error:
-            self._failed(error, progress)
+            self._failed(error, record)
             if started:
                 raise
-            refusal = refusal_of(error)
-            progress.status = refusal.status
-            await _send(send, progress, Reply(refusal.headers, refusal.body))
+            refusal = to_api_error(error)
+            record.status = refusal.status
+            await _send(send, record, Reply(refusal.headers, refusal.body))
         finally:
             self.watch.end(watched)
-            self.over(progress)
+            self.over(record)
 
-    def _failed(self, error: Exception, progress: Progress) -> None:
-        progress.state = "failed"
-        progress.why = getattr(error, "code", None) or type(error).__name__
+    def _failed(self, error: Exception, record: RequestRecord) -> None:
+        record.state = "failed"
+        record.why = getattr(error, "code", None) or type(error).__name__
         if not isinstance(error, BottegaError):
-            log.error("request %s failed", progress.request_id, exc_info=error)
-        elif not isinstance(error, Refusal):
-            log.warning("request %s failed: %s", progress.request_id, error)
+            log.error("request %s failed", record.request_id, exc_info=error)
+        elif not isinstance(error, ApiError):
+            log.warning("request %s failed: %s", record.request_id, error)
 
 
 def request_id() -> str:
@@ -267,8 +269,8 @@ async def _body(headers: Mapping[str, str], receive: Receive, most: int) -> byte
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(most: int) -> Refusal:
-    return Refusal(
+def _too_large(most: int) -> ApiError:
+    return ApiError(
         f"the body is larger than {most >> 20} MB",
         status=413,
         code="body_too_large",
@@ -277,22 +279,22 @@ def _too_large(most: int) -> Refusal:
     )
 
 
-async def _send(send: Send, progress: Progress, reply: Reply) -> None:
-    headers = [(b"x-request-id", progress.request_id.encode())]
+async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
+    headers = [(b"x-request-id", record.request_id.encode())]
     for name, value in reply.headers.items():
         headers.append((name.encode(), value.encode("latin-1", "replace")))
     if reply.events is None:
         length = (b"content-length", str(len(reply.payload)).encode())
         headers += (JSON, length)
-        await _start(send, progress.status, headers)
+        await _start(send, record.status, headers)
         await send({"type": "http.response.body", "body": reply.payload})
         return
-    status = progress.status
+    status = record.status
     try:
         # What has not begun does not clean up behind itself.
         first = await anext(reply.events, b"")
         await _start(send, status, [EVENTS, *UNBUFFERED, *headers])
-        progress.streamed = True
+        record.streamed = True
         await send({"type": "http.response.body", "body": first, "more_body": True})
         async for one in reply.events:
             await send({"type": "http.response.body", "body": one, "more_body": True})
@@ -301,10 +303,10 @@ async def _send(send: Send, progress: Progress, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _cut(send: Send, progress: Progress) -> None:
+async def _cut(send: Send, record: RequestRecord) -> None:
     """The server does not wait any longer."""
-    if not progress.streamed:
-        await _send(send, progress, Reply(CLOSING.headers, CLOSING.body))
+    if not record.streamed:
+        await _send(send, record, Reply(CLOSING.headers, CLOSING.body))
         return
     await send({"type": "http.response.body", "body": event(CLOSING.body), "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -17,7 +17,7 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.ports import Takes
+from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.requests import Needs
 from bottega.gateway.upstreams.breaker import PausedError
 from bottega.gateway.upstreams.stream import MisconfiguredError, RefusedError
@@ -28,7 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 FINAL = {"x-should-retry": "false"}
 
 
-class Refusal(BottegaError):
+class ApiError(BottegaError):
     """`type`, `code` and `param` as openai-python shows them; `status` is the HTTP status."""
 
     def __init__(
@@ -58,12 +58,12 @@ class Refusal(BottegaError):
         return orjson.dumps({"error": error})
 
 
-def refusal_of(error: Exception) -> Refusal:
+def to_api_error(error: Exception) -> ApiError:
     """An error of ours as the client may see it; anything else is an accident, of which nothing
     is told but that it happened. What an upstream said of itself, and where it is, stands in the
     log alone."""
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case PausedError():
             return _upstream(
@@ -80,7 +80,7 @@ def refusal_of(error: Exception) -> Refusal:
             said = f"{who} is set up wrongly; the gateway's log tells the operator how"
             return _upstream(502, "upstream_misconfigured", said)
         case RefusedError():
-            return Refusal(
+            return ApiError(
                 error.said or "the model refused this request",
                 status=error.status or 400,
                 type=error.kind or "invalid_request_error",
@@ -89,20 +89,20 @@ def refusal_of(error: Exception) -> Refusal:
                 headers=FINAL,
             )
         case RejectedError():
-            return Refusal(str(error), status=error.status or 400, headers=FINAL)
+            return ApiError(str(error), status=error.status or 400, headers=FINAL)
         case EndpointError():
             status = 502 if error.retry_after is None else 503
             return _upstream(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
         case ImageError():
-            return Refusal(str(error), code="invalid_image", hint=error.hint)
+            return ApiError(str(error), code="invalid_image", hint=error.hint)
         case SettingError():
-            return Refusal(str(error), code="unsupported", hint=error.hint)
+            return ApiError(str(error), code="unsupported", hint=error.hint)
         case BottegaError() if error.retryable:
-            return Refusal(BUSY, status=503, type="server_error", headers=FINAL)
-    return Refusal(FAILED, status=500, type="server_error", headers=FINAL)
+            return ApiError(BUSY, status=503, type="server_error", headers=FINAL)
+    return ApiError(FAILED, status=500, type="server_error", headers=FINAL)
 
 
-CLOSING = Refusal(
+CLOSING = ApiError(
     "the gateway is shutting down",
     status=503,
     type="server_error",
@@ -112,12 +112,12 @@ CLOSING = Refusal(
 )
 
 
-def unknown_key(key: str) -> Refusal:
+def unknown_key(key: str) -> ApiError:
     said, hint = "this API key is not known here", "ask the operator for one"
     if not key:
         said, hint = "no API key came with this request", "send Authorization: Bearer KEY; " + hint
     make = " (`bottega keys add NAME`)"
-    return Refusal(said, status=401, code="invalid_api_key", hint=hint + make)
+    return ApiError(said, status=401, code="invalid_api_key", hint=hint + make)
 
 
 BUSY = "the gateway is busy; try again later"
@@ -125,46 +125,51 @@ FAILED = "the gateway failed; its log tells why"
 MODEL = "the model behind this gateway"
 
 
-def _upstream(status: int, code: str, said: str, wait: float | None = None) -> Refusal:
+def _upstream(status: int, code: str, said: str, wait: float | None = None) -> ApiError:
     kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
-    return Refusal(said, status=status, type=kind, code=code, headers=headers)
+    return ApiError(said, status=status, type=kind, code=code, headers=headers)
 
 
-async def refuse(refusal: Refusal, send: Send) -> None:
+async def send_error(error: ApiError, send: Send) -> None:
     """Send the refusal as an ASGI response."""
     headers = {
         "content-type": "application/json",
-        "content-length": str(len(refusal.body)),
-        **refusal.headers,
+        "content-length": str(len(error.body)),
+        **error.headers,
     }
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": refusal.body})
+    await send({"type": "http.response.start", "status": error.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": error.body})
 
 
-def unfit(needs: Needs, takes: Sequence[Takes], named: str = "") -> Refusal:
+def unsupported_request(
+    needs: Needs, capabilities: Sequence[TierCapabilities], named: str = ""
+) -> ApiError:
     """`named` is the tier that the client asked for: the only one that could have answered."""
     it = "it takes" if named else "they take"
-    found = list(_reasons(needs, takes))
+    found = list(_reasons(needs, capabilities))
     if not found:  # each of the needs is met by some tier
         found = [("all of this only apart", "send less at once")]
     said = ", ".join(reason for reason, _ in found)
     instead = " and ".join(dict.fromkeys(hint for _, hint in found))
     who = f"the tier {named!r} cannot" if named else "no tier can"
-    return Refusal(
+    return ApiError(
         f"{who} take this request: {it} {said}",
         code="unsupported_by_tier",
         hint=f"ask for the model 'bottega', or {instead}" if named else instead,
     )
 
 
-def _reasons(needs: Needs, takes: Sequence[Takes]) -> list[tuple[str, str]]:
-    images, context = _most([one.images for one in takes]), _most([one.context for one in takes])
+def _reasons(needs: Needs, capabilities: Sequence[TierCapabilities]) -> list[tuple[str, str]]:
+    images, context = (
+        _most([one.images for one in capabilities]),
+        _most([one.context for one in capabilities]),
+    )
     found = []
-    if needs.tools and not any(one.tools for one in takes):
+    if needs.tools and not any(one.tools for one in capabilities):
         found.append(("no tools", "leave the tools out"))
-    if needs.audio and not any(one.audio for one in takes):
+    if needs.audio and not any(one.audio for one in capabilities):
         found.append(("no audio", "leave the audio out"))
     if images == 0 and needs.images:
         found.append(("no images", "leave the images out"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Body
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
@@ -22,7 +22,7 @@ class _Kind:
     numbers: tuple[type, ...] = ()
     """The types of what may be wrong by its value alone."""
 
-    def refuse(self, name: str, value: object) -> NoReturn:
+    def reject(self, name: str, value: object) -> NoReturn:
         if type(value) not in self.numbers:
             wrong_type(name, self.named, value)
         raise invalid(
@@ -130,7 +130,7 @@ JSON_NAMES = {
 
 def too_much(param: str, what: str, code: str = "limit_exceeded") -> NoReturn:
     param = param[:LONGEST_NAME]  # clients name fields as they like
-    raise Refusal(
+    raise ApiError(
         f"Invalid '{param}': {what}.",
         status=400,
         code=code,
@@ -139,12 +139,12 @@ def too_much(param: str, what: str, code: str = "limit_exceeded") -> NoReturn:
     )
 
 
-def bad_image(message: str, param: str, hint: str) -> Refusal:
-    return Refusal(message, status=400, code="invalid_image", param=param, hint=hint)
+def bad_image(message: str, param: str, hint: str) -> ApiError:
+    return ApiError(message, status=400, code="invalid_image", param=param, hint=hint)
 
 
-def invalid(message: str, param: str | None, code: str) -> Refusal:
-    return Refusal(
+def invalid(message: str, param: str | None, code: str) -> ApiError:
+    return ApiError(
         message,
         status=400,
         code=code,
@@ -200,7 +200,7 @@ PLAIN_TIERS = (None, "auto", "default")
 
 
 def allowed_fields(body: Body, more: Collection[str] = ()) -> Body:
-    """Return the body without fields at their `DEFAULTS`. Raise `Refusal` for a field that is not
+    """Return the body without fields at their `DEFAULTS`. Raise `ApiError` for a field that is not
     allowed; `more` are fields that the operator allows. Other fields may change what a server does
     or costs: chat templates, priorities, logits processors. A null field counts as absent."""
     dropped = {name for name in body.keys() & DEFAULTS.keys() if _is_default(name, body[name])}
@@ -234,8 +234,8 @@ def _only_constrains(value: object) -> bool:
     return isinstance(value, dict) and value.keys() <= STRUCTURED_OPTIONS
 
 
-def _refusal(problem: str, name: str, alternative: str) -> Refusal:
-    return Refusal(
+def _refusal(problem: str, name: str, alternative: str) -> ApiError:
+    return ApiError(
         f"Unsupported parameter: {problem}.",
         code="unsupported_parameter",
         param=name,

@@ -10,7 +10,7 @@ from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.billing import Bill, dismissed_usd
 from bottega.gateway.completion import Answered, Asked, Question
 from bottega.gateway.demonstrations import worked
-from bottega.gateway.endpoint import Progress
+from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import Call, Completed
 from bottega.gateway.requests import INSTRUCTING, Chat, parts_of
 from bottega.gateway.telemetry.logs import Warn
@@ -31,54 +31,64 @@ class Finalizer:
     estimates: TokenEstimates = field(default_factory=TokenEstimates)
     remember: Callable[[str, str], None] = lambda key, example: None
 
-    def bill(self, progress: Progress, chat: Chat) -> Bill:
-        return Bill(progress, chat, self.price, self.estimates)
+    def bill(self, record: RequestRecord, chat: Chat) -> Bill:
+        return Bill(record, chat, self.price, self.estimates)
 
-    async def __call__(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+    async def __call__(self, record: RequestRecord, asked: Asked, answered: Answered) -> None:
         """Never raises: the client has its answer, or is about to get it."""
         call, completed = answered.call, answered.completed
-        progress.model = completed.model
-        progress.dismissed_usd = dismissed_usd(call for call, _ in answered.dismissed)
+        record.model = completed.model
+        record.dismissed_usd = dismissed_usd(call for call, _ in answered.dismissed)
         if asked.question is None:
             return
-        await self._kept(progress, asked, asked.question, call, completed)
+        await self._kept(record, asked, asked.question, call, completed)
         if asked.question.pipeline.record is None:
             return
         try:
-            await asked.question.pipeline.record(_trace(progress, asked, asked.question, answered))
+            await asked.question.pipeline.record(_trace(record, asked, asked.question, answered))
         except BottegaError as error:
             self.warn("not recorded", error)
 
     async def alone(
-        self, progress: Progress, asked: Asked, call: Call, completed: Completed
+        self, record: RequestRecord, asked: Asked, call: Call, completed: Completed
     ) -> None:
         """Store the reply of a call that no client waits for; routers do not observe it. Never
         raises."""
-        progress.model = completed.model
+        record.model = completed.model
         if asked.question is not None:
-            await self._kept(progress, asked, asked.question, call, completed)
+            await self._kept(record, asked, asked.question, call, completed)
 
     async def _kept(
-        self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
+        self,
+        record: RequestRecord,
+        asked: Asked,
+        question: Question,
+        call: Call,
+        completed: Completed,
     ) -> None:
         """A full disk keeps no router from hearing what an answer has cost."""
         try:
-            progress.stored = await self._keep(progress, asked, question, call, completed)
+            record.stored = await self._keep(record, asked, question, call, completed)
             first = completed.completions[0].text
-            if progress.stored and asked.key and spoken(first) == first.strip():
-                self.remember(asked.key, progress.stored)
+            if record.stored and asked.key and spoken(first) == first.strip():
+                self.remember(asked.key, record.stored)
         except BottegaError as error:
             self.warn("not stored", error)
 
     async def _keep(
-        self, progress: Progress, asked: Asked, question: Question, call: Call, completed: Completed
+        self,
+        record: RequestRecord,
+        asked: Asked,
+        question: Question,
+        call: Call,
+        completed: Completed,
     ) -> str | None:
         """Only what a teacher said to its end, to a question that stands for itself."""
         tenant, first = question.tenant, completed.completions[0]
         said = spoken(first.text)  # what was thought before is neither shown nor searched
         may = (
             tenant.keeper is not None
-            and progress.account.may_store
+            and record.account.may_store
             and asked.overrides.store
             and asked.chat.single_turn
             and call.served.name in tenant.teachers
@@ -88,9 +98,9 @@ class Finalizer:
         )
         if not may or tenant.keeper is None:
             return None
-        tags = {"context": asked.chat.context, "request": progress.request_id}
-        if progress.account.id:
-            tags["account"] = progress.account.id
+        tags = {"context": asked.chat.context, "request": record.request_id}
+        if record.account.id:
+            tags["account"] = record.account.id
         source = f"{call.served.name}:{completed.model}"
         example = Example(question.query, said, tags=tags, source=source)
         stored = await tenant.keeper.keep(example)
@@ -99,20 +109,20 @@ class Finalizer:
         return stored if stored == identity(example) else None  # else a pinned answer stays
 
 
-def _trace(progress: Progress, asked: Asked, question: Question, answered: Answered) -> Trace:
+def _trace(record: RequestRecord, asked: Asked, question: Question, answered: Answered) -> Trace:
     pipeline, completed = question.pipeline, answered.completed
     answers = [pipeline.parse(question.query, one) for one in completed.completions]
     return Trace(
-        id=progress.request_id,
-        time=progress.begun,
+        id=record.request_id,
+        time=record.begun,
         query=question.query,
         tier=answered.call.served.name,
         candidates=answered.call.shown,
         prompt=answered.call.prompt or _prompt(asked, question, answered.call.shown),
         reply=_reply(completed),
         answer=pipeline.choose(answers),
-        seconds=progress.seconds,
-        cost_usd=progress.cost_usd,
+        seconds=record.seconds,
+        cost_usd=record.cost_usd,
         dismissed=tuple(_reply(one) for _, one in answered.dismissed),
     )
 

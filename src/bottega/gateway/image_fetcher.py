@@ -14,7 +14,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from bottega.errors import ImageError
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.image import Image
 
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
@@ -136,7 +136,7 @@ class Fetcher:
         self._allowed, self._resolve, self._connect = allowed, resolve, connect
 
     async def fetch(self, url: str, param: str | None = None) -> Image:
-        """`param` names the field that held the URL. Raises `Refusal` (400) for whatever goes
+        """`param` names the field that held the URL. Raises `ApiError` (400) for whatever goes
         wrong; no message tells what the inner network looks like."""
         if not self.enabled:
             raise _refusal(
@@ -282,8 +282,8 @@ def _is_plain(host: str) -> bool:
     return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)
 
 
-def _refusal(message: str, param: str | None, hint: str = "") -> Refusal:
-    return Refusal(
+def _refusal(message: str, param: str | None, hint: str = "") -> ApiError:
+    return ApiError(
         message,
         status=400,
         code="invalid_image_url",

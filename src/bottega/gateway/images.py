@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import bad_image
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body
@@ -25,14 +25,14 @@ def is_web(url: str) -> bool:
 async def pictures(
     parts: Sequence[Part], fetch: Fetch | None, limits: Limits, body: Body
 ) -> dict[str, Image]:
-    """By URL. Raises `Refusal` for what is no image, or not to be fetched, by its place in the
+    """By URL. Raises `ApiError` for what is no image, or not to be fetched, by its place in the
     body."""
     urls = list(dict.fromkeys(part.url for part in parts))
     here = [url for url in urls if not is_web(url)]
     found = await asyncio.to_thread(_decoded, here, limits, body) if here else {}
     web = [url for url in urls if is_web(url)]
     if web and fetch is None:
-        raise Refusal(
+        raise ApiError(
             "image URLs are not fetched here",
             code="image_url_not_fetched",
             param=place_of(web[0], body),
@@ -88,8 +88,8 @@ def _naming(url: str, body: Body) -> Iterator[None]:
     """Its place is looked for when something is wrong with it alone."""
     try:
         yield
-    except Refusal as refusal:
-        refusal.param = place_of(url, body)
+    except ApiError as error:
+        error.param = place_of(url, body)
         raise
 
 

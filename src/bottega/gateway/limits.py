@@ -12,7 +12,7 @@ from typing import cast
 import orjson
 
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import (
     FIELDS,
     LONGEST_NAME,
@@ -53,7 +53,7 @@ class Limits:
     def check_size(self, size: int) -> None:
         """For a stated length and for the bytes that came so far."""
         if size > self.body_mb * MB:
-            raise Refusal(
+            raise ApiError(
                 f"The request is larger than {self.body_mb} MB.",
                 status=413,
                 code="request_too_large",
@@ -65,7 +65,7 @@ class Limits:
         named = list(headers)
         sizes = [len(name) + len(value) for name, value in named]
         if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
-            raise Refusal(
+            raise ApiError(
                 f"The headers are more than {self.headers} or larger than"
                 f" {self.header_bytes:,} bytes.",
                 status=431,
@@ -75,7 +75,7 @@ class Limits:
         if len({name for name, _ in named}) < len(named):
             for name, count in Counter(name for name, _ in named).items():
                 if count > 1 and name.startswith(ONCE):
-                    raise Refusal(
+                    raise ApiError(
                         f"The header {name.decode('latin-1')[:100]!r} stands there twice.",
                         code="duplicate_header",
                         hint="send it once",
@@ -88,7 +88,7 @@ class Limits:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise Refusal(
+            raise ApiError(
                 f"We could not parse the JSON body of your request: {error}.",
                 status=400,
                 code="invalid_json",
@@ -98,7 +98,7 @@ class Limits:
         return cast(Body, body)
 
     def check(self, body: object) -> None:
-        """Raises `Refusal` (400) for what is not a chat-completions body within the limits. Fields
+        """Raises `ApiError` (400) for what is not a chat-completions body within the limits. Fields
         that nobody knows may hold anything that is not nested deeper than `depth`."""
         if not isinstance(body, dict):
             wrong_type("", "an object", body)
@@ -106,7 +106,7 @@ class Limits:
             if value is None or name == "messages":
                 continue
             if (kind := FIELDS.get(name)) and not kind.fits(value):
-                kind.refuse(name, value)
+                kind.reject(name, value)
             if isinstance(value, dict | list):
                 self._check_depth(value, name)
         required(body, "model", "")
@@ -244,7 +244,7 @@ def _check_addresses(part: dict[str, object], where: str) -> None:
         inner = [value, *(value.values() if isinstance(value, dict) else ())]
         if any(isinstance(one, str) and ADDRESS.match(one) for one in inner):
             where = f"{where}.{name}"[:LONGEST_NAME]
-            raise Refusal(
+            raise ApiError(
                 f"Invalid '{where}': only images are fetched by their URL.",
                 code="url_not_fetched",
                 param=where,

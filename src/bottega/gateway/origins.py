@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from ipaddress import ip_address
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 
 PORT = re.compile(r":\d*\Z")
 
@@ -24,7 +24,7 @@ def host_name(host: str) -> str:
 
 
 def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
-    """Raise `Refusal` for a host name that is neither loopback nor allowed.
+    """Raise `ApiError` for a host name that is neither loopback nor allowed.
 
     To a browser, a web page whose name resolves to 127.0.0.1 (DNS rebinding) has the same origin as
     the gateway: only the Host header distinguishes it from a local client.
@@ -33,7 +33,7 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         return
     name = host_name(host)
     if not is_loopback(name) and name not in map(host_name, allowed):
-        raise Refusal(
+        raise ApiError(
             f"a gateway without keys does not answer to the host name {name[:100]!r}",
             status=403,
             type="permission_error",
@@ -52,7 +52,7 @@ def is_loopback(name: str) -> bool:
 
 
 def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
-    """Raise `Refusal` for a web page whose host is neither loopback nor allowed.
+    """Raise `ApiError` for a web page whose host is neither loopback nor allowed.
 
     Browsers send such requests and hide only the responses, so the requests would still cost money
     and fill the cache. Apps and extensions have other schemes than http and https.
@@ -64,7 +64,7 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
     is_known = is_loopback(name) or name in map(host_name, allowed)
     is_foreign = scheme in ("http", "https") and not is_known
     if origin == "null" or is_foreign:
-        raise Refusal(
+        raise ApiError(
             "web pages of other hosts may not ask here without a key",
             status=403,
             type="permission_error",

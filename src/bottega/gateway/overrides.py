@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"
@@ -39,10 +39,10 @@ NONE = Overrides()
 
 def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, str]) -> Overrides:
     """`tiers` maps every model id that clients may use to the tier it names, "" for the router's
-    choice. A header wins over the model's suffix. Raises `Refusal`."""
+    choice. A header wins over the model's suffix. Raises `ApiError`."""
     name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
     if name not in tiers or len(model) > LONGEST_MODEL:
-        raise Refusal(
+        raise ApiError(
             f"the model {model[:200]!r} does not exist",
             status=404,
             code="model_not_found",
@@ -79,7 +79,7 @@ def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, objec
     raise _refusal(setting[:200], param, tiers)
 
 
-def _refusal(setting: str, param: str, tiers: Mapping[str, str]) -> Refusal:
+def _refusal(setting: str, param: str, tiers: Mapping[str, str]) -> ApiError:
     word, _, value = setting.partition("=")
     names = [tier for tier in tiers.values() if tier]
     forms = {**FORMS, **({"route": _either(names)} if names else {})}
@@ -88,7 +88,7 @@ def _refusal(setting: str, param: str, tiers: Mapping[str, str]) -> Refusal:
         hint = f"write {word} alone"
     elif word not in forms:
         said, hint = f"{setting!r} is no override", f"use {_either([*forms, *SWITCHES])}: {EXAMPLE}"
-    return Refusal(said, code="invalid_override", param=param, hint=hint)
+    return ApiError(said, code="invalid_override", param=param, hint=hint)
 
 
 def _either(words: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ Body = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Takes:
+class TierCapabilities:
     """What a tier can be sent: so many images (None: any number), tools, audio, so many tokens of
     context (None: any number)."""
 
@@ -71,7 +71,7 @@ class Served:
 
     tier: Tier
     upstream: Upstream
-    takes: Takes = Takes()
+    capabilities: TierCapabilities = TierCapabilities()
     asks: Body = field(default_factory=dict)
     extra: Body = field(default_factory=dict)
     output_tokens: int = 4096

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import orjson
 
-from bottega.gateway.endpoint import Progress, Reply
+from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.response_cache.memory import Asked, Remembered
 from bottega.gateway.response_cache.replay import events
 from bottega.gateway.upstreams.sse import LAST, event
@@ -14,10 +14,10 @@ from bottega.gateway.upstreams.sse import LAST, event
 LONGEST_NAME = 200
 
 
-def replayed(progress: Progress, before: Asked, reply: Remembered) -> Reply:
-    progress.state, progress.namespace = "replayed", before.namespace
-    progress.route, progress.model = reply.route, reply.model
-    headers = headers_of(progress)
+def replayed(record: RequestRecord, before: Asked, reply: Remembered) -> Reply:
+    record.state, record.namespace = "replayed", before.namespace
+    record.route, record.model = reply.route, reply.model
+    headers = headers_of(record)
     if before.stream:
         return Reply(headers, events=again(reply.payload, before.include_usage))
     return Reply(headers, reply.payload)
@@ -29,30 +29,30 @@ async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
     yield LAST
 
 
-def headers_of(progress: Progress) -> dict[str, str]:
+def headers_of(record: RequestRecord) -> dict[str, str]:
     """Of what was done, as far as it is known when the reply begins."""
-    cache: str = progress.state
+    cache: str = record.state
     if cache not in ("replayed", "passed"):
-        cache = "augmented" if progress.shots else "none"
+        cache = "augmented" if record.shots else "none"
     headers = {
-        "x-bottega-route": progress.route,
-        "x-bottega-model": _plain(progress.model),
+        "x-bottega-route": record.route,
+        "x-bottega-model": _plain(record.model),
         "x-bottega-cache": cache,
-        "x-bottega-demonstrations": str(progress.shots),
+        "x-bottega-demonstrations": str(record.shots),
     }
-    if progress.fallback:
-        headers["x-bottega-fallback"] = progress.fallback
-    if progress.state == "passed":
-        headers["x-bottega-passed"] = progress.why
-    if progress.similarity is not None:
-        headers["x-bottega-similarity"] = f"{progress.similarity:.4f}"
-    if progress.usage.prompt_tokens or progress.state == "replayed":
-        headers["x-bottega-prompt-tokens"] = str(progress.usage.prompt_tokens)
-        headers["x-bottega-completion-tokens"] = str(progress.usage.completion_tokens)
-        if progress.cost_usd is not None:
-            headers["x-bottega-cost-usd"] = f"{progress.cost_usd:.8f}"
-    if progress.stored is not None:
-        headers["x-bottega-stored"] = progress.stored
+    if record.fallback:
+        headers["x-bottega-fallback"] = record.fallback
+    if record.state == "passed":
+        headers["x-bottega-passed"] = record.why
+    if record.similarity is not None:
+        headers["x-bottega-similarity"] = f"{record.similarity:.4f}"
+    if record.usage.prompt_tokens or record.state == "replayed":
+        headers["x-bottega-prompt-tokens"] = str(record.usage.prompt_tokens)
+        headers["x-bottega-completion-tokens"] = str(record.usage.completion_tokens)
+        if record.cost_usd is not None:
+            headers["x-bottega-cost-usd"] = f"{record.cost_usd:.8f}"
+    if record.stored is not None:
+        headers["x-bottega-stored"] = record.stored
     return headers
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import orjson
 
-from bottega.gateway.ports import Body, Takes
+from bottega.gateway.ports import Body, TierCapabilities
 from bottega.image import Image
 from bottega.types import Query
 
@@ -80,12 +80,12 @@ class Needs:
     tokens: int = 0
     non_ascii_bytes: int = 0
 
-    def met_by(self, takes: Takes) -> bool:
+    def met_by(self, capabilities: TierCapabilities) -> bool:
         return (
-            (takes.images is None or self.images <= takes.images)
-            and (takes.tools or not self.tools)
-            and (takes.audio or not self.audio)
-            and (takes.context is None or self.tokens <= takes.context)
+            (capabilities.images is None or self.images <= capabilities.images)
+            and (capabilities.tools or not self.tools)
+            and (capabilities.audio or not self.audio)
+            and (capabilities.context is None or self.tokens <= capabilities.context)
         )
 
 

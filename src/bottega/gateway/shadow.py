@@ -12,7 +12,7 @@ from bottega.errors import BottegaError, GenerationError
 from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.completion import Answered, Answering, Asked, Question
 from bottega.gateway.demonstrations import fitting
-from bottega.gateway.endpoint import Progress
+from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.ports import Call, Completed, Pair, Served
 from bottega.gateway.response_cache.memory import Remembered, Repeats, may_be_repeated
@@ -29,21 +29,19 @@ class ShadowRunner:
 
     answering: Answering
     settle: Finalizer
-    over: Callable[[Progress], None]
-    measured: Callable[[Progress, float, Pair], None]
+    over: Callable[[RequestRecord], None]
+    measured: Callable[[RequestRecord, float, Pair], None]
     repeats: Repeats | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def after(self, progress: Progress, asked: Asked, answered: Answered) -> None:
+    def after(self, record: RequestRecord, asked: Asked, answered: Answered) -> None:
         question = asked.question
         if question is None or question.tenant.shadow is None:
             return
         own = self._own(asked, question, answered)
         if own is not None and question.tenant.shadow.begins():
             call, said = own
-            task = asyncio.create_task(
-                self._measure(progress, asked, question, answered, call, said)
-            )
+            task = asyncio.create_task(self._measure(record, asked, question, answered, call, said))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -66,7 +64,7 @@ class ShadowRunner:
 
     async def _measure(
         self,
-        progress: Progress,
+        record: RequestRecord,
         asked: Asked,
         question: Question,
         answered: Answered,
@@ -79,7 +77,7 @@ class ShadowRunner:
         try:
             found = list(call.shown) or await self._candidates(asked, question, served)
         except BottegaError as error:
-            log.info("request %s is not measured: %s", progress.request_id, error)
+            log.info("request %s is not measured: %s", record.request_id, error)
         if not found:
             tenant.shadow.cancel()
             return
@@ -88,7 +86,7 @@ class ShadowRunner:
         known = _said_by(master, answered)
 
         async def answer(served: Served, shown: Sequence[Candidate]) -> str:
-            return await self._ask(progress, asked, served, shown)
+            return await self._ask(record, asked, served, shown)
 
         pair = await tenant.shadow.measure(
             question.query,
@@ -98,7 +96,7 @@ class ShadowRunner:
             master=lambda: answer(master, ()) if known is None else _told(known),
         )
         if pair is not None:
-            self.measured(progress, max(one.score for one in found), pair)
+            self.measured(record, max(one.score for one in found), pair)
 
     async def _candidates(
         self, asked: Asked, question: Question, served: Served
@@ -106,15 +104,15 @@ class ShadowRunner:
         """What would have been shown if the gate had let it pass."""
         pipeline = question.tenant.ungated or question.pipeline
         found = await pipeline.demonstrations(question.query, served.tier)
-        return fitting(found, asked.chat, served.takes)
+        return fitting(found, asked.chat, served.capabilities)
 
     async def _ask(
-        self, progress: Progress, asked: Asked, served: Served, shown: Sequence[Candidate]
+        self, record: RequestRecord, asked: Asked, served: Served, shown: Sequence[Candidate]
     ) -> str:
-        own = Progress(progress.request_id, account=progress.account)
-        own.namespace, own.state, own.route = progress.namespace, "shadow", served.name
+        own = RequestRecord(record.request_id, account=record.account)
+        own.namespace, own.state, own.route = record.namespace, "shadow", served.name
         own.shots = len(shown)
-        own.hold = progress.hold and progress.hold.sibling()
+        own.hold = record.hold and record.hold.sibling()
         # Without a question nothing is stored: only the master's own reply may be.
         alone = replace(
             asked,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 
 ALL = "*"
 
@@ -37,10 +37,10 @@ class Access:
     _claimed: set[tuple[str, str]] = field(default_factory=set)
 
     def enter(self, account: Account) -> None:
-        """Count a request of the key; call `leave` when it ends. Raises `Refusal` (429)."""
+        """Count a request of the key; call `leave` when it ends. Raises `ApiError` (429)."""
         most = account.max_concurrent or self.defaults.max_concurrent
         if self._under_way[account.id] >= most:
-            raise Refusal(
+            raise ApiError(
                 f"this key has reached its limit of concurrent requests, {most}",
                 status=429,
                 type="rate_limit_error",
@@ -73,10 +73,10 @@ class Access:
         )
 
     def check_tiers(self, account: Account, tiers: Collection[str]) -> None:
-        """Raise `Refusal` (403) for a tier that the key may not choose."""
+        """Raise `ApiError` (403) for a tier that the key may not choose."""
         for tier in tiers:
             if not self.may_choose(account, tier):
-                raise Refusal(
+                raise ApiError(
                     f"this key may not choose the tier {tier!r}",
                     status=403,
                     type="permission_error",
@@ -85,14 +85,14 @@ class Access:
                 )
 
     async def check_namespace(self, account: Account, namespace: str) -> None:
-        """Raise `Refusal` (403) if the key may use no further namespace."""
+        """Raise `ApiError` (403) if the key may use no further namespace."""
         claimed = (account.id, namespace)
         if account.admin or namespace == account.namespace or claimed in self._claimed:
             return
         most = account.max_namespaces
         most = self.defaults.max_namespaces if most is None else most
         if not await asyncio.to_thread(self.claim, account.id, namespace, most):
-            raise Refusal(
+            raise ApiError(
                 f"this key has reached its limit of namespaces below its own, {most}",
                 status=403,
                 type="permission_error",

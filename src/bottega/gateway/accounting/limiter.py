@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.types import Usage
 
 # Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
@@ -110,7 +110,7 @@ class _Bucket:
     at: float
 
 
-class BudgetError(Refusal):
+class BudgetError(ApiError):
     """The key's monthly budget does not allow another upstream call."""
 
 

@@ -24,7 +24,7 @@ from bottega.errors import (
     StoreFullError,
 )
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
 from bottega.types import Example
 
@@ -46,19 +46,19 @@ def answered(document: object, status: int = 200) -> Response:
     return Response(body, status, {**HEADERS, "content-type": "application/json"})
 
 
-def refusal(error: BottegaError) -> Refusal:
-    if isinstance(error, Refusal):
+def refusal(error: BottegaError) -> ApiError:
+    if isinstance(error, ApiError):
         return error
     status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
     headers = {"retry-after": "1"} if error.retryable else {}
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return Refusal(str(error), status=status, type=kind, headers=headers, hint=error.hint)
+    return ApiError(str(error), status=status, type=kind, headers=headers, hint=error.hint)
 
 
 def number(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
-        raise Refusal(
+        raise ApiError(
             f"{name} is {text[:40]!a}", param=name, hint=f"give a whole number from 0 to {most}"
         )
     return int(text)
@@ -74,7 +74,7 @@ async def sent(request: Request, most: int) -> bytes:
 
 def check_length(length: int, most: int) -> None:
     if length > most:
-        raise Refusal(
+        raise ApiError(
             f"the body is longer than {most:,} bytes", status=413, hint="send it in several parts"
         )
 
@@ -86,15 +86,15 @@ async def sent_object(
     try:
         row = orjson.loads(await sent(request, most))
     except orjson.JSONDecodeError as error:
-        raise Refusal(f"the body is not JSON: {error.msg}", hint="send an object") from error
+        raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
     if not isinstance(row, dict):
-        raise Refusal("the body is not an object", hint=f"its fields: {', '.join(fields)}")
+        raise ApiError("the body is not an object", hint=f"its fields: {', '.join(fields)}")
     for name, value in row.items():
         if name not in fields:
-            raise Refusal(f"there is no field {name[:40]!a}", hint=f"fields: {', '.join(fields)}")
+            raise ApiError(f"there is no field {name[:40]!a}", hint=f"fields: {', '.join(fields)}")
         # To Python, true is a number, too.
         if value is not None and type(value) not in fields[name]:
-            raise Refusal(f"{name} is of the wrong type", param=name, hint="see docs/gateway.md")
+            raise ApiError(f"{name} is of the wrong type", param=name, hint="see docs/gateway.md")
     return {name: value for name, value in row.items() if value is not None}
 
 

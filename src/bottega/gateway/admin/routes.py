@@ -18,7 +18,7 @@ from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.admin.caches import Caches, OpenCache, answered, refusal, sent_object
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def admin_routes(
 ) -> list[BaseRoute]:
     """`open_cache` gives the handle of a namespace that the gateway itself uses; nothing here
     closes it. `forget` is told a namespace from which examples were deleted, so that no exact
-    repeat brings them back. Both are called in threads. What is refused is raised as `Refusal`."""
+    repeat brings them back. Both are called in threads. What is refused is raised as `ApiError`."""
     admin = _Admin(accounts, ledger)
     caches = Caches(open_cache, forget, longest_import)
     handlers: list[tuple[str, str, Handler]] = [
@@ -92,7 +92,7 @@ def _administrator(accounts: Accounts, request: Request) -> Account:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
     if account is None:
-        raise Refusal(
+        raise ApiError(
             "this needs an admin key",
             status=401,
             code="invalid_api_key",
@@ -100,7 +100,7 @@ def _administrator(accounts: Accounts, request: Request) -> Account:
             hint="bottega keys add NAME --admin makes one; send it as Authorization: Bearer KEY",
         )
     if not account.admin:
-        raise Refusal(
+        raise ApiError(
             "this key may not administer",
             status=403,
             type="permission_error",
@@ -128,7 +128,7 @@ class _Admin:
     async def revoke_key(self, request: Request, _: Account) -> Response:
         id = request.path_params["id"]
         if TOKEN.fullmatch(id):
-            raise Refusal("a key is revoked by its id", hint="paths stand in logs: give no keys")
+            raise ApiError("a key is revoked by its id", hint="paths stand in logs: give no keys")
         account = await asyncio.to_thread(self.accounts.revoke, id)
         return answered(self._described(account))
 
@@ -156,5 +156,5 @@ def _since(text: str | None) -> float | None:
     except ValueError:
         moment = math.nan
     if not math.isfinite(moment):
-        raise Refusal(f"since is {text[:40]!a}", param="since", hint="give unix seconds")
+        raise ApiError(f"since is {text[:40]!a}", param="since", hint="give unix seconds")
     return moment

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import orjson
 
-from bottega.gateway.endpoint import Answer, Progress, Reply
-from bottega.gateway.errors import Refusal
+from bottega.gateway.endpoint import Answer, Reply, RequestRecord
+from bottega.gateway.errors import ApiError
 from bottega.gateway.responses.input import Translated, translated
 from bottega.gateway.responses.output import Events, Frame, whole
 from bottega.gateway.upstreams.sse import LAST
@@ -35,7 +35,7 @@ class Responses:
 
     async def answer(
         self,
-        progress: Progress,
+        record: RequestRecord,
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
@@ -50,32 +50,32 @@ class Responses:
             return _written(asked[0][1])
 
         try:
-            reply = await self.chat(progress, headers, chat_body)
-        except Refusal as refusal:
+            reply = await self.chat(record, headers, chat_body)
+        except ApiError as error:
             origins = asked[0][1].origins if asked else ()
-            raise in_responses_terms(refusal, origins) from refusal
-        frame = Frame(progress.request_id.removeprefix("req_"), asked[0][0])
+            raise in_responses_terms(error, origins) from error
+        frame = Frame(record.request_id.removeprefix("req_"), asked[0][0])
         if reply.events is None:
             return replace(reply, payload=whole(reply.payload, frame))
-        return replace(reply, events=_translated(reply.events, Events(frame, progress.model)))
+        return replace(reply, events=_translated(reply.events, Events(frame, record.model)))
 
 
-def in_responses_terms(refusal: Refusal, origins: Sequence[str]) -> Refusal:
+def in_responses_terms(error: ApiError, origins: Sequence[str]) -> ApiError:
     """What was wrong with the chat body, said of the request that it was made of."""
 
-    message, param = str(refusal), refusal.param
+    message, param = str(error), error.param
     if param is not None:
         param = MESSAGE.sub(lambda found: _origin(int(found[1]), origins), param)
         param = SPELLED.sub(lambda found: NAMES[found[0]], param)
-        message = message.replace(refusal.param or param, param)
-    return Refusal(
+        message = message.replace(error.param or param, param)
+    return ApiError(
         message,
-        status=refusal.status,
-        type=refusal.type,
-        code=refusal.code,
+        status=error.status,
+        type=error.type,
+        code=error.code,
         param=param,
-        headers=refusal.headers,
-        hint=refusal.hint.replace("chat-completions reference", "Responses reference"),
+        headers=error.headers,
+        hint=error.hint.replace("chat-completions reference", "Responses reference"),
     )
 
 
@@ -95,7 +95,7 @@ def _written(chat: Translated) -> bytes:
     try:
         return orjson.dumps(chat.body)
     except orjson.JSONEncodeError as error:  # it reads deeper than it writes
-        raise Refusal(
+        raise ApiError(
             "the request has brackets nested too deeply", code="limit_exceeded", hint="send less"
         ) from error
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar, cast
 
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import JSON_NAMES, required, wrong_type
 from bottega.gateway.ports import Body
 
@@ -25,7 +25,7 @@ def chat_tools(tools: object) -> list[Body]:
 
 
 def functions_of(tools: object) -> list[Body]:
-    """What is understood of each. Raises `Refusal` for tools that OpenAI's own servers run."""
+    """What is understood of each. Raises `ApiError` for tools that OpenAI's own servers run."""
     if tools is None:
         return []
     if not isinstance(tools, list):
@@ -128,8 +128,8 @@ def optional(found: Body, name: str, kind: type[Kind], where: str = "") -> Kind 
     return value
 
 
-def unsupported(message: str, param: str, hint: str) -> Refusal:
-    return Refusal(message, code="unsupported_parameter", param=param, hint=hint)
+def unsupported(message: str, param: str, hint: str) -> ApiError:
+    return ApiError(message, code="unsupported_parameter", param=param, hint=hint)
 
 
 def named(kind: object) -> str:
@@ -159,7 +159,7 @@ class Conversation:
         self.origins: list[str] = []
 
     def read(self, given: object) -> None:
-        """Raises `Refusal` for what is no input, and for what a chat cannot hold."""
+        """Raises `ApiError` for what is no input, and for what a chat cannot hold."""
         if isinstance(given, str):
             self.say("user", given, "input")
             return
@@ -207,7 +207,7 @@ def _role(item: Body, where: str) -> str:
     role = item.get("role")
     if role not in ROLES:
         expected = f"expected one of {', '.join(ROLES)}"
-        raise Refusal(f"Invalid '{where}.role': {expected}.", param=f"{where}.role")
+        raise ApiError(f"Invalid '{where}.role': {expected}.", param=f"{where}.role")
     return role
 
 
@@ -315,7 +315,7 @@ class Translated:
 
 
 def translated(given: Body) -> Translated:
-    """Raises `Refusal` for what chat completions cannot say."""
+    """Raises `ApiError` for what chat completions cannot say."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
             raise unsupported(f"'{name}' is not supported here", name, hint)

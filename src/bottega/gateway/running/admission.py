@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bottega.gateway.endpoint import WATCHED, Receive, Scope, Send
-from bottega.gateway.errors import CLOSING, Refusal, refuse
+from bottega.gateway.endpoint import PROBE_PATHS, Receive, Scope, Send
+from bottega.gateway.errors import CLOSING, ApiError, send_error
 from bottega.gateway.limits import Limits
 
 LIMITS = Limits()
@@ -64,9 +64,9 @@ class Connection(HttpToolsProtocol):
         self._headed = True
         try:
             LIMITS.check_headers(self.headers)
-        except Refusal as refusal:
-            refusal.headers["connection"] = "close"
-            self.app = cast(Any, partial(_refusing, refusal))
+        except ApiError as error:
+            error.headers["connection"] = "close"
+            self.app = cast(Any, partial(_refusing, error))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -97,11 +97,11 @@ class Connection(HttpToolsProtocol):
             self._looking = self.loop.call_later(self.look_every, self._look)
 
 
-async def _refusing(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    await refuse(refusal, send)
+async def _refusing(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_error(error, send)
 
 
-FULL = Refusal(
+FULL = ApiError(
     "the gateway answers as many requests as it can",
     status=503,
     type="server_error",
@@ -134,15 +134,15 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["path"] in WATCHED:
+        elif scope["path"] in PROBE_PATHS:
             if self.closing and scope["path"] == "/readyz":
-                await refuse(CLOSING, send)
+                await send_error(CLOSING, send)
             else:
                 await self._app(scope, receive, send)
         elif self.closing:
-            await refuse(CLOSING, send)
+            await send_error(CLOSING, send)
         elif self.under_way >= self.most:
-            await refuse(FULL, send)
+            await send_error(FULL, send)
         else:
             self.under_way += 1
             try:

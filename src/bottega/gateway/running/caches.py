@@ -33,7 +33,7 @@ from bottega.gateway.decode_budget import (
     DecodeBudget,
     FairSemaphore,
 )
-from bottega.gateway.endpoint import Progress
+from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import Pair, Tenant
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.telemetry.metrics import Metrics
@@ -168,11 +168,11 @@ class CacheFile:
             base.close()
             raise
 
-    def measured(self, progress: Progress, similarity: float, pair: Pair) -> None:
+    def measured(self, record: RequestRecord, similarity: float, pair: Pair) -> None:
         """A shadow sample: counted, and kept with what its gate knows now."""
-        namespace, gate = progress.namespace, self._gates[progress.namespace]
+        namespace, gate = record.namespace, self._gates[record.namespace]
         self.ledger.note_shadow(
-            namespace, similarity, pair.shown, pair.hidden, time.time(), progress.request_id
+            namespace, similarity, pair.shown, pair.hidden, time.time(), record.request_id
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
         self.ledger.set_gate(namespace, orjson.dumps(gate.state()).decode())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
-from bottega.gateway.errors import Refusal
+from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Tenant
 from bottega.pipeline import Pipeline
 
@@ -70,7 +70,7 @@ class OnePipeline:
 
     async def open(self, namespace: str, /) -> Tenant:
         if namespace:
-            raise Refusal(
+            raise ApiError(
                 "this gateway serves one pipeline, which has no namespaces",
                 status=403,
                 type="permission_error",

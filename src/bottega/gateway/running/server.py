@@ -19,7 +19,7 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, Config
-from bottega.gateway.endpoint import ChatEndpoint, Progress
+from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
 from bottega.gateway.ports import Tenants
 from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.tiers import TierSet
@@ -94,16 +94,16 @@ class GatewayServer:
         self.metrics.in_flight.set_function(lambda: self.app.under_way)
         self.metrics.lost_rows(lambda: self.ledger.lost)
 
-    def over(self, progress: Progress) -> None:
+    def over(self, record: RequestRecord) -> None:
         """What is kept of a request: a row, counts and a line."""
-        entry = entry_of(progress)
+        entry = entry_of(record)
         self.ledger.note(entry)
         self.metrics.observe(entry)
-        log_request(entry, progress.why, progress.fallback)
-        if progress.entered and self.gateway.access is not None:
-            self.gateway.access.leave(progress.account)
-        if progress.hold is not None:
-            progress.hold.release()
+        log_request(entry, record.why, record.fallback)
+        if record.entered and self.gateway.access is not None:
+            self.gateway.access.leave(record.account)
+        if record.hold is not None:
+            record.hold.release()
 
     @asynccontextmanager
     async def living(self) -> AsyncGenerator[None]:
@@ -167,23 +167,23 @@ class GatewayServer:
         await asyncio.to_thread(self.accounts.close)
 
 
-def entry_of(progress: Progress) -> Entry:
-    usage = progress.usage
+def entry_of(record: RequestRecord) -> Entry:
+    usage = record.usage
     return Entry(
-        progress.begun,
-        progress.request_id,
-        progress.account.id,
-        progress.namespace,
-        progress.route,
-        progress.model,
-        progress.state,
-        progress.shots,
-        progress.similarity,
+        record.begun,
+        record.request_id,
+        record.account.id,
+        record.namespace,
+        record.route,
+        record.model,
+        record.state,
+        record.shots,
+        record.similarity,
         usage.prompt_tokens,
         usage.completion_tokens,
         usage.cached_tokens,
-        progress.cost_usd,
-        progress.seconds,
-        progress.status,
-        dismissed_usd=progress.dismissed_usd,
+        record.cost_usd,
+        record.seconds,
+        record.status,
+        dismissed_usd=record.dismissed_usd,
     )

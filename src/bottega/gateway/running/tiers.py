@@ -10,7 +10,7 @@ from typing import Any
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.ports import Body, Served, Takes, Upstream
+from bottega.gateway.ports import Body, Served, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams.http import HttpUpstream
 from bottega.gateway.upstreams.local import LocalUpstream
@@ -96,7 +96,7 @@ def pipeline_tiers(pipeline: Pipeline) -> TierSet:
         Served(
             tier,
             LocalUpstream(tier.generator, sampling=tier.sampling or pipeline.sampling),
-            Takes(tools=False),
+            TierCapabilities(tools=False),
             prompt=tier.prompt or pipeline.prompt,
         )
         for tier in pipeline.tiers
@@ -133,7 +133,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> Served:
     return Served(
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
-        Takes(tier.images, tier.takes_tools, tier.audio, tier.context),
+        TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context),
         asks if unsure else {},
         tier.extra_body,
         tier.output_tokens,
