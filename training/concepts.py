@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bottega.tasks.attributes import SIZES
-from bottega.tasks.figures import SYMBOLS
 from bottega.tasks.glyphs import NAMES
-from bottega.tasks.rules import NUMBERS
+from bottega.tasks.rules import NUMBERS, SYMBOLS
 
 SHARPNESS = 8.0  # of the softmax whose cross-entropy is trained; a clean 1 among 0 satisfies it
 

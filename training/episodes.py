@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.drawing import draw
+from bottega.tasks.handwriting import alphabet, draw, join
 from bottega.tasks.nuisance import mixed_styles, paint
-from bottega.tasks.strokes import alphabet, join, siblings
-from bottega.tasks.surfaces import draw_surfaces, neighbours, photograph
 from training.architecture import token_id
+from training.pictures import siblings
+from training.surfaces import draw_surfaces, neighbours, photograph
 from training.tokenizer import ANSWER, BOS, END, IMAGE, SPECIAL, UNKNOWN, USER, label_words
 from training.tower import Tower
 

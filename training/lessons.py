@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from bottega.tasks.attributes import draw_scenes, draw_values
-from bottega.tasks.drawing import draw
-from bottega.tasks.figures import draw_figures
 from bottega.tasks.glyphs import NAMES, draw_named
+from bottega.tasks.handwriting import alphabet, chance, draw, integers, join, uniform
 from bottega.tasks.nuisance import mixed_styles, paint
 from bottega.tasks.rules import draw_rows_values, draw_sums
-from bottega.tasks.strokes import alphabet, chance, integers, join, siblings, uniform
 from training.concepts import NAME, ROW, SCENE, Read
-from training.pictures import UNSTEADY, VIEWS, as_bytes, surface_pictures
+from training.pictures import UNSTEADY, VIEWS, as_bytes, draw_figures, siblings, surface_pictures
 
 FIGURES = 10
 SURFACES, SURFACE_SIBLINGS = 12, 2

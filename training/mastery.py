@@ -15,12 +15,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bottega.tasks.figures import draw_figures
+from bottega.tasks.handwriting import normal, uniform
 from bottega.tasks.nuisance import mixed_styles, paint
-from bottega.tasks.strokes import normal, uniform
 from training.concepts import CONCEPTS, DIGITS, SHARPNESS
 from training.lessons import SCHOOL, draw_lesson, unpack
-from training.pictures import as_bytes, in_background
+from training.pictures import as_bytes, draw_figures, in_background
 from training.schooling import Eye, draw_judge, lesson_loss, report
 from training.tower import EMBEDDING, Tower
 

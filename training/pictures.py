@@ -2,17 +2,33 @@
 
 import queue
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, multiprocessing
 
-from bottega.tasks.drawing import draw
+from bottega.tasks.handwriting import (
+    SIZE,
+    STROKES,
+    TURNS,
+    VERTICES,
+    Programs,
+    Strokes,
+    alphabet,
+    draw,
+    draw_strokes,
+    ink,
+    integers,
+    join,
+    normal,
+    sign,
+    uniform,
+)
 from bottega.tasks.nuisance import Style, crisp_style, mixed_styles, paint
-from bottega.tasks.strokes import Programs, alphabet, join, normal, siblings, uniform
-from bottega.tasks.surfaces import draw_surfaces, neighbours, photograph
+from bottega.tasks.rules import sketch
+from training.surfaces import draw_surfaces, neighbours, photograph
 
 Drawn = NDArray[np.uint8]
 VIEWS = 4  # pictures of a class in a batch
@@ -111,3 +127,40 @@ def in_background(
                 if not worker.is_alive():
                     raise RuntimeError("the drawing process ended early") from None
     worker.join()
+
+
+def siblings(rng: torch.Generator, parents: Programs) -> Programs:
+    """Each parent after one edit: a stroke replaced, added or dropped, moved, turned, mirrored."""
+    n = len(parents)
+    child = parents.rows(torch.arange(n))
+    edit, row = integers(rng, 5, (n,)), torch.arange(n)
+    stroke = (uniform(rng, (n,)) * child.count).long()
+    fresh = draw_strokes(rng, n)
+    for name in (f.name for f in fields(Strokes)):
+        old, new = getattr(child, name), getattr(fresh, name)
+        mask = (edit == 0)[:, None] if new.ndim == 2 else edit == 0
+        old[row, stroke] = torch.where(mask, new, old[row, stroke])
+    grown = torch.where(child.count < STROKES, child.count + 1, child.count - 1)
+    child.count = torch.where(edit == 1, grown, child.count)
+    moved = (edit == 2) & (stroke > 0)
+    vertex = child.host_vertex[row, stroke]
+    child.host_vertex[row, stroke] = torch.where(moved, (vertex + 3) % VERTICES, vertex)
+    turned = (edit == 3) | ((edit == 2) & (stroke == 0))
+    swing = uniform(rng, (n,), 0.6, 2.6) * sign(rng, (n,))
+    child.heading[row, stroke] += torch.where(turned, swing, 0.0)
+    mirrored = edit == 4
+    bent = child.turns[row, stroke]
+    flipped = -bent + normal(rng, (n, TURNS), 0.15)
+    child.turns[row, stroke] = torch.where(mirrored[:, None], flipped, bent)
+    child.length[row, stroke] *= torch.where(mirrored, uniform(rng, (n,), 0.45, 0.75), 1.0)
+    return child
+
+
+def draw_figures(
+    rng: torch.Generator, kind: Tensor, boldness: Tensor, fill: Tensor, jitter: float = 1.2
+) -> Tensor:
+    """(n, SIZE, SIZE) ink of single figures; `fill` (n,) is their share of the frame."""
+    points, used = sketch(rng, kind, jitter)
+    width = (normal(rng, (len(kind),), 0.3).exp() * 0.02 * SIZE * boldness).clamp(0.8, 4.0)
+    room = (fill * (1 - 2 * width / SIZE))[:, None, None, None]
+    return ink((points - 0.5) * room + 0.5, used, width, uniform(rng, (len(kind),), 1.0, 2.2))

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.generation import TransformersGenerator, batch_reader
-from bottega.generation.batch_reader import Reader
-from bottega.generation.hub import load_parts
-from bottega.generation.with_prefix import PrefixForward
+from bottega.generation import TransformersGenerator, prefix_reuse
+from bottega.generation.loaded import load_parts
+from bottega.generation.prefix_reuse import PrefixForward, Reader
 from bottega.image import Image
 from bottega.prompting import InterleavedPrompter
 from bottega.tasks.attributes import Attributes
@@ -47,7 +46,7 @@ PARTS = cache(load_parts)
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_reader, "LEAST", 1)
+    monkeypatch.setattr(prefix_reuse, "LEAST", 1)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

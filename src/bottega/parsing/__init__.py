@@ -3,8 +3,7 @@ probability."""
 
 from bottega.parsing.agreement import agreement
 from bottega.parsing.answer_equality import same_answer, same_choice, same_number, same_words
-from bottega.parsing.choices import ChoiceParser, open_candidates
-from bottega.parsing.final_answer import FinalAnswerParser
+from bottega.parsing.choices import ChoiceParser, FinalAnswerParser, open_candidates
 from bottega.parsing.labels import LabelParser, plain_text
 from bottega.parsing.replies import RationaleParser, most_confident, most_frequent, spoken
 

@@ -8,8 +8,7 @@ from collections import Counter
 from fractions import Fraction
 from string import ascii_uppercase
 
-from bottega.parsing.choices import ChoiceParser
-from bottega.parsing.final_answer import FinalAnswerParser
+from bottega.parsing.choices import ChoiceParser, FinalAnswerParser
 from bottega.parsing.replies import match, plain
 from bottega.types import Completion, Query
 

@@ -16,7 +16,7 @@ from bottega.parsing.agreement import (
     number,
     with_options,
 )
-from bottega.parsing.final_answer import FinalAnswerParser
+from bottega.parsing.choices import FinalAnswerParser
 from bottega.parsing.labels import LabelParser
 from bottega.parsing.replies import match, plain
 from bottega.types import Answer, Completion, Query

@@ -9,17 +9,15 @@ from bottega.prompting.rcts import (
     SCIENCE_QA_REASONED,
     VIZ_WIZ,
     VSR_MC,
-)
-from bottega.prompting.reasoning import (
     ConclusionPrompter,
     ContinuationPrompter,
     ExplanationPrompter,
 )
-from bottega.prompting.template import PromptTemplate
 from bottega.prompting.turns import (
     AppendixAPrompter,
     InterleavedPrompter,
     LetteredPrompter,
+    PromptTemplate,
     ReasoningPrompter,
 )
 

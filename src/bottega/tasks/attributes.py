@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from bottega.tasks.strokes import integers, normal, uniform
+from bottega.tasks.handwriting import integers, normal, uniform
 from bottega.tasks.task import (
     Seeds,
     Task,
@@ -132,17 +131,6 @@ def _distances(x: Tensor, y: Tensor, r: Tensor) -> list[Tensor]:
         torch.maximum(ax - r, ay - r * 0.36),
         torch.maximum(ax - r * 0.36, ay - r),
     ]
-
-
-def one_hot(values: Tensor) -> Tensor:
-    """(n, 30) the values of all attributes side by side."""
-    parts = [F.one_hot(values[:, i], size) for i, size in enumerate(SIZES)]
-    return torch.cat(parts, dim=1).float()
-
-
-def similarity(values: Tensor, others: Tensor) -> Tensor:
-    """(n, m) share of the attributes that two scenes have in common."""
-    return (values[:, None] == others[None]).float().mean(-1)
 
 
 WORDS = ("invented", "plain")

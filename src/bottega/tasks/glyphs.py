@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from bottega.image import Image
-from bottega.tasks.drawing import draw
+from bottega.tasks.handwriting import Programs, alphabet, draw, integers, join
 from bottega.tasks.nuisance import crisp_style, mixed_styles, paint
-from bottega.tasks.strokes import Programs, alphabet, integers, join
 from bottega.tasks.task import (
     LEAST_ASKED,
     LEAST_EPISODES,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.strokes import chance, normal, pick, uniform
+from bottega.tasks.handwriting import chance, normal, pick, uniform
 
 RESOLUTIONS = (64, 32, 16, 11, 8)
 RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)
@@ -114,24 +114,3 @@ def expose(rng: torch.Generator, images: Tensor, noise: Tensor) -> Tensor:
     grain = normal(rng, (n, channels, height, width))
     grain = torch.where(chance(rng, (n, 1, 1, 1), 0.5), grain[:, :1], grain)
     return (images + grain * noise[:, None, None, None]).clamp(0, 1)
-
-
-def soften(rng: torch.Generator, images: Tensor, share: float = 0.4) -> Tensor:
-    """Half resolution with coarse levels for a share of the images: the softness of a JPEG."""
-    chosen = chance(rng, (len(images),), share).nonzero()[:, 0]
-    if not len(chosen):
-        return images
-    small = F.avg_pool2d(images[chosen], 2)
-    levels = uniform(rng, (len(chosen), 1, 1, 1), 12, 60)
-    small = (small * levels).round() / levels
-    out = images.clone()
-    out[chosen] = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
-    return out
-
-
-def relight(rng: torch.Generator, images: Tensor) -> Tensor:
-    """Gain, gamma and a slight colour cast."""
-    n = len(images)
-    gamma = normal(rng, (n, 1, 1, 1), 0.18).exp()
-    gain = normal(rng, (n, 1, 1, 1), 0.15).exp() * normal(rng, (n, 3, 1, 1), 0.05).exp()
-    return (images.clamp(1e-4, 1) ** gamma * gain).clamp(0, 1)

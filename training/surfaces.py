@@ -5,14 +5,17 @@ seen from another angle and in another light. None of it is a photograph; it tea
 that colour, grain and arrangement can matter.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from bottega.tasks.nuisance import expose, relight, soften
-from bottega.tasks.strokes import chance, integers, normal, sign, uniform
+from bottega.tasks.handwriting import chance, integers, normal, sign, uniform
+from bottega.tasks.nuisance import expose
 
 SIZE = 64
 HARMONICS = 6
@@ -46,7 +49,7 @@ class Surfaces:
     def __len__(self) -> int:
         return len(self.pitch)
 
-    def rows(self, index: Tensor) -> "Surfaces":
+    def rows(self, index: Tensor) -> Surfaces:
         return Surfaces(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
@@ -186,3 +189,24 @@ def _blend(ground: Tensor, over: Tensor, mask: Tensor) -> Tensor:
 
 def _over(picture: Tensor, colour: Tensor, mask: Tensor) -> Tensor:
     return picture + (colour[:, :, None] - picture) * mask[:, None]
+
+
+def soften(rng: torch.Generator, images: Tensor, share: float = 0.4) -> Tensor:
+    """Half resolution with coarse levels for a share of the images: the softness of a JPEG."""
+    chosen = chance(rng, (len(images),), share).nonzero()[:, 0]
+    if not len(chosen):
+        return images
+    small = F.avg_pool2d(images[chosen], 2)
+    levels = uniform(rng, (len(chosen), 1, 1, 1), 12, 60)
+    small = (small * levels).round() / levels
+    out = images.clone()
+    out[chosen] = F.interpolate(small, scale_factor=2, mode="bilinear", align_corners=False)
+    return out
+
+
+def relight(rng: torch.Generator, images: Tensor) -> Tensor:
+    """Gain, gamma and a slight colour cast."""
+    n = len(images)
+    gamma = normal(rng, (n, 1, 1, 1), 0.18).exp()
+    gain = normal(rng, (n, 1, 1, 1), 0.15).exp() * normal(rng, (n, 3, 1, 1), 0.05).exp()
+    return (images.clamp(1e-4, 1) ** gamma * gain).clamp(0, 1)
