@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bottega.knowledge.late_interaction import Effort, TokenArray, TokenIndex
+from bottega.knowledge.late_interaction import SearchEffort, TokenArray, TokenIndex
 from bottega.protocols import Vectors
 
 TOKENS, DIMENSION, K = 150, 128, 20
@@ -117,9 +117,9 @@ def compared(
 ) -> list[dict[str, Any]]:
     documents = data["documents"]
     index = TokenIndex(TokenArray(None, name, DIMENSION))
-    everything = TokenIndex(TokenArray(None, name, DIMENSION), effort=Effort(shortlist=1))
+    everything = TokenIndex(TokenArray(None, name, DIMENSION), effort=SearchEffort(shortlist=1))
     # Chosen on another draw than this one's.
-    brisk = TokenIndex(TokenArray(None, name, DIMENSION), effort=Effort(0.05, 40, 100))
+    brisk = TokenIndex(TokenArray(None, name, DIMENSION), effort=SearchEffort(0.05, 40, 100))
     start = time.process_time()
     for held in (index, everything, brisk):
         held.append([str(n) for n in range(len(documents))], list(documents))

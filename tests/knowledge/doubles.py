@@ -59,7 +59,7 @@ def damaged(source: str = "broken.png") -> Image:
 
 
 class Bad(list[BottegaError]):
-    """An `on_bad` that keeps what it was given."""
+    """An `on_error` that keeps what it was given."""
 
     def __call__(self, error: BottegaError) -> None:
         self.append(error)

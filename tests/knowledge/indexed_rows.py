@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from bottega.knowledge.index import FaissIndex, FlatIndex
-from bottega.knowledge.index_follower import Follower
-from bottega.knowledge.ports import Embedded
+from bottega.knowledge.index_follower import IndexFollower
+from bottega.knowledge.ports import EmbeddedBatch
 from bottega.knowledge.records import identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.protocols import Vectors
@@ -36,11 +36,11 @@ class IndexedRows:
         examples = [asked(f"q{self.added + i}") for i in range(number)]
         named = [with_id(example, identity(example)) for example in examples]
         vectors = clustered(self.added + number)[self.added :]
-        self.rows.put(named, {"default": Embedded("f", vectors)})
+        self.rows.put(named, {"default": EmbeddedBatch("f", vectors)})
         self.added += number
 
-    def follow(self) -> Follower:
-        return Follower(self.rows, self.rows.views()["default"], "cosine", self.above)
+    def follow(self) -> IndexFollower:
+        return IndexFollower(self.rows, self.rows.views()["default"], "cosine", self.above)
 
     def truth(self) -> FaissIndex:
         index = FlatIndex(WIDTH, "cosine")
@@ -48,7 +48,7 @@ class IndexedRows:
         return index
 
 
-def settled(follower: Follower) -> FaissIndex:
+def settled(follower: IndexFollower) -> FaissIndex:
     follower.current()
     follower.settle()
     return follower.current()

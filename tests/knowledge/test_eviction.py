@@ -279,7 +279,7 @@ def test_a_use_that_cannot_be_written_spoils_no_other(
         with pytest.raises(SettingError, match="cannot have saved"):
             kb.used(ids, usd)
     with KnowledgeBase.open(path, None) as kb:
-        assert kb._rows.standings([1])[1].uses == 1
+        assert kb._rows.metadata_by_id([1])[1].uses == 1
 
 
 def test_a_file_that_may_only_be_read_can_be_used_and_closed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bottega.knowledge import index_follower
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
 from bottega.knowledge.index_files import wrong_index_files
-from bottega.knowledge.index_follower import Follower, OutOfDate
+from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
 from bottega.knowledge.rows import SqliteRows
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
 
@@ -149,7 +149,7 @@ def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
     (file,) = Path(indexed_rows.rows.path).parent.glob("*.index")
     written = file.stat().st_mtime_ns
     indexed_rows.add(added)
-    monkeypatch.setattr(index_follower.Follower, "_maintain", lambda self, index: None)
+    monkeypatch.setattr(index_follower.IndexFollower, "_maintain", lambda self, index: None)
     follower = indexed_rows.follow()
     follower.current()
     follower.close()
@@ -177,17 +177,17 @@ def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
 def test_a_follower_of_a_replaced_view_is_out_of_date(indexed_rows: IndexedRows) -> None:
     indexed_rows.add(10)
     view = indexed_rows.rows.views()["default"]
-    other = Follower(indexed_rows.rows, replace(view, fingerprint="other"), "cosine", 100)
-    with pytest.raises(OutOfDate):
+    other = IndexFollower(indexed_rows.rows, replace(view, fingerprint="other"), "cosine", 100)
+    with pytest.raises(StaleIndexError):
         other.current()
     follower = indexed_rows.follow()
     follower.current()
     indexed_rows.add(1)
     follower._view = replace(view, fingerprint="other")
-    with pytest.raises(OutOfDate):
+    with pytest.raises(StaleIndexError):
         follower.current()
     follower.close()
-    with pytest.raises(OutOfDate):
+    with pytest.raises(StaleIndexError):
         follower.current()
     indexed_rows.rows.close()
 
@@ -249,7 +249,7 @@ def wrong(indexed_rows: IndexedRows) -> list[str]:
     return [what for what, _ in wrong_index_files(indexed_rows.rows)]
 
 
-def close_after(follower: Follower, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def close_after(follower: IndexFollower, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Close the follower while its graph has this many pages of rows."""
     filled = Event()
     append = HnswIndex._append

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from bottega.knowledge.index import FlatIndex, Slots
-from bottega.knowledge.ports import Change, Hit
+from bottega.knowledge.ports import Change, SearchHit
 from bottega.protocols import Vectors
 
 Metric = Literal["cosine", "l2"]
@@ -36,7 +36,7 @@ def brute_force(vectors: Vectors, query: Vectors, metric: Metric) -> dict[int, f
     return {key: float(score) for key, score in enumerate(scores, 1)}
 
 
-def assert_best(hits: list[Hit], truth: dict[int, float], k: int) -> None:
+def assert_best(hits: list[SearchHit], truth: dict[int, float], k: int) -> None:
     best = sorted(truth.values(), reverse=True)[:k]
     assert [hit.score for hit in hits] == pytest.approx(best, abs=1e-4)
     assert [truth[hit.key] for hit in hits] == pytest.approx(best, abs=1e-4)
@@ -80,7 +80,7 @@ def test_each_vector_of_a_batch_has_its_own_exclusions() -> None:
     index = filled(np.eye(4, dtype=np.float32))
     first, second = index.search(np.eye(4, dtype=np.float32)[:2], 1, excluded=[{1}, set()])
     assert first[0].key != 1
-    assert second == [Hit(2, 1.0)]
+    assert second == [SearchHit(2, 1.0)]
 
 
 def test_what_is_deleted_is_not_found_again() -> None:

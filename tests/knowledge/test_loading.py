@@ -87,7 +87,7 @@ def test_images_that_cannot_be_read_are_reported_and_the_rest_loaded(tmp_path: P
     (tmp_path / "cat" / "text.png").write_text("hello")
     save(tmp_path / "stray.png")
     bad = Bad()
-    assert len(list(load_image_folder(tmp_path, on_bad=bad))) == 1
+    assert len(list(load_image_folder(tmp_path, on_error=bad))) == 1
     assert [type(error) for error in bad] == [LoadError, ImageError, ImageError]
     assert all(
         name in str(error)
@@ -108,7 +108,7 @@ def test_a_folder_without_classes_shows_the_layout(tmp_path: Path, make: str) ->
         folder = save(tmp_path / "1.png")
     bad = Bad()
     with pytest.raises(LoadError) as raised:
-        list(load_image_folder(folder, on_bad=bad))
+        list(load_image_folder(folder, on_error=bad))
     assert raised.value.hint
     assert not bad
 
@@ -146,7 +146,7 @@ def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
     table(tmp_path, ",cat,dog\na.png,1.0\nb.png,x,0\ngone.png,1,0\n\nc.png,1,0\n")
     save(tmp_path / "images" / "c.png", 5)
     bad = Bad()
-    assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_bad=bad)] == [picture(5)]
+    assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [picture(5)]
     assert ["line 2" in str(bad[0]), "line 3" in str(bad[1]), "line 4" in str(bad[2])] == [True] * 3
     with pytest.raises(LoadError, match=r"test\.csv cannot be read"):
         list(load_manyicl(tmp_path, "test"))
@@ -199,7 +199,7 @@ def test_an_image_in_two_classes_is_reported_and_stays_in_the_first(tmp_path: Pa
         save(tmp_path / path, 1)
     save(tmp_path / "dog" / "4.png", 2)
     bad = Bad()
-    found = list(load_image_folder(tmp_path, on_bad=bad))
+    found = list(load_image_folder(tmp_path, on_error=bad))
     assert [Path(str(e.source)).name for e in found] == ["1.png", "2.png", "4.png"]
     (error,) = bad
     assert isinstance(error, LoadError)
@@ -212,7 +212,7 @@ def test_a_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
     save(tmp_path / "   " / "2.png", 2)
     save(tmp_path / "cat" / "3.png", 3)
     bad = Bad()
-    assert [e.answer for e in load_image_folder(tmp_path, on_bad=bad)] == ["cat"]
+    assert [e.answer for e in load_image_folder(tmp_path, on_error=bad)] == ["cat"]
     assert ["label is empty" in str(error) for error in bad] == [True]
     table(tmp_path, ",cat,\na.png,1,0\n")
     with pytest.raises(LoadError, match="one without a name"):
@@ -223,7 +223,7 @@ def test_a_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
 def test_a_cell_that_is_no_number_is_not_taken_for_no_label(tmp_path: Path, value: str) -> None:
     table(tmp_path, f",cat,dog\na.png,1,0\nb.png,0,{value}\n")
     bad = Bad()
-    assert [e.labels for e in load_manyicl(tmp_path, "demo", on_bad=bad)] == [None]
+    assert [e.labels for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [None]
     assert "demo.csv, line 3" in str(bad[0])
 
 
@@ -234,7 +234,7 @@ def test_a_table_names_images_of_its_folder_alone(tmp_path: Path) -> None:
     (folder / "images" / "link.png").symlink_to(outside)
     table(folder, f",cat\n../../x.png,1\n{outside},1\nlink.png,1\na.png,1\n")
     bad = Bad()
-    assert [e.query.images for e in load_manyicl(folder, "demo", on_bad=bad)] == [(picture(0),)]
+    assert [e.query.images for e in load_manyicl(folder, "demo", on_error=bad)] == [(picture(0),)]
     assert ["leads out of" in str(error) for error in bad] == [True] * 3
 
 
@@ -243,6 +243,6 @@ def test_a_table_in_a_folder_that_is_not_utf8_has_sources_that_are(tmp_path: Pat
     folder.mkdir()
     table(folder, ",cat\na.png,1\ngone.png,1\n")
     bad = Bad()
-    (found,) = load_manyicl(folder, "demo", on_bad=bad)
+    (found,) = load_manyicl(folder, "demo", on_error=bad)
     assert "caf\ufffd".encode() in str(found.source).encode()
     assert str(bad[0]).encode()

@@ -116,7 +116,7 @@ def test_bad_rows_are_named_and_the_rest_loaded(tmp_path: Path) -> None:
         {"image": IMAGE, "label": CLASS},
     )
     bad = Bad()
-    assert [e.answer for e in load_hugging_face(path, on_bad=bad)] == ["dog"]
+    assert [e.answer for e in load_hugging_face(path, on_error=bad)] == ["dog"]
     assert "row 0" in str(bad[0])
     assert "row 2: there is no label" in str(bad[1])
 
@@ -176,7 +176,7 @@ def test_images_that_are_paths_lie_beside_the_file(tmp_path: Path) -> None:
     images: list[object] = ["../x.png", str(outside), "a.png", str(inside)]
     path = written(inside.with_name("x.parquet"), {"image": images, "label": ["l"] * 4}, {})
     bad = Bad()
-    found = list(load_hugging_face(path, on_bad=bad))
+    found = list(load_hugging_face(path, on_error=bad))
     assert [e.query.images for e in found] == [(picture(1),)] * 2
     assert ["leads out of" in str(error) for error in bad] == [True] * 2
     with pytest.raises(ImageError, match="not an image"):

@@ -99,7 +99,7 @@ def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) ->
     )
     (tmp_path / "empty.png").touch()
     bad = Bad()
-    found = list(load_jsonl(path, on_bad=bad))
+    found = list(load_jsonl(path, on_error=bad))
     assert [e.answer for e in found] == ["first", "yes"]
     numbers = [str(error).split("line ")[1].split(":")[0] for error in bad]
     assert numbers == ["3", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"]
@@ -123,7 +123,7 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
     images = ["../x.png", "deep/../../x.png", "link.png", "deep/../a.png", str(outside)]
     rows = [{"image": image, "answer": "x"} for image in images]
     bad = Bad()
-    found = list(load_jsonl(written(folder, *rows), on_bad=bad))
+    found = list(load_jsonl(written(folder, *rows), on_error=bad))
     assert [e.query.images[0] for e in found] == [picture(1), picture(2)]
     assert ["leads out of" in str(error) for error in bad] == [True] * 3
 
@@ -142,7 +142,7 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
 )
 def test_an_answer_that_cannot_be_is_a_bad_line(tmp_path: Path, fields: dict[str, object]) -> None:
     bad = Bad()
-    assert not list(load_jsonl(written(tmp_path, fields), on_bad=bad))
+    assert not list(load_jsonl(written(tmp_path, fields), on_error=bad))
     assert "line 1: " in str(bad[0])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bottega.errors import EmptyKnowledgeBaseError
-from bottega.knowledge import Added, KnowledgeBase
+from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.types import Example
 from tests.knowledge.doubles import SeededEmbedder, asked, shown, vector_of
 
@@ -48,7 +48,7 @@ class Store(RuleBasedStateMachine):
                 self.model.append(example)
                 new += 1
         added = self.kb.add([build(*fields) for fields in drawn], batch_size=batch_size)
-        assert added == Added(new=new, duplicates=len(drawn) - new)
+        assert added == AddResult(new=new, duplicates=len(drawn) - new)
 
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:

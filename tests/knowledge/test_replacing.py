@@ -53,7 +53,7 @@ def test_a_pinned_answer_stays_as_it_is(kb: KnowledgeBase) -> None:
     (pinned,) = kb.replace([shown(1, "cat")])
     kb.pin([str(pinned)])
     bad = Bad()
-    ids = kb.replace([shown(1, "dog"), shown(2, "dog")], on_bad=bad)
+    ids = kb.replace([shown(1, "dog"), shown(2, "dog")], on_error=bad)
     assert ids == kb.ids() == [pinned, ids[1]]
     assert answers(kb) == ["cat", "dog"]
     assert kb.standing(str(pinned)).pinned
@@ -117,7 +117,7 @@ def test_a_bad_one_leaves_the_others_and_what_was_there(kb: KnowledgeBase) -> No
     bad = Bad()
     broken = Example(Query("What?", (damaged(),)), "cat")
     halved = shown(1, "\ud800")
-    ids = kb.replace([broken, shown(2, "dog"), halved], on_bad=bad)
+    ids = kb.replace([broken, shown(2, "dog"), halved], on_error=bad)
     assert [id is None for id in ids] == [True, False, True]
     assert len(bad) == 2
     assert answers(kb) == ["cat", "dog"]

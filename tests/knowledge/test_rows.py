@@ -16,7 +16,7 @@ from bottega.errors import (
     StoreError,
     StoreFullError,
 )
-from bottega.knowledge.ports import Embedded, Use
+from bottega.knowledge.ports import EmbeddedBatch, UsageRecord
 from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> str:
 def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[str]:
     named = [with_id(example, identity(example)) for example in examples]
     vectors = np.stack([vector_of(example.query) for example in examples])
-    rows.put(named, {"default": Embedded(fingerprint, vectors)})
+    rows.put(named, {"default": EmbeddedBatch(fingerprint, vectors)})
     return [str(example.id) for example in named]
 
 
@@ -101,7 +101,7 @@ def test_an_example_that_another_process_annotates_is_found(path: str) -> None:
 def test_a_deleted_example_leaves_nothing_in_the_file(path: str) -> None:
     rows = SqliteRows(path)
     kept, gone = put(rows, shown(1), shown(2))
-    rows.add_uses({kept: Use(1, 100.0, 0.0), gone: Use(1, 100.0, 0.0)})
+    rows.add_uses({kept: UsageRecord(1, 100.0, 0.0), gone: UsageRecord(1, 100.0, 0.0)})
     rows.delete([gone])
     rows.close()
     connection = sqlite3.connect(path)
@@ -114,7 +114,7 @@ def test_uses_recorded_late_do_not_make_an_example_look_older(path: str) -> None
     rows = SqliteRows(path)
     (id,) = put(rows, asked("a"))
     for last in (100.0, 300.0, 200.0):
-        rows.add_uses({id: Use(2, last, 0.5)})
+        rows.add_uses({id: UsageRecord(2, last, 0.5)})
     found = rows.read("SELECT count, last, saved_usd FROM uses")
     assert [tuple(row) for row in found] == [(6, 300.0, 1.5)]
     rows.close()

@@ -14,7 +14,7 @@ import pytest
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
-from bottega.knowledge.index_files import BLOCK, Snapshot, checksum_of, load, save
+from bottega.knowledge.index_files import BLOCK, IndexSnapshot, checksum_of, load, save
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
@@ -84,7 +84,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     # As many rows, in another order, as after a graph was built anew.
     turned = faiss.IndexHNSWFlat(WIDTH, 8)
     turned.add(old.index.reconstruct_n(0, 300)[::-1])
-    save(newer, Snapshot(old.head, turned, old.keys[::-1]))
+    save(newer, IndexSnapshot(old.head, turned, old.keys[::-1]))
     read = faiss.read_index
 
     def late(name: str) -> faiss.Index:

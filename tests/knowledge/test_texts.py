@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bottega.knowledge import Added, KnowledgeBase
+from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.filters import Eq, In
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder
@@ -36,7 +36,7 @@ def test_texts_are_given_back_as_they_were(example: Example, namespace: str) -> 
             check(kb, example)
             kb.export_to(Path(folder) / "out")
         with KnowledgeBase.open(copy, embed, namespace=namespace) as kb:
-            assert kb.import_from(Path(folder) / "out") == Added(new=1)
+            assert kb.import_from(Path(folder) / "out") == AddResult(new=1)
             check(kb, example)
 
 

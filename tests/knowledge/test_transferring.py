@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import LoadError, StoreError
-from bottega.knowledge import Added, KnowledgeBase, load_jsonl
+from bottega.knowledge import AddResult, KnowledgeBase, load_jsonl
 from bottega.types import Example, Query
 from tests.builders import picture
 from tests.knowledge.doubles import Bad, SeededEmbedder, asked, shown
@@ -38,16 +38,16 @@ def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
         written: list[int] = []
         assert kb.export_to(tmp_path / "out", progress=written.append) == 3
         assert written == [1, 1, 1]
-        standings = kb._rows.standings([1, 2, 3])
+        metadata_by_id = kb._rows.metadata_by_id([1, 2, 3])
     assert len(list((tmp_path / "out" / "images").iterdir())) == 2
-    assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_bad=Bad()))) == 2
+    assert len(list(load_jsonl(tmp_path / "out" / "examples.jsonl", on_error=Bad()))) == 2
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
-        assert kb.import_from(tmp_path / "out") == Added(new=3)
+        assert kb.import_from(tmp_path / "out") == AddResult(new=3)
         assert list(kb) == before
         assert [i.source for e in kb for i in e.query.images] == sources
-        assert kb._rows.standings([1, 2, 3]) == standings
+        assert kb._rows.metadata_by_id([1, 2, 3]) == metadata_by_id
         kb.unpin(kb.ids()[:1])
-        assert kb.import_from(tmp_path / "out") == Added(duplicates=3)
+        assert kb.import_from(tmp_path / "out") == AddResult(duplicates=3)
         assert kb.stats().pinned == 0  # what was there is left as it is
 
 
@@ -65,7 +65,7 @@ def test_lines_that_cannot_be_imported_are_named(path: Path, tmp_path: Path) -> 
     (folder / "examples.jsonl").write_text("\n".join(lines))
     bad = Bad()
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
-        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+        assert kb.import_from(folder, on_error=bad) == AddResult(new=1)
         assert [f"line {n}" in str(error) for n, error in enumerate(bad, 2)] == [True] * 3
         with pytest.raises(LoadError, match="line 2"):
             kb.import_from(folder)
@@ -98,7 +98,7 @@ def test_an_import_that_was_stopped_has_kept_pins(path: Path, tmp_path: Path) ->
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         with pytest.raises(KeyboardInterrupt):
             kb.import_from(folder, batch_size=2, progress=stop)
-        assert kb.import_from(folder) == Added(new=2, duplicates=2)
+        assert kb.import_from(folder) == AddResult(new=2, duplicates=2)
         assert kb.stats().pinned == 4
 
 
@@ -115,7 +115,7 @@ def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
     (folder / "examples.jsonl").write_text("\n".join(lines), "utf-8")
     bad = Bad()
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
-        assert kb.import_from(folder, on_bad=bad) == Added(new=1)
+        assert kb.import_from(folder, on_error=bad) == AddResult(new=1)
     told = ("other bytes", "its id", "numbers")
     assert [part in str(error) for part, error in zip(told, bad, strict=True)] == [True] * 3
 
@@ -160,7 +160,7 @@ def test_a_damaged_example_is_named_and_the_others_are_written(
             connection.execute(statement)
         with pytest.raises(StoreError, match=f"example {first}.* {told}"):
             kb.export_to(tmp_path / "stopped")
-        assert kb.export_to(tmp_path / "out", on_bad=bad) == 2
+        assert kb.export_to(tmp_path / "out", on_error=bad) == 2
         assert [first in str(error) and "restore" in error.hint for error in bad] == [True]
     with KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder()) as kb:
         kb.import_from(tmp_path / "out")
@@ -175,5 +175,5 @@ def test_an_example_whose_id_is_damaged_keeps_no_other_from_being_written(
         kb.add([asked("one"), asked("two")])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE examples SET id = CAST(id AS BLOB) WHERE key = 1")
-        assert kb.export_to(tmp_path / "out", on_bad=bad) == 1
+        assert kb.export_to(tmp_path / "out", on_error=bad) == 1
         assert ["id" in str(error) for error in bad] == [True]

@@ -88,7 +88,7 @@ class Counting:
         self._fails = fails
 
     def replace(
-        self, examples: Sequence[Example], *, on_bad: Callable[[BottegaError], None]
+        self, examples: Sequence[Example], *, on_error: Callable[[BottegaError], None]
     ) -> list[str | None]:
         import time
 

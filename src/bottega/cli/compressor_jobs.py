@@ -189,7 +189,7 @@ def train_as_planned(plan: Plan) -> bool:
 
 
 def _read(settings: Settings) -> Benchmark:
-    data = load_benchmark(settings.benchmark, seed=settings.seed, on_bad=warn)
+    data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=warn)
     if settings.seed == 0 and all(map(is_passage, data.knowledge)):
         raise SettingError(
             f"{data.name} knows no questions, so those are taught that seed draws, and seed 0 draws"
@@ -197,7 +197,7 @@ def _read(settings: Settings) -> Benchmark:
             hint="set seed to another number: seed = 20000",
         )
     if settings.passages is not None:
-        data = with_passages(data, settings.passages, on_bad=warn)
+        data = with_passages(data, settings.passages, on_error=warn)
     return data
 
 

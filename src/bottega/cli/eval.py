@@ -90,7 +90,7 @@ class Material:
         """With the number of what could not be used, each of which is told."""
         skipped: list[BottegaError] = []
 
-        def on_bad(error: BottegaError) -> None:
+        def on_error(error: BottegaError) -> None:
             skipped.append(error)
             warn(error)
 
@@ -101,10 +101,10 @@ class Material:
             per_class=self.per_class,
             label_noise=self.label_noise,
             allow_overlap=self.allow_overlap,
-            on_bad=on_bad,
+            on_error=on_error,
         )
         if self.passages is not None:
-            data = with_passages(data, self.passages, on_bad=on_bad)
+            data = with_passages(data, self.passages, on_error=on_error)
         return data if rationales is None else _explained(data, rationales), len(skipped)
 
 

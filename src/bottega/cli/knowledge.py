@@ -44,7 +44,7 @@ from bottega.knowledge import (
 )
 from bottega.types import Example
 
-OnBad = Callable[[BottegaError], None]
+OnError = Callable[[BottegaError], None]
 TRAIN = "train"
 
 
@@ -80,17 +80,17 @@ def add(
     stored."""
     bad: list[BottegaError] = []
 
-    def on_bad(error: BottegaError) -> None:
+    def on_error(error: BottegaError) -> None:
         if strict:
             raise error
         bad.append(error)
         warn(error)
 
-    examples = read(source, split, on_bad) if passages else load(source, split, on_bad)
+    examples = read(source, split, on_error) if passages else load(source, split, on_error)
     # Looked at before anything is created: a mistyped folder leaves no empty file behind.
     first = list(islice(examples, 1))
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
-        added = knowledge.add(chain(first, examples), on_bad=on_bad, progress=step)
+        added = knowledge.add(chain(first, examples), on_error=on_error, progress=step)
         total = len(knowledge)
     if bad and added.new == added.duplicates == 0:
         raise LoadError(
@@ -113,36 +113,36 @@ def add(
         )
 
 
-def load(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
+def load(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
     """The loader that fits a source; the form of the source decides."""
     path = Path(source)
     if source == "digits":
         return load_digits()
     if source.startswith("hf:"):
-        return load_hugging_face(source.removeprefix("hf:"), split or "train", on_bad=on_bad)
+        return load_hugging_face(source.removeprefix("hf:"), split or "train", on_error=on_error)
     if source.partition(":")[0] in PUBLISHED:
-        return iter(load_benchmark(source, seed=0, on_bad=on_bad).knowledge)
+        return iter(load_benchmark(source, seed=0, on_error=on_error).knowledge)
     if path.suffix == ".jsonl":
-        return load_jsonl(path, on_bad=on_bad)
+        return load_jsonl(path, on_error=on_error)
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return load_hugging_face(source, split or "train", on_bad=on_bad)
+        return load_hugging_face(source, split or "train", on_error=on_error)
     if (path / "demo.csv").exists():
-        return load_manyicl(path, split or "demo", on_bad=on_bad)
+        return load_manyicl(path, split or "demo", on_error=on_error)
     if not path.is_dir() and path.exists():
         raise SettingError(
             f"{source} is not a folder, .jsonl or .parquet file",
             hint="--passages reads what has no answers; bottega add --help says all",
         )
-    return load_image_folder(path, split=split, on_bad=on_bad)
+    return load_image_folder(path, split=split, on_error=on_error)
 
 
-def read(source: str, split: str | None, on_bad: OnBad) -> Iterator[Example]:
+def read(source: str, split: str | None, on_error: OnError) -> Iterator[Example]:
     if split not in (None, TRAIN):
         raise SettingError(
             f"passages have no split {split}",
             hint=f"--split {TRAIN} keeps of the Google Search corpus what belongs to training",
         )
-    return load_passages(source, train=split == TRAIN, on_bad=on_bad)
+    return load_passages(source, train=split == TRAIN, on_error=on_error)
 
 
 def rm(
@@ -174,12 +174,12 @@ def export(
     damaged: it is named, and the others are written."""
     bad: list[BottegaError] = []
 
-    def on_bad(error: BottegaError) -> None:
+    def on_error(error: BottegaError) -> None:
         bad.append(error)
         warn(error)
 
     with open_rows(file, namespace) as knowledge, progress("exporting", len(knowledge)) as step:
-        count = knowledge.export_to(folder, on_bad=on_bad, progress=step)
+        count = knowledge.export_to(folder, on_error=on_error, progress=step)
         left = others(knowledge, namespace)
     if json:
         skipped = [{"reason": str(error), "hint": error.hint} for error in bad]
@@ -202,12 +202,12 @@ def import_(
     """Add what export wrote, with pins and counters. Vectors are made anew."""
     bad: list[BottegaError] = []
 
-    def on_bad(error: BottegaError) -> None:
+    def on_error(error: BottegaError) -> None:
         bad.append(error)
         warn(error)
 
     with open_to_add(file, embed, namespace) as knowledge, progress("adding", None) as step:
-        added = knowledge.import_from(folder, on_bad=on_bad, progress=step)
+        added = knowledge.import_from(folder, on_error=on_error, progress=step)
         total = len(knowledge)
     if json:
         print_json(

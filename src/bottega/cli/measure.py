@@ -176,7 +176,7 @@ def filled(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) -> Kno
         return KnowledgeBase.open(":memory:", embed=None)
     knowledge = KnowledgeBase.open(":memory:", embed=stored(retrieve, embedder))
     with progress("embedding", len(data.knowledge) + len(data.items)) as step:
-        knowledge.add(data.knowledge, progress=step, on_bad=warn)
+        knowledge.add(data.knowledge, progress=step, on_error=warn)
         embedder.embed([item.query for item in data.items])
         step(len(data.items))
     return knowledge
@@ -225,7 +225,7 @@ def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
     """What the report shows; its time is in no figure."""
     started = time.perf_counter()
     with progress("thumbnails", None) as step:
-        made = keep_thumbnails(path, data, method, progress=step, on_bad=warn)
+        made = keep_thumbnails(path, data, method, progress=step, on_error=warn)
     if made:
         note(f"{made} thumbnails for the report in {time.perf_counter() - started:.1f} s")
 

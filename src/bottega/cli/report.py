@@ -56,7 +56,7 @@ def dataset(
     What may be shown as examples stays here, and so do metrics with several right answers.
     """
     # Nothing is shown to anybody here, so nothing can give an answer away.
-    data = load_benchmark(benchmark, seed=seed, limit=limit, allow_overlap=True, on_bad=warn)
+    data = load_benchmark(benchmark, seed=seed, limit=limit, allow_overlap=True, on_error=warn)
     path = write_dataset(data, format, out)
     say(f"{len(data.items)} items: {path}")
     bare = sum(not item.query.images for item in data.items)

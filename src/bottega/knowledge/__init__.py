@@ -1,6 +1,6 @@
 """Examples at rest: where they are stored, how they are found, how they are loaded."""
 
-from bottega.knowledge.base import Added, KnowledgeBase
+from bottega.knowledge.base import AddResult, KnowledgeBase
 from bottega.knowledge.embedders import (
     DualEmbedder,
     FlmrEmbedder,
@@ -19,7 +19,7 @@ from bottega.knowledge.eviction import (
     RandomEviction,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late_interaction import Effort, LateInteractionIndex
+from bottega.knowledge.late_interaction import SearchEffort, LateInteractionIndex
 from bottega.knowledge.loaders import (
     has_splits,
     load_digits,
@@ -30,15 +30,15 @@ from bottega.knowledge.loaders import (
     read_jsonl,
 )
 from bottega.knowledge.rows import Stats
-from bottega.knowledge.verification import Problem, Verified
+from bottega.knowledge.verification import Problem, VerificationReport
 from bottega.knowledge.views import View
 
 __all__ = [
-    "Added",
+    "AddResult",
     "And",
     "Contains",
     "DualEmbedder",
-    "Effort",
+    "SearchEffort",
     "Eq",
     "Eviction",
     "Filter",
@@ -59,7 +59,7 @@ __all__ = [
     "TokenEmbedder",
     "TowerEmbedder",
     "TowerTokenEmbedder",
-    "Verified",
+    "VerificationReport",
     "View",
     "has_splits",
     "load_digits",

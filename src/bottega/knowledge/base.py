@@ -12,18 +12,18 @@ from typing import Self
 from bottega.errors import LogPrunedError, SettingError
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
-from bottega.knowledge.database import Closing
-from bottega.knowledge.errors import OnBad, or_raise
+from bottega.knowledge.database import CloseOnExit
+from bottega.knowledge.errors import OnError, error_handler
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsedEviction
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Capacity
-from bottega.knowledge.records import Standing, identity, is_text
+from bottega.knowledge.records import RowMetadata, identity, is_text
 from bottega.knowledge.reindex import reindex
 from bottega.knowledge.rows import SqliteRows, unknown
-from bottega.knowledge.search import Searchable
+from bottega.knowledge.search import KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
-from bottega.knowledge.use_counts import UseBuffer
-from bottega.knowledge.verification import Verified, makes, verify
+from bottega.knowledge.use_counts import UsageBuffer
+from bottega.knowledge.verification import VerificationReport, makes, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
 from bottega.types import Example, ExampleChange
@@ -33,16 +33,16 @@ HNSW_ABOVE = 50_000
 
 
 @dataclass(frozen=True)
-class Added:
+class AddResult:
     new: int = 0
     duplicates: int = 0
     bad: int = 0
 
-    def __add__(self, more: Added) -> Added:
-        return Added(self.new + more.new, self.duplicates + more.duplicates, self.bad + more.bad)
+    def __add__(self, more: AddResult) -> AddResult:
+        return AddResult(self.new + more.new, self.duplicates + more.duplicates, self.bad + more.bad)
 
 
-class KnowledgeBase(Searchable, Closing):
+class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     """Examples in one file, searched by the vectors of their embedders.
 
     Any number of threads and processes may use the file at once: a search sees whatever any of
@@ -62,7 +62,7 @@ class KnowledgeBase(Searchable, Closing):
     ) -> None:
         super().__init__(rows, path, metric, Views(embed), hnsw_above)
         self._capacity = capacity
-        self._uses = UseBuffer(rows)
+        self._uses = UsageBuffer(rows)
         self._views.over(rows.views())
 
     @classmethod
@@ -115,56 +115,56 @@ class KnowledgeBase(Searchable, Closing):
         examples: Iterable[Example],
         *,
         batch_size: int = 64,
-        on_bad: OnBad | None = None,
+        on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Added:
+    ) -> AddResult:
         """Stores what is new. Each batch is durable before the next begins.
 
         The same images, context, question, choices and answer are the same example. What cannot be
-        decoded or embedded goes to `on_bad`, which raises unless it is given; the batches before
+        decoded or embedded goes to `on_error`, which raises unless it is given; the batches before
         remain.
         `progress` is told how many examples were done since it was last told. `new` also counts
         those that a `capacity` has evicted again.
         """
-        return self._added(examples, batch_size, on_bad, progress)
+        return self._added(examples, batch_size, on_error, progress)
 
     def _added(
         self,
         examples: Iterable[Example],
         batch_size: int,
-        on_bad: OnBad | None,
+        on_error: OnError | None,
         progress: Callable[[int], None] | None,
-        standings: Mapping[str, Standing] | None = None,
-    ) -> Added:
+        metadata_by_id: Mapping[str, RowMetadata] | None = None,
+    ) -> AddResult:
         self._check_embeds()
         if batch_size < 1:
             raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
         views = self._views.over(self._rows.views())
         pending = iter(examples)
-        total = Added()
+        total = AddResult()
         while taken := list(islice(pending, batch_size)):
             if self._capacity is not None:
                 self._uses.flush()  # who may go depends on them
             new, bad = store_batch(
-                taken, self._rows, views, or_raise(on_bad), self._capacity, standings
+                taken, self._rows, views, error_handler(on_error), self._capacity, metadata_by_id
             )
-            total += Added(new, len(taken) - new - bad, bad)
+            total += AddResult(new, len(taken) - new - bad, bad)
             if progress is not None:
                 progress(len(taken))
         return total
 
     def replace(
-        self, examples: Sequence[Example], *, on_bad: OnBad | None = None
+        self, examples: Sequence[Example], *, on_error: OnError | None = None
     ) -> list[str | None]:
         """Stores newer answers, in one commit: each takes the place of what was answered here to
         the same question (images, text, choices and the tag `context`); of several to one question
         the last. A pinned answer stays, and the newer one is not stored. Their ids in order, that
-        of the pinned one where it stays, None for a bad one, which goes to `on_bad` as in `add`."""
+        of the pinned one where it stays, None for a bad one, which goes to `on_error` as in `add`."""
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
         views = self._views.over(self._rows.views())
-        return replace_batch(examples, self._rows, views, or_raise(on_bad), self._capacity)
+        return replace_batch(examples, self._rows, views, error_handler(on_error), self._capacity)
 
     def annotate(
         self, id: str, *, rationale: str | None, tags: Mapping[str, str] | None = None
@@ -217,11 +217,11 @@ class KnowledgeBase(Searchable, Closing):
         nothing: what was shown may have been evicted since."""
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
-    def standing(self, id: str) -> Standing:
+    def standing(self, id: str) -> RowMetadata:
         """Its age, pin and counters, by its id or an unambiguous beginning."""
         self._uses.flush()
         with self._rows.snapshot():  # another process may delete it
-            found = self._rows.standings(self._rows.keys(self._resolved([id])).values())
+            found = self._rows.metadata_by_id(self._rows.keys(self._resolved([id])).values())
         return next(iter(found.values()))
 
     def pin(self, ids: Collection[str]) -> int:
@@ -252,7 +252,7 @@ class KnowledgeBase(Searchable, Closing):
         self._searcher.forget()
         return done
 
-    def verify(self, *, deep: bool = False, repair: bool = False) -> Verified:
+    def verify(self, *, deep: bool = False, repair: bool = False) -> VerificationReport:
         """Compare images with their hashes, vectors with their checksums, and change log and index
         files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
         vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
@@ -270,30 +270,30 @@ class KnowledgeBase(Searchable, Closing):
         self,
         folder: str | Path,
         *,
-        on_bad: OnBad | None = None,
+        on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """Writes this namespace as examples.jsonl and images/ into a new folder; how many examples
-        were written. One that is damaged goes to `on_bad`, which raises unless it is given."""
+        were written. One that is damaged goes to `on_error`, which raises unless it is given."""
         self._uses.flush()
-        return export(self._rows, Path(folder), or_raise(on_bad), progress)
+        return export(self._rows, Path(folder), error_handler(on_error), progress)
 
     def import_from(
         self,
         folder: str | Path,
         *,
         batch_size: int = 64,
-        on_bad: OnBad | None = None,
+        on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Added:
+    ) -> AddResult:
         """Adds what `export_to` wrote, with age, pins and counters; vectors are made anew."""
-        total = Added()
-        pending = read_export(Path(folder), or_raise(on_bad))
+        total = AddResult()
+        pending = read_export(Path(folder), error_handler(on_error))
         while taken := list(islice(pending, batch_size)):
             examples = [each.example for each in taken]
             # Of equal ones the first is stored.
-            standings = {identity(each.example): each.standing for each in reversed(taken)}
-            total += self._added(examples, batch_size, on_bad, progress, standings)
+            metadata_by_id = {identity(each.example): each.standing for each in reversed(taken)}
+            total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
         return total
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bottega.errors import EmbeddingError, ImageError, LoadError, SettingError
 from bottega.image import CHECKED_SIDE
-from bottega.knowledge.errors import OnBad
-from bottega.knowledge.ports import Capacity, Embedded, RowStore
-from bottega.knowledge.records import CONTEXT, Standing, identity, is_text, question_digest, with_id
+from bottega.knowledge.errors import OnError
+from bottega.knowledge.ports import Capacity, EmbeddedBatch, RowStore
+from bottega.knowledge.records import CONTEXT, RowMetadata, identity, is_text, question_digest, with_id
 from bottega.knowledge.views import View
 from bottega.types import Example
 
@@ -22,17 +22,17 @@ def store_batch(
     examples: Sequence[Example],
     rows: RowStore,
     views: Mapping[str, View],
-    on_bad: OnBad,
+    on_error: OnError,
     capacity: Capacity | None = None,
-    standings: Mapping[str, Standing] | None = None,
+    metadata_by_id: Mapping[str, RowMetadata] | None = None,
     supersede: bool = False,
 ) -> tuple[int, int]:
     """How many were new, and how many bad; the rest is stored already."""
-    storable = [example for example in examples if _is_storable(example, on_bad)]
+    storable = [example for example in examples if _is_storable(example, on_error)]
     fresh = _unknown(storable, rows)
-    decoded = [example for example in fresh if _decodes(example, on_bad)]
-    sound, embedded = _embedded(decoded, views, on_bad)
-    new = rows.put(sound, embedded, capacity, standings, supersede) if sound else 0
+    decoded = [example for example in fresh if _decodes(example, on_error)]
+    sound, embedded = _embedded(decoded, views, on_error)
+    new = rows.put(sound, embedded, capacity, metadata_by_id, supersede) if sound else 0
     return new, len(examples) - len(storable) + len(fresh) - len(sound)
 
 
@@ -40,17 +40,17 @@ def replace_batch(
     examples: Sequence[Example],
     rows: RowStore,
     views: Mapping[str, View],
-    on_bad: OnBad,
+    on_error: OnError,
     capacity: Capacity | None = None,
 ) -> list[str | None]:
     """The id under which each one's question is answered now, None for a bad one. Where a pinned
     answer stays that is its id."""
     asked = [
-        question_digest(example) if _is_storable(example, on_bad) else None for example in examples
+        question_digest(example) if _is_storable(example, on_error) else None for example in examples
     ]
     pairs = zip(asked, examples, strict=True)
     newest = {digest: example for digest, example in pairs if digest is not None}
-    store_batch(list(newest.values()), rows, views, on_bad, capacity, supersede=True)
+    store_batch(list(newest.values()), rows, views, on_error, capacity, supersede=True)
     ids = {digest: identity(example) for digest, example in newest.items()}
     stored = rows.keys(ids.values())
     answered = {digest: id for digest, id in ids.items() if id in stored}
@@ -70,14 +70,14 @@ def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
         )
 
 
-def _is_storable(example: Example, on_bad: OnBad) -> bool:
+def _is_storable(example: Example, on_error: OnError) -> bool:
     try:
         storable = all(map(is_text, _texts(example)))
     except (TypeError, AttributeError):  # what should hold texts is something else
         storable = False
     if not storable:
         name = example.source or example.query.text
-        on_bad(LoadError(f"{name!a} cannot be stored", hint=TEXTS))
+        on_error(LoadError(f"{name!a} cannot be stored", hint=TEXTS))
     return storable
 
 
@@ -97,40 +97,40 @@ def _unknown(examples: Sequence[Example], rows: RowStore) -> list[Example]:
     return [with_id(example, id) for id, example in named.items() if id not in known]
 
 
-def _decodes(example: Example, on_bad: OnBad) -> bool:
+def _decodes(example: Example, on_error: OnError) -> bool:
     # Also for embedders that read only the text: a demonstration shows the image later.
     try:
         for image in example.query.images:
             image.decode(at_least=CHECKED_SIDE)
     except ImageError as error:
-        on_bad(error)
+        on_error(error)
         return False
     return True
 
 
 def _embedded(
-    examples: list[Example], views: Mapping[str, View], on_bad: OnBad
-) -> tuple[list[Example], dict[str, Embedded]]:
+    examples: list[Example], views: Mapping[str, View], on_error: OnError
+) -> tuple[list[Example], dict[str, EmbeddedBatch]]:
     """All at once; if that fails one by one, so that only the culprits are left out."""
     try:
         return examples, _vectors(examples, views)
     except EmbeddingError:
-        sound = [example for example in examples if _embeds(example, views, on_bad)]
+        sound = [example for example in examples if _embeds(example, views, on_error)]
         return sound, _vectors(sound, views)
 
 
-def _embeds(example: Example, views: Mapping[str, View], on_bad: OnBad) -> bool:
+def _embeds(example: Example, views: Mapping[str, View], on_error: OnError) -> bool:
     try:
         _vectors([example], views)
     except EmbeddingError as error:
         name = example.source or repr(example.query.text)
-        on_bad(EmbeddingError(f"{name}: {error}", hint=error.hint))
+        on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
         return False
     return True
 
 
-def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, Embedded]:
+def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, EmbeddedBatch]:
     return {
-        name: Embedded(view.embed.fingerprint, view.vectors(examples))
+        name: EmbeddedBatch(view.embed.fingerprint, view.vectors(examples))
         for name, view in views.items()
     }

@@ -21,7 +21,7 @@ BYTES_PER_PIXEL = 3
 COPIES_OF_BYTES = 3
 
 
-class Recent:
+class ExampleCache:
     """By key, which never means another example: nothing in here can be out of date."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:

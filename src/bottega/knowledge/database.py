@@ -184,7 +184,7 @@ def _no_ids(values: Collection[str | int]) -> SettingError:
     return SettingError(f"cannot look up {list(values)!a}", hint="ids are texts without NULs")
 
 
-class Closing(ABC):
+class CloseOnExit(ABC):
     """What `with` closes."""
 
     @abstractmethod

@@ -9,13 +9,13 @@ from bottega.errors import BottegaError, ImageError, LoadError
 
 Error = TypeVar("Error", bound=BottegaError)
 
-OnBad = Callable[[BottegaError], None]
-OnBadRow = Callable[[LoadError | ImageError], None]
+OnError = Callable[[BottegaError], None]
+OnRowError = Callable[[LoadError | ImageError], None]
 
 
-def or_raise(on_bad: Callable[[Error], None] | None) -> Callable[[Error], None]:
-    # Not `on_bad or ...`: a callable that collects errors may be an empty list.
-    return _raise if on_bad is None else on_bad
+def error_handler(on_error: Callable[[Error], None] | None) -> Callable[[Error], None]:
+    # Not `on_error or ...`: a callable that collects errors may be an empty list.
+    return _raise if on_error is None else on_error
 
 
 def _raise(error: BottegaError) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
-from bottega.knowledge.ports import Change, Hit
+from bottega.knowledge.ports import Change, SearchHit
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 
@@ -179,7 +179,7 @@ class FaissIndex(ABC):
         *,
         allowed: Collection[int] | Keys | None = None,
         excluded: Sequence[Collection[int]] | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[list[SearchHit]]:
         if vectors.shape[1:] != (self._width,):
             raise SettingError(
                 f"vectors of the shape {vectors.shape} cannot be compared with those here",
@@ -345,6 +345,6 @@ def _rows(flat: faiss.IndexFlat) -> Vectors:
     return cast(Vectors, numbers.reshape(flat.ntotal, flat.d))
 
 
-def _hits(keys: Keys, scores: Vectors, barred: Collection[int]) -> list[Hit]:
-    found = map(Hit, keys.tolist(), scores.tolist())
+def _hits(keys: Keys, scores: Vectors, barred: Collection[int]) -> list[SearchHit]:
+    found = map(SearchHit, keys.tolist(), scores.tolist())
     return [hit for hit in found if hit.key != NOWHERE and hit.key not in barred]

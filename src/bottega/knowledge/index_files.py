@@ -44,7 +44,7 @@ FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the 
 
 
 @dataclass(frozen=True)
-class Head:
+class SnapshotHeader:
     """What the index was made from; `mark` is that of change `seq` (`RowStore.mark`)."""
 
     view: int
@@ -57,8 +57,8 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    head: Head
+class IndexSnapshot:
+    head: SnapshotHeader
     index: faiss.Index
     keys: Keys
 
@@ -76,7 +76,7 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.unfinished")
 
 
-def save(path: Path, found: Snapshot) -> bool:
+def save(path: Path, found: IndexSnapshot) -> bool:
     """Whether it could be written: a full disk or a read-only folder costs time, nothing else."""
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
@@ -108,7 +108,7 @@ def checksum_of(data: mmap.mmap | memoryview) -> int:
     return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
 
 
-def load(path: Path) -> Snapshot | None:
+def load(path: Path) -> IndexSnapshot | None:
     """None if there is none or it is damaged."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
@@ -119,7 +119,7 @@ def load(path: Path) -> Snapshot | None:
             with memoryview(data) as whole, whole[:end] as body:
                 if magic != MAGIC or checksum_of(body) != checksum:
                     raise ValueError("its checksum is wrong")
-            head = Head(**orjson.loads(data[end - head_size : end]))
+            head = SnapshotHeader(**orjson.loads(data[end - head_size : end]))
             index = faiss.read_index(str(path))
             start = end - head_size - 8 * index.ntotal
             keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
@@ -130,7 +130,7 @@ def load(path: Path) -> Snapshot | None:
     except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
         log.warning("%s is left out and will be made again: %s", path, error)
         return None
-    return load(path) if replaced else Snapshot(head, index, keys)
+    return load(path) if replaced else IndexSnapshot(head, index, keys)
 
 
 PAGE = 256
@@ -179,7 +179,7 @@ def _fits(rows: SqliteRows, path: Path) -> bool:
         return False
 
 
-def _agrees(rows: SqliteRows, found: Snapshot) -> bool:
+def _agrees(rows: SqliteRows, found: IndexSnapshot) -> bool:
     head = found.head
     # In one moment, or another process's pruning in between would look like damage.
     with rows.snapshot():

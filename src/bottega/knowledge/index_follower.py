@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
-from bottega.knowledge.index_files import Head, Snapshot, load, save, snapshot_path, unfinished_path
+from bottega.knowledge.index_files import SnapshotHeader, IndexSnapshot, load, save, snapshot_path, unfinished_path
 from bottega.knowledge.ports import RowStore, StoredView
 from bottega.protocols import Vectors
 
@@ -33,11 +33,11 @@ SAVED_EVERY = 5000
 BUILD_AFTER_SECONDS = 2.0
 
 
-class OutOfDate(Exception):
+class StaleIndexError(Exception):
     """This follower is closed, or its view was made anew: another one must be asked."""
 
 
-class Follower:
+class IndexFollower:
     """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
     built in the background, and searches stay exact until it is there. A process that ends before
     saves the plain vectors to a file, which the next process reads instead of every row."""
@@ -58,11 +58,11 @@ class Follower:
         self._gave_up = False
 
     def current(self) -> FaissIndex:
-        """The index with every change that any process has committed. Raises `OutOfDate`."""
+        """The index with every change that any process has committed. Raises `StaleIndexError`."""
         with self._lock:
             last = self._rows.last_seq()
             if self._stopping.is_set():
-                raise OutOfDate
+                raise StaleIndexError
             if self._index is None:
                 self._check_view()
                 self._index = self._loaded() or self._exact()
@@ -98,7 +98,7 @@ class Follower:
         while self.is_building:
             if self._worker is not None:
                 self._worker.join()
-            with suppress(OutOfDate):
+            with suppress(StaleIndexError):
                 self.current()
 
     @property
@@ -107,7 +107,7 @@ class Follower:
 
     def _check_view(self) -> None:
         if self._rows.views().get(self._view.name) != self._view:
-            raise OutOfDate
+            raise StaleIndexError
 
     def _is_unsaved(self, index: FaissIndex) -> bool:
         if isinstance(index, HnswIndex):
@@ -140,12 +140,12 @@ class Follower:
         self._saved_at = found.head.seq
         return index
 
-    def _restored(self, found: Snapshot) -> FaissIndex:
+    def _restored(self, found: IndexSnapshot) -> FaissIndex:
         if isinstance(found.index, faiss.IndexFlat):
             return FlatIndex.restored(found.index, found.keys, self._metric, found.head.seq)
         return self._graph_of(found)
 
-    def _graph_of(self, found: Snapshot) -> HnswIndex:
+    def _graph_of(self, found: IndexSnapshot) -> HnswIndex:
         return restored(
             found.index,
             found.keys,
@@ -154,18 +154,18 @@ class Follower:
             watermark=found.head.seq,
         )
 
-    def _fits(self, head: Head) -> bool:
+    def _fits(self, head: SnapshotHeader) -> bool:
         return head.mark is not None and head == self._head(head.seq)
 
-    def _head(self, seq: int) -> Head:
+    def _head(self, seq: int) -> SnapshotHeader:
         view, space = self._view, self._rows.namespace
         made_by = (view.number, view.fingerprint, view.dimension, self._metric)
-        return Head(*made_by, space, seq, self._rows.mark(seq))
+        return SnapshotHeader(*made_by, space, seq, self._rows.mark(seq))
 
     def _exact(self) -> FaissIndex:
         index = self._filled(FlatIndex(*self._shape))
         if self._stopping.is_set():  # which cuts filling short
-            raise OutOfDate
+            raise StaleIndexError
         return index
 
     def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
@@ -273,7 +273,7 @@ class Follower:
         if self._path is None:
             return
         copy, keys, seq = index.copied()
-        found = Snapshot(self._head(seq), copy, keys)
+        found = IndexSnapshot(self._head(seq), copy, keys)
         if unfinished:
             save(unfinished_path(self._path), found)
         else:

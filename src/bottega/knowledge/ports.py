@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from bottega.exclusion import Exclude
 from bottega.knowledge.eviction import Eviction
 from bottega.knowledge.filters import Filter
-from bottega.knowledge.records import Standing
+from bottega.knowledge.records import RowMetadata
 from bottega.protocols import Vectors
 from bottega.types import Example, ExampleChange, Query
 
@@ -27,13 +27,13 @@ class Change:
     vector: Vectors | None
 
 
-class Hit(NamedTuple):
+class SearchHit(NamedTuple):
     key: int
     score: float
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddedBatch:
     """One vector for each example of a batch, and what made them."""
 
     fingerprint: str
@@ -51,7 +51,7 @@ class StoredView:
 
 
 @dataclass(frozen=True)
-class Use:
+class UsageRecord:
     """How often an example was shown, when last (unix seconds), and what that saved."""
 
     count: int
@@ -92,16 +92,16 @@ class RowStore(Protocol):
     def put(
         self,
         examples: Sequence[Example],
-        views: Mapping[str, Embedded],
+        views: Mapping[str, EmbeddedBatch],
         capacity: Capacity | None = None,
-        standings: Mapping[str, Standing] | None = None,
+        metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
     ) -> int:
         """Stores those whose id is new and returns how many were. All of them, or none. Those that
         `supersede` take the place of older answers to the same question, unless one is pinned:
         then they are left out.
 
-        What stands in `standings` by id comes with age, pin and counters, before any is evicted.
+        What stands in `metadata_by_id` by id comes with age, pin and counters, before any is evicted.
         Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
         """
         ...
@@ -182,7 +182,7 @@ class RowStore(Protocol):
 
     def named_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
 
-    def add_uses(self, uses: Mapping[str, Use]) -> None: ...
+    def add_uses(self, uses: Mapping[str, UsageRecord]) -> None: ...
 
     def pin(self, ids: Collection[str], pinned: bool) -> int: ...
 
@@ -210,7 +210,7 @@ class VectorIndex(Protocol):
         *,
         allowed: Collection[int] | None = None,
         excluded: Sequence[Collection[int]] | None = None,
-    ) -> list[list[Hit]]:
+    ) -> list[list[SearchHit]]:
         """The `k` best hits of each vector, best first; fewer only if there are fewer.
 
         `allowed` restricts every vector to these keys, `excluded` bars keys vector by vector.

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Standing:
+class RowMetadata:
     """What a store knows of an example beyond its content; times are unix seconds."""
 
     created: float

@@ -17,12 +17,12 @@ from bottega.knowledge.filters import LABELS, And, Eq, Filter, condition
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import (
     Capacity,
-    Embedded,
+    EmbeddedBatch,
     Footprint,
     StoredView,
-    Use,
+    UsageRecord,
 )
-from bottega.knowledge.records import Standing, from_row, query_digests, text_of
+from bottega.knowledge.records import RowMetadata, from_row, query_digests, text_of
 from bottega.knowledge.use_counts import prune
 from bottega.types import Example, Query
 
@@ -45,9 +45,9 @@ class SqliteRows(ChangeLog):
     def put(
         self,
         examples: Sequence[Example],
-        views: Mapping[str, Embedded],
+        views: Mapping[str, EmbeddedBatch],
         capacity: Capacity | None = None,
-        standings: Mapping[str, Standing] | None = None,
+        metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
     ) -> int:
         with self.transaction() as connection:
@@ -61,7 +61,7 @@ class SqliteRows(ChangeLog):
                 by_number = dict(zip(numbers, vectors, strict=True))
                 key = writer.insert(connection, example, by_number, self.namespace)
                 new += key is not None
-                standing = (standings or {}).get(example.id or "")
+                standing = (metadata_by_id or {}).get(example.id or "")
                 if key is not None and standing is not None:
                     writer.stand(connection, key, standing)
                 if key is not None and supersede:
@@ -213,7 +213,7 @@ class SqliteRows(ChangeLog):
     def views(self) -> dict[str, StoredView]:
         return {row["name"]: StoredView(*row) for row in self.read(writer.COMPLETE_VIEWS)}
 
-    def add_uses(self, uses: Mapping[str, Use]) -> None:
+    def add_uses(self, uses: Mapping[str, UsageRecord]) -> None:
         with self.transaction() as connection:
             writer.add_uses(connection, self.namespace, uses)
 
@@ -228,14 +228,14 @@ class SqliteRows(ChangeLog):
             )
             return cursor.rowcount
 
-    def standings(self, keys: Collection[int]) -> dict[int, Standing]:
+    def metadata_by_id(self, keys: Collection[int]) -> dict[int, RowMetadata]:
         found = self.read(
             "SELECT examples.key, created, coalesce(count, 0), last, coalesce(saved_usd, 0),"
             " coalesce(pinned, 0) FROM json_each(?) AS chosen CROSS JOIN examples"
             " ON examples.key = chosen.value LEFT JOIN uses ON uses.key = examples.key",
             listed(keys),
         )
-        return {row[0]: Standing(row[1], row[2], row[3], row[4], bool(row[5])) for row in found}
+        return {row[0]: RowMetadata(row[1], row[2], row[3], row[4], bool(row[5])) for row in found}
 
     def footprint(self) -> Footprint:
         (row,) = self.read(
@@ -275,7 +275,7 @@ class Stats:
     format_version: int
 
 
-class Listing:
+class KnowledgeBaseReader:
     """The part of a knowledge base that needs no embedder."""
 
     def __init__(self, rows: SqliteRows, path: str, metric: Metric) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
 from bottega.exclusion import Exclude
-from bottega.knowledge.change_log import Recent
+from bottega.knowledge.change_log import ExampleCache
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import FaissIndex, Keys, Metric
-from bottega.knowledge.index_follower import Follower, OutOfDate
-from bottega.knowledge.ports import Hit, RowStore, StoredView
-from bottega.knowledge.rows import Listing, SqliteRows
+from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
+from bottega.knowledge.ports import SearchHit, RowStore, StoredView
+from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
 from bottega.knowledge.views import View, Views, embedded
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
@@ -26,7 +26,7 @@ GONE_KEPT = 1000
 
 
 @dataclass
-class Resolved:
+class ResolvedFilter:
     """The keys that a filter chose among the rows up to change `seq` and key `last`."""
 
     seq: int = -1
@@ -40,10 +40,10 @@ class Searcher:
         self._views = views
         self._metric: Metric = metric
         self._hnsw_above = hnsw_above
-        self._followers: dict[str, Follower] = {}
-        self._filters: OrderedDict[Filter, Resolved] = OrderedDict()
+        self._followers: dict[str, IndexFollower] = {}
+        self._filters: OrderedDict[Filter, ResolvedFilter] = OrderedDict()
         self._default: str | None = None  # the name of the view that is first
-        self._recent = Recent()
+        self._recent = ExampleCache()
         self._lock = Lock()
 
     def view(self, by: str | None) -> tuple[StoredView, View]:
@@ -66,7 +66,7 @@ class Searcher:
             try:
                 index = follower.current()
                 break
-            except OutOfDate:
+            except StaleIndexError:
                 self._drop(follower)
         if not len(index):
             raise _empty(self._rows)
@@ -129,7 +129,7 @@ class Searcher:
         for follower in followers:
             follower.settle()
 
-    def _follower(self, by: str | None) -> Follower:
+    def _follower(self, by: str | None) -> IndexFollower:
         with self._lock:
             name = self._default if by is None else by
             follower = None if name is None else self._followers.get(name)
@@ -137,13 +137,13 @@ class Searcher:
                 view, _ = self.view(by)
                 if by is None:
                     self._default = view.name
-                follower = self._followers.get(view.name) or Follower(
+                follower = self._followers.get(view.name) or IndexFollower(
                     self._rows, view, self._metric, self._hnsw_above
                 )
                 self._followers[view.name] = follower
             return follower
 
-    def _drop(self, follower: Follower) -> None:
+    def _drop(self, follower: IndexFollower) -> None:
         """One that is out of date; nothing of it is kept."""
         with self._lock:
             for name, each in list(self._followers.items()):
@@ -164,7 +164,7 @@ class Searcher:
         """Rows never change, so only those that are new are asked about; what was deleted the
         index leaves out."""
         with self._lock:
-            kept = self._filters.setdefault(where, Resolved())
+            kept = self._filters.setdefault(where, ResolvedFilter())
             self._filters.move_to_end(where)
             if len(self._filters) > FILTERS_KEPT:
                 self._filters.popitem(last=False)
@@ -178,7 +178,7 @@ class Searcher:
                 kept.seq, kept.last = seq, last
             return kept.keys
 
-    def _candidates(self, hits: list[list[Hit]], living: int) -> list[list[Candidate]] | None:
+    def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
         """None if another process has deleted one of them since the search."""
         wanted = {hit.key for found in hits for hit in found}
         examples = self._recent.among(wanted)
@@ -203,7 +203,7 @@ def _empty(rows: RowStore) -> EmptyKnowledgeBaseError:
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
 
 
-class Searchable(Listing):
+class KnowledgeBaseSearch(KnowledgeBaseReader):
     def __init__(
         self, rows: SqliteRows, path: str, metric: Metric, views: Views, hnsw_above: int
     ) -> None:

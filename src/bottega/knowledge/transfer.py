@@ -15,10 +15,10 @@ import orjson
 
 from bottega.errors import ImageError, LoadError, StoreError
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnBad
+from bottega.knowledge.errors import OnError
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.records import (
-    Standing,
+    RowMetadata,
     damage,
     identity,
     identity_without_choices,
@@ -37,15 +37,15 @@ NO_NUMBERS = "its standing should be of numbers"
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedExample:
     example: Example
-    standing: Standing
+    standing: RowMetadata
 
 
 def export(
     rows: SqliteRows,
     folder: Path,
-    on_bad: OnBad,
+    on_error: OnError,
     progress: Callable[[int], None] | None,
 ) -> int:
     """How many examples were written; what is damaged is not. The list comes last: a folder with
@@ -57,7 +57,7 @@ def export(
     try:
         (folder / IMAGES).mkdir(parents=True)
         with part.open("wb") as file:
-            for example, standing in _everything(rows, on_bad):
+            for example, standing in _everything(rows, on_error):
                 file.write(orjson.dumps(_line(example, standing, folder)) + b"\n")
                 count += 1
                 if progress is not None:
@@ -80,42 +80,42 @@ def _check_name(folder: Path) -> None:
         raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
-def _everything(rows: SqliteRows, on_bad: OnBad) -> Iterator[tuple[Example, Standing]]:
+def _everything(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
     ids = []
     for id in rows.ids_where():
         if is_text(id):
             ids.append(id)
         else:
-            on_bad(StoreError(f"an example's id is {id!a}, which is damaged", hint=AGAIN))
+            on_error(StoreError(f"an example's id is {id!a}, which is damaged", hint=AGAIN))
     for start in range(0, len(ids), AT_ONCE):
         keys = rows.keys(ids[start : start + AT_ONCE])
-        standings = rows.standings(keys.values())
-        for key, example in sorted(_sound(rows, keys, on_bad).items()):
-            if key not in standings:  # deleted meanwhile
+        metadata_by_id = rows.metadata_by_id(keys.values())
+        for key, example in sorted(_sound(rows, keys, on_error).items()):
+            if key not in metadata_by_id:  # deleted meanwhile
                 continue
-            if _is_of_numbers(standings[key]):
-                yield example, standings[key]
+            if _is_of_numbers(metadata_by_id[key]):
+                yield example, metadata_by_id[key]
             else:
-                on_bad(StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=AGAIN))
+                on_error(StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=AGAIN))
 
 
-def _sound(rows: SqliteRows, keys: Mapping[str, int], on_bad: OnBad) -> dict[int, Example]:
+def _sound(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
     try:
         found = rows.by_keys(keys.values())
     except StoreError as error:
         if len(keys) > 1:  # only what cannot be read shall be missing
-            alone = [_sound(rows, {id: key}, on_bad) for id, key in keys.items()]
+            alone = [_sound(rows, {id: key}, on_error) for id, key in keys.items()]
             return {key: example for each in alone for key, example in each.items()}
         for id in keys:
-            on_bad(StoreError(f"example {id} cannot be read: {error}", hint=AGAIN))
+            on_error(StoreError(f"example {id} cannot be read: {error}", hint=AGAIN))
         return {}
     wrong = {key: what for key, example in found.items() if (what := damage(example))}
     for key, what in wrong.items():
-        on_bad(StoreError(f"example {found[key].id} is damaged: {what}", hint=AGAIN))
+        on_error(StoreError(f"example {found[key].id} is damaged: {what}", hint=AGAIN))
     return {key: example for key, example in found.items() if key not in wrong}
 
 
-def _line(example: Example, standing: Standing, folder: Path) -> dict[str, object]:
+def _line(example: Example, standing: RowMetadata, folder: Path) -> dict[str, object]:
     query = example.query
     return {
         "id": example.id,
@@ -140,8 +140,8 @@ def _kept(image: Image, folder: Path) -> str:
     return name
 
 
-def read_export(folder: Path, on_bad: OnBad) -> Iterator[Imported]:
-    """What cannot be read goes to `on_bad` with its line; the others are given."""
+def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
+    """What cannot be read goes to `on_error` with its line; the others are given."""
     path = folder / EXAMPLES
     _check_name(folder)
     try:
@@ -160,12 +160,12 @@ def read_export(folder: Path, on_bad: OnBad) -> Iterator[Imported]:
             except (ImageError, ValueError, TypeError, KeyError) as error:
                 hint = getattr(error, "hint", "") or "export the knowledge base again"
                 what = f"{path_text(path)}, line {number}: {error}"
-                on_bad(LoadError(what, hint=hint))
+                on_error(LoadError(what, hint=hint))
             else:
                 yield imported
 
 
-def _imported(row: dict[str, Any], folder: Path) -> Imported:
+def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
     fields = _Fields(**{name: row[name] for name in _Fields.__dataclass_fields__})
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
         raise TypeError("question and answer should be texts")
@@ -183,7 +183,7 @@ def _imported(row: dict[str, Any], folder: Path) -> Imported:
     )
     if fields.id not in (identity(example), identity_without_choices(example)):
         raise ValueError("its id is not that of its question, choices, answer and images")
-    return Imported(example, _standing(fields.standing))
+    return ImportedExample(example, _standing(fields.standing))
 
 
 def _image(folder: Path, name: str, source: str | None) -> Image:
@@ -193,14 +193,14 @@ def _image(folder: Path, name: str, source: str | None) -> Image:
     return replace(image, source=source)
 
 
-def _standing(fields: dict[str, Any]) -> Standing:
-    standing = Standing(**fields)
+def _standing(fields: dict[str, Any]) -> RowMetadata:
+    standing = RowMetadata(**fields)
     if not _is_of_numbers(standing):
         raise TypeError(NO_NUMBERS)
     return standing
 
 
-def _is_of_numbers(standing: Standing) -> bool:
+def _is_of_numbers(standing: RowMetadata) -> bool:
     numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
     return all(isinstance(number, int | float) and abs(number) < MOST for number in numbers)
 

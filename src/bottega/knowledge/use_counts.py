@@ -8,7 +8,7 @@ from collections.abc import Collection
 from threading import Lock
 
 from bottega.errors import SettingError
-from bottega.knowledge.ports import RowStore, Use
+from bottega.knowledge.ports import RowStore, UsageRecord
 from bottega.knowledge.records import is_text
 from bottega.sqlite import may_only_be_read
 
@@ -17,13 +17,13 @@ FLUSHED_AFTER = 30.0
 MOST_USD = 1e15  # far from where sums become infinite
 
 
-class UseBuffer:
+class UsageBuffer:
     """Written when there are many, when they are old, and when the handle is closed. A process
     that is killed loses the last half minute of counts, never an example."""
 
     def __init__(self, rows: RowStore) -> None:
         self._rows = rows
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[str, UsageRecord] = {}
         self._since = time.monotonic()
         self._lock = Lock()
 
@@ -40,8 +40,8 @@ class UseBuffer:
             if not self._uses:
                 self._since = time.monotonic()
             for id in ids:
-                before = self._uses.get(id, Use(0, now, 0.0))
-                self._uses[id] = Use(before.count + 1, now, before.saved_usd + share)
+                before = self._uses.get(id, UsageRecord(0, now, 0.0))
+                self._uses[id] = UsageRecord(before.count + 1, now, before.saved_usd + share)
             old = time.monotonic() - self._since > FLUSHED_AFTER
             due = len(self._uses) >= FLUSHED_AT or old
         if due:
@@ -61,11 +61,11 @@ class UseBuffer:
             self._put_back(uses)
             raise
 
-    def _put_back(self, uses: dict[str, Use]) -> None:
+    def _put_back(self, uses: dict[str, UsageRecord]) -> None:
         with self._lock:
             for id, use in uses.items():
-                later = self._uses.get(id, Use(0, use.last, 0.0))
-                self._uses[id] = Use(
+                later = self._uses.get(id, UsageRecord(0, use.last, 0.0))
+                self._uses[id] = UsageRecord(
                     use.count + later.count, later.last, use.saved_usd + later.saved_usd
                 )
 

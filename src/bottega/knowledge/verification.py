@@ -275,7 +275,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationReport:
     """What was looked at, in every namespace, and what was wrong with it."""
 
     examples: int
@@ -291,7 +291,7 @@ class Verified:
 
 def verify(
     rows: SqliteRows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
-) -> Verified:
+) -> VerificationReport:
     """`deep` also embeds everything again and compares."""
     found = [
         (what, repair and mend is not None and _succeeds(mend))
@@ -307,7 +307,7 @@ def verify(
         for table in ("examples", "images", "vectors")
     )
     snapshots = len(index_files(rows))
-    return Verified(examples, images, vectors, snapshots, tuple(problems))
+    return VerificationReport(examples, images, vectors, snapshots, tuple(problems))
 
 
 def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:

@@ -11,8 +11,8 @@ import orjson
 
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
 from bottega.knowledge.database import LISTED, listed
-from bottega.knowledge.ports import Capacity, Embedded, StoredView, Use
-from bottega.knowledge.records import COLUMNS, Standing, question_digest, to_row
+from bottega.knowledge.ports import Capacity, EmbeddedBatch, StoredView, UsageRecord
+from bottega.knowledge.records import COLUMNS, RowMetadata, question_digest, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 
@@ -29,7 +29,7 @@ PINNED_ANSWERS = (
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
 
-def claim(connection: sqlite3.Connection, views: Mapping[str, Embedded]) -> list[int]:
+def claim(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
     """The numbers of the views in their order. The first batch decides which views a file has."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
@@ -138,7 +138,7 @@ def annotate(
     return True
 
 
-def stand(connection: sqlite3.Connection, key: int, standing: Standing) -> None:
+def stand(connection: sqlite3.Connection, key: int, standing: RowMetadata) -> None:
     """Age, pin and counters of an example that was just inserted."""
     connection.execute("UPDATE examples SET created = ? WHERE key = ?", (standing.created, key))
     connection.execute(
@@ -223,7 +223,7 @@ def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity
     remove(connection, [row[0] for row in found])
 
 
-def add_uses(connection: sqlite3.Connection, namespace: str, uses: Mapping[str, Use]) -> None:
+def add_uses(connection: sqlite3.Connection, namespace: str, uses: Mapping[str, UsageRecord]) -> None:
     """What has been deleted meanwhile has no uses."""
     connection.executemany(
         "INSERT INTO uses (key, count, last, saved_usd)"

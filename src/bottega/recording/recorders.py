@@ -75,7 +75,7 @@ class Store(Protocol):
     """A `KnowledgeBase`, as far as it is needed here."""
 
     def replace(
-        self, examples: Sequence[Example], *, on_bad: Callable[[BottegaError], None]
+        self, examples: Sequence[Example], *, on_error: Callable[[BottegaError], None]
     ) -> list[str | None]: ...
 
 
@@ -146,7 +146,7 @@ class CacheRecorder:
         examples = [example for example, _ in group]
         waited_for = [done.set_running_or_notify_cancel() for _, done in group]
         try:
-            ids = self._knowledge.replace(examples, on_bad=self._tell_bad)
+            ids = self._knowledge.replace(examples, on_error=self._tell_bad)
         except BaseException as error:
             for (_, done), waited in zip(group, waited_for, strict=True):
                 if waited:

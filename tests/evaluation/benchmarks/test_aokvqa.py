@@ -73,7 +73,7 @@ def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
     asked = [row(7, "['taxi', 'cab', 'taxi']"), row(8, "['taxi', __import__('os')]")]
     table(tmp_path / "data" / "validation-00000-of-00001.parquet", asked)
     bad: list[BottegaError] = []
-    data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert [item.query.images for item in data.items] == [(picture(7),)]
     assert data.metrics[0].score(data.items[0], Answer("taxi")) == pytest.approx(2 / 3)
     assert ["direct_answers is no list" in str(error) for error in bad] == [True]
@@ -83,7 +83,7 @@ def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
     published(tmp_path, [question(1)], [question(7), question(8, correct_choice_idx=4)])
     bad: list[BottegaError] = []
     spec = f"aokvqa:{tmp_path},answers=choices"
-    assert len(load_benchmark(spec, seed=0, on_bad=bad.append).items) == 1
+    assert len(load_benchmark(spec, seed=0, on_error=bad.append).items) == 1
     assert ["none of the 4 choices" in str(error) for error in bad] == [True]
 
 

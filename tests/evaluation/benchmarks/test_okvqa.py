@@ -89,7 +89,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
     rows.append({"image_id": 9})
     written(tmp_path / "OpenEnded_mscoco_val2014_questions.json", asked)
     bad: list[BottegaError] = []
-    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert sorted(str(item.query.id) for item in data.items) == ["85", "95"]
     for error, said in zip(
         bad,
@@ -123,7 +123,7 @@ def test_missing_images_are_one_error(tmp_path: Path) -> None:
     (tmp_path / "train2014").rename(tmp_path / "elsewhere")
     bad: list[BottegaError] = []
     with pytest.raises(LoadError, match="has no train2014"):
-        load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+        load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert bad == []
 
 
@@ -145,7 +145,7 @@ def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
     asked = [row(7), row(8, image=None), row(9, answers=[])]
     table(tmp_path / "data" / "val2014-00000-of-00001.parquet", asked)
     bad: list[BottegaError] = []
-    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_bad=bad.append)
+    data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert (len(data.knowledge), len(data.items)) == (2, 2)
     assert {item.query.id: item.query.images for item in data.items} == {
         "7": (picture(7),),

@@ -111,7 +111,7 @@ def test_the_hub_s_table(tmp_path: Path) -> None:
     bad_row = {"passage_content": "", "passage_id": "GS_9"}
     table(tmp_path / "data" / "test_passages-00000-of-00001.parquet", [*more, bad_row])
     bad: list[BottegaError] = []
-    assert len(list(load_passages(tmp_path, on_bad=bad.append))) == 2
+    assert len(list(load_passages(tmp_path, on_error=bad.append))) == 2
     assert ["no passage_content" in str(error) for error in bad] == [True]
     assert list(told(tmp_path, train=True)) == ["GS_0"]
 
@@ -128,7 +128,7 @@ def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_pa
     )
     path.write_text("\n".join(lines))
     bad: list[BottegaError] = []
-    seen, tea = load_passages(path, on_bad=bad.append)
+    seen, tea = load_passages(path, on_error=bad.append)
     assert (seen.query.text, seen.query.id, seen.tags) == ("Hang ten", "WIT_7", {"page": "2"})
     assert [one.decode().size for one in seen.query.images] == [(8, 8)]
     assert tea == Example(Query("Tea"), "", source=str(path))
@@ -150,7 +150,7 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "corpus.csv", rows)
     bad: list[BottegaError] = []
-    found = [one.query.id for one in load_passages(path, on_bad=bad.append)]
+    found = [one.query.id for one in load_passages(path, on_error=bad.append)]
     assert found == ["GS_0", "GS_4"]
     assert [str(error).partition(":")[0] for error in bad] == [
         f"{path}, line {n}" for n in (3, 4, 5)
@@ -163,7 +163,7 @@ def test_a_field_beyond_all_bounds_is_named(tmp_path: Path) -> None:
     long = "x" * (csv.field_size_limit() + 1)
     path = written(tmp_path / "corpus.csv", [["kid", "text"], [0, long], [1, "Tea"]])
     bad: list[BottegaError] = []
-    assert [one.query.id for one in load_passages(path, on_bad=bad.append)] == ["GS_1"]
+    assert [one.query.id for one in load_passages(path, on_error=bad.append)] == ["GS_1"]
     assert ["field larger" in str(error) for error in bad] == [True]
 
 

@@ -137,7 +137,7 @@ def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.Monkey
 def test_bad_rows_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     lines(tmp_path / "test.jsonl", {"word": "one"}, {"word": ["two"]}, {"word": " "}, {"word": 4})
     bad: list[BottegaError] = []
-    made = read_examples(str(tmp_path), "test", worded, on_bad=bad.append)
+    made = read_examples(str(tmp_path), "test", worded, on_error=bad.append)
     assert [e.answer for e in made] == ["one", "4"]
     file = tmp_path / "test.jsonl"
     assert [str(error) for error in bad] == [
@@ -145,7 +145,7 @@ def test_bad_rows_are_named_and_the_rest_is_kept(tmp_path: Path) -> None:
         f"{file}, row 2: there is no word",
     ]
     with pytest.raises(LoadError, match="row 1"):
-        read_examples(str(tmp_path), "test", worded, on_bad=None)
+        read_examples(str(tmp_path), "test", worded, on_error=None)
 
 
 def worded(row: Row, source: str) -> Example:

@@ -111,5 +111,5 @@ def test_rows_without_answers_or_images_are_named(tmp_path: Path) -> None:
     outside = row("../Annotations/val.json", "beer")
     written(tmp_path / "Annotations" / "val.json", [*ASKED, hidden, outside])
     bad: list[BottegaError] = []
-    assert len(load_benchmark(f"vizwiz:{tmp_path}", seed=0, on_bad=bad.append).items) == 2
+    assert len(load_benchmark(f"vizwiz:{tmp_path}", seed=0, on_error=bad.append).items) == 2
     assert ["row 2: nobody" in str(bad[0]), "row 3" in str(bad[1])] == [True, True]

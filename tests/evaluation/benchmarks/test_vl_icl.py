@@ -65,7 +65,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     rows += [row("clevr", "query", 8, [1, 2]), {**row("", "", 0, 1), "image": []}]
     written(place / "query.json", rows)
     bad: list[BottegaError] = []
-    assert len(load_benchmark(f"vl-icl:{place}", seed=0, on_bad=bad.append).items) == 1
+    assert len(load_benchmark(f"vl-icl:{place}", seed=0, on_error=bad.append).items) == 1
     assert [str(error).partition(": ")[0][-5:] for error in bad] == [
         f"row {i}" for i in (1, 2, 3, 4)
     ]

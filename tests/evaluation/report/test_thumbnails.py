@@ -73,7 +73,7 @@ async def test_a_damaged_picture_is_named_and_costs_no_other(tmp_path: Path) -> 
     data = replace(BENCHMARK, items=(torn, *ITEMS[1:]))
     path = await run(tmp_path, data)
     told: list[BottegaError] = []
-    keep_thumbnails(path, data, SHOWING, on_bad=told.append)
+    keep_thumbnails(path, data, SHOWING, on_error=told.append)
     assert ["torn.png" in str(error) for error in told] == [True]
     assert len(kept(path)) == 4
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.knowledge.late_interaction import Effort, exact_scores
+from bottega.knowledge.late_interaction import SearchEffort, exact_scores
 from bottega.knowledge.late_interaction.maxsim import DeviceTokens, Positions
 from bottega.knowledge.late_interaction.quantization import (
     CodeScan,
@@ -90,7 +90,7 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
 def test_int8_and_rescoring_find_what_the_reference_finds(seed: int, k: int) -> None:
     matrices = documents(400, seed=seed)
     query, held = asked(matrices, seed), copies(matrices)
-    found, scores = nearest(query, held, np.arange(400), k, Effort(shortlist=1))
+    found, scores = nearest(query, held, np.arange(400), k, SearchEffort(shortlist=1))
     exact = exact_scores(query, held.half, held.offsets)
     best = np.sort(exact)[::-1][:k]
     assert len(set(found.tolist())) == k
@@ -106,7 +106,7 @@ def test_centroids_leave_the_best_in_the_shortlist() -> None:
     recalls = []
     for seed in range(20):
         query = asked(matrices, seed)
-        found, _ = nearest(query, held, np.arange(2000), 20, Effort(shortlist=0.2, small=64))
+        found, _ = nearest(query, held, np.arange(2000), 20, SearchEffort(shortlist=0.2, small=64))
         best = np.argsort(-exact_scores(query, held.half, held.offsets))[:20]
         recalls.append(len(set(found.tolist()) & set(best.tolist())) / 20)
     assert np.mean(recalls) >= 0.99
@@ -146,4 +146,4 @@ def test_a_device_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("wrong", [{"shortlist": 0.0}, {"shortlist": 1.5}, {"rescored": 0}])
 def test_impossible_efforts_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingError):
-        Effort(**wrong)  # type: ignore[arg-type]
+        SearchEffort(**wrong)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
-from bottega.knowledge.late_interaction import Effort, TokenArray, TokenIndex, exact_scores, search
+from bottega.knowledge.late_interaction import SearchEffort, TokenArray, TokenIndex, exact_scores, search
 from bottega.protocols import Vectors
 from tests.knowledge.late_interaction.data import DIMENSION, documents, names
 
@@ -80,7 +80,7 @@ def test_any_sequence_leaves_what_a_rebuilt_array_holds(
 @given(within=st.sets(st.integers(0, 70)), k=st.integers(1, 10), number=st.integers(0, 199))
 def test_within_is_the_exact_search_filtered(within: set[int], k: int, number: int) -> None:
     array = filled(None)
-    index = TokenIndex(array, effort=Effort(rescored=64))
+    index = TokenIndex(array, effort=SearchEffort(rescored=64))
     chosen = {f"d{n}" for n in within}
     everything = index.search(MATRICES[number], 50, exact=True)
     expected = [hit for hit in everything if hit[0] in chosen][:k]
@@ -196,7 +196,7 @@ def test_codes_follow_the_array_and_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "WORTH_CODING", 60)
-    effort = Effort(shortlist=0.5, rescored=20, small=20)
+    effort = SearchEffort(shortlist=0.5, rescored=20, small=20)
     index = TokenIndex(filled(tmp_path), effort=effort)
     index.search(MATRICES[0], 5)
     assert not (tmp_path / "codes.0").exists()

@@ -41,7 +41,7 @@ def image_folder(source: Source) -> Benchmark:
     """With train/ and test/, or else split by the seed."""
     folder, question = _folder_and_question(source.place)
     root = Path(folder)
-    load = partial(load_image_folder, question=question, on_bad=source.on_bad)
+    load = partial(load_image_folder, question=question, on_error=source.on_error)
     if has_splits(root):
         knowledge, items = (list(load(root, split=split)) for split in ("train", "test"))
     else:
@@ -52,7 +52,7 @@ def image_folder(source: Source) -> Benchmark:
 def manyicl(source: Source) -> Benchmark:
     folder, question = _folder_and_question(source.place)
     knowledge, items = (
-        list(load_manyicl(folder, split, question=question, on_bad=source.on_bad))
+        list(load_manyicl(folder, split, question=question, on_error=source.on_error))
         for split in ("demo", "test")
     )
     return labelled(source.spec, knowledge, items)
@@ -93,7 +93,7 @@ def jsonl(source: Source) -> Benchmark:
     up to a line's or a sentence's end.
     """
     knowledge, items = (
-        tuple(load_jsonl(path, on_bad=source.on_bad)) for path in _paths(source.place)
+        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(source.place)
     )
     everything = (*knowledge, *items)
     own_choices = any(example.query.choices for example in everything)

@@ -15,7 +15,7 @@ from bottega.evaluation.benchmarks.files import digits, image_folder, jsonl, man
 from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
-from bottega.evaluation.benchmarks.source import OnBad, Source
+from bottega.evaluation.benchmarks.source import OnError, Source
 from bottega.evaluation.benchmarks.synthetic import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
@@ -54,7 +54,7 @@ def load_benchmark(
     per_class: int | None = None,
     label_noise: float = 0.0,
     allow_overlap: bool = False,
-    on_bad: OnBad | None = None,
+    on_error: OnError | None = None,
 ) -> Benchmark:
     """`digits` or a drawn task with its knobs, such as `digits:half=second` or
     `glyphs:ways=5,shots=5`, or another of `SOURCES` with its place, such as `image-folder:DIR` or
@@ -65,9 +65,9 @@ def load_benchmark(
     test/. `label_noise` is the share of the answers in this knowledge base that are made wrong.
     Items that stand in both parts are refused unless `allow_overlap`.
     """
-    whole = _whole(spec, seed, on_bad)
-    found = [example for example in whole.knowledge if _is_readable(example, on_bad)]
-    items = [item for item in _named(whole.items) if _is_readable(item, on_bad)]
+    whole = _whole(spec, seed, on_error)
+    found = [example for example in whole.knowledge if _is_readable(example, on_error)]
+    items = [item for item in _named(whole.items) if _is_readable(item, on_error)]
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
@@ -88,9 +88,9 @@ def load_benchmark(
     return benchmark
 
 
-def _whole(spec: str, seed: int, on_bad: OnBad | None) -> Benchmark:
+def _whole(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
     """Everything there is, as it is found."""
-    source = Source(spec, seed, on_bad)
+    source = Source(spec, seed, on_error)
     if source.kind not in SOURCES or not (source.place or source.kind in WITHOUT_PLACE):
         places = ", ".join(name if name in WITHOUT_PLACE else f"{name}:DIR" for name in SOURCES)
         raise SettingError(f"unknown benchmark {spec!r}", hint=f"use {places}")
@@ -105,15 +105,15 @@ def _named(items: Sequence[Example]) -> list[Example]:
     ]
 
 
-def _is_readable(item: Example, on_bad: OnBad | None) -> bool:
+def _is_readable(item: Example, on_error: OnError | None) -> bool:
     """A damaged image is named and left out before anything is counted or run."""
     try:
         for image in item.query.images:
             image.decode(at_least=1)
     except ImageError as error:
-        if on_bad is None:
+        if on_error is None:
             raise
-        on_bad(error)
+        on_error(error)
         return False
     return True
 

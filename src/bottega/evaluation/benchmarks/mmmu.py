@@ -48,7 +48,7 @@ def mmmu(source: Source) -> Benchmark:
         return example if wanted else None
 
     def read(split: str) -> tuple[Example, ...]:
-        return tuple(read_examples(place, split, make, on_bad=source.on_bad, several=True))
+        return tuple(read_examples(place, split, make, on_error=source.on_error, several=True))
 
     asked = knobs["asked"]
     known = "validation" if asked == "dev" else "dev"
@@ -116,9 +116,9 @@ def mathvision(source: Source) -> Benchmark:
     def make(row: Row, name: str) -> Example:
         return _mathvision_example(row, source.place, name)
 
-    items = read_examples(source.place, "testmini", make, on_bad=source.on_bad)
+    items = read_examples(source.place, "testmini", make, on_error=source.on_error)
     asked = {item.query.id for item in items}
-    everything = read_examples(source.place, "test", make, on_bad=source.on_bad)
+    everything = read_examples(source.place, "test", make, on_error=source.on_error)
     return Benchmark(
         source.spec,
         tuple(example for example in everything if example.query.id not in asked),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bottega.errors import ImageError, LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import OnBad, Source, read_place
+from bottega.evaluation.benchmarks.source import OnError, Source, read_place
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Downloads,
@@ -25,7 +25,7 @@ from bottega.evaluation.benchmarks.tables import (
 )
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image
-from bottega.knowledge.errors import or_raise
+from bottega.knowledge.errors import error_handler
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query
@@ -55,10 +55,10 @@ def asked(
     return Asked(Example(query, ranked[0][0], source=source), tuple(answers))
 
 
-def read_asked(rows: Iterable[Named], make: Make, on_bad: OnBad | None) -> list[Asked]:
-    """Rows of which `make` raises `LoadError` or `ImageError` go to `on_bad`, as do those whose
+def read_asked(rows: Iterable[Named], make: Make, on_error: OnError | None) -> list[Asked]:
+    """Rows of which `make` raises `LoadError` or `ImageError` go to `on_error`, as do those whose
     id has been seen: whose annotators would be asked?"""
-    report = or_raise(on_bad)
+    report = error_handler(on_error)
     made: dict[str, Asked] = {}
     for source, row in rows:
         try:
@@ -149,7 +149,7 @@ def okvqa(source: Source) -> Benchmark:
             first_split(source.place, "val2014", "validation", "val"),
         )
         make = from_table(source.place)
-        parts = [read_asked(part, make, source.on_bad) for part in rows]
+        parts = [read_asked(part, make, source.on_error) for part in rows]
     answers = references([*parts[0], *parts[1]])  # what is shown may be taught
     return Benchmark(
         source.spec,
@@ -175,7 +175,7 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Asked]:
         return asked(row, name, id=id, answers=answers, images=(downloads.image(picture),))
 
     questions = downloads.rows(QUESTIONS.format(split), key="questions")
-    return read_asked(questions, make, source.on_bad)
+    return read_asked(questions, make, source.on_error)
 
 
 AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
@@ -215,7 +215,7 @@ def _parts(place: str, source: Source, knobs: Mapping[str, str]) -> tuple[list[A
         make = [_maker(lambda row, name: pictures(row, place, name), knobs)] * 2
     if knobs["answers"] == "direct":
         rows[1] = _answerable(rows[1])
-    both = [read_asked(part, made, source.on_bad) for part, made in zip(rows, make, strict=True)]
+    both = [read_asked(part, made, source.on_error) for part, made in zip(rows, make, strict=True)]
     return both[0], both[1]
 
 

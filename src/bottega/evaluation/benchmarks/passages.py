@@ -14,10 +14,10 @@ from typing import TextIO
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.source import OnBad
+from bottega.evaluation.benchmarks.source import OnError
 from bottega.evaluation.benchmarks.tables import needed
 from bottega.image import path_text
-from bottega.knowledge.errors import or_raise
+from bottega.knowledge.errors import error_handler
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
 
@@ -47,31 +47,31 @@ Reader = Callable[[Sequence[str]], tuple[str, str] | None]
 
 
 def with_passages(
-    benchmark: Benchmark, path: str | Path, *, alone: bool = False, on_bad: OnBad | None = None
+    benchmark: Benchmark, path: str | Path, *, alone: bool = False, on_error: OnError | None = None
 ) -> Benchmark:
     """The benchmark with the passages of `path` in its knowledge, beside its examples or `alone`
     (as RACC reads them)."""
-    passages = tuple(load_passages(path, on_bad=on_bad))
+    passages = tuple(load_passages(path, on_error=on_error))
     if not passages:
         raise LoadError(f"{path_text(path)} holds no passages", hint=FORMS)
     return replace(benchmark, knowledge=passages if alone else (*benchmark.knowledge, *passages))
 
 
 def load_passages(
-    path: str | Path, *, train: bool = False, on_bad: OnBad | None = None
+    path: str | Path, *, train: bool = False, on_error: OnError | None = None
 ) -> Iterator[Example]:
     """Passages are examples without an answer; their query ids are `GS_17` and `WIT_17`. They lie
     in a file, a folder of tables or a Hugging Face data set. Lines of JSON alone bring pictures.
 
     `train` keeps of the Google Search corpus what belongs to the training questions. Of WIT the
     English rows are read, numbered in their order, with the text that RA-VQA makes of them. Rows
-    that cannot be read go to `on_bad`.
+    that cannot be read go to `on_error`.
     """
     if Path(path).suffix == LINES:
-        return load_passage_lines(path, on_bad=on_bad)
+        return load_passage_lines(path, on_error=on_error)
     if Path(path).suffix in FILES:
-        return _from_file(Path(path), train, on_bad)
-    return _from_table(str(path), train, on_bad)
+        return _from_file(Path(path), train, on_error)
+    return _from_table(str(path), train, on_error)
 
 
 def is_relevant(passage: str, answers: Iterable[str]) -> bool:
@@ -81,8 +81,8 @@ def is_relevant(passage: str, answers: Iterable[str]) -> bool:
     return any(answer.lower() in folded for answer in answers if answer)
 
 
-def _from_table(place: str, train: bool, on_bad: OnBad | None) -> Iterator[Example]:
-    report = or_raise(on_bad)
+def _from_table(place: str, train: bool, on_error: OnError | None) -> Iterator[Example]:
+    report = error_handler(on_error)
     splits = ("train_passages", "train") if train else ("test_passages", "train")
     for source, row in first_split(place, *splits):
         try:
@@ -93,8 +93,8 @@ def _from_table(place: str, train: bool, on_bad: OnBad | None) -> Iterator[Examp
             yield Example(query, "", source=place)
 
 
-def _from_file(path: Path, train: bool, on_bad: OnBad | None) -> Iterator[Example]:
-    report, shown = or_raise(on_bad), path_text(path)
+def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Example]:
+    report, shown = error_handler(on_error), path_text(path)
     with _reading(path) as lines:
         delimiter = "\t" if "\t" in lines.readline() else ","
         lines.seek(0)

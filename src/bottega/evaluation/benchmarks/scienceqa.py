@@ -21,7 +21,7 @@ from bottega.evaluation.benchmarks.tables import (
     texts,
 )
 from bottega.image import path_text
-from bottega.knowledge.errors import or_raise
+from bottega.knowledge.errors import error_handler
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query
@@ -52,7 +52,7 @@ def _tables(source: Source) -> Mapping[str, list[Example]]:
 
     splits = {"train": "train", "val": "validation", "test": "test"}
     return {
-        ours: read_examples(source.place, theirs, make, on_bad=source.on_bad)
+        ours: read_examples(source.place, theirs, make, on_error=source.on_error)
         for ours, theirs in splits.items()
     }
 
@@ -68,7 +68,7 @@ def _published(folder: Path, source: Source) -> Mapping[str, list[Example]]:
 def _examples(
     folder: Path, pids: Iterable[str], problems: Row, split: str, source: Source
 ) -> Iterable[Example]:
-    report = or_raise(source.on_bad)
+    report = error_handler(source.on_error)
     for pid in pids:
         name = f"{path_text(folder)}, problem {pid}"
         try:

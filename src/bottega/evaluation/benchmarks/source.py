@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from bottega.errors import BottegaError, SettingError
 
-OnBad = Callable[[BottegaError], None]
+OnError = Callable[[BottegaError], None]
 
 
 @dataclass(frozen=True)
 class Source:
     """`spec` is KIND:PLACE, KIND:KNOBS or KIND:PLACE,KNOBS; a place is a folder or a Hugging Face
-    id. What cannot be read goes to `on_bad`, or is raised if that is None."""
+    id. What cannot be read goes to `on_error`, or is raised if that is None."""
 
     spec: str
     seed: int
-    on_bad: OnBad | None = None
+    on_error: OnError | None = None
 
     @property
     def kind(self) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import orjson
 
 from bottega.errors import ImageError, LoadError
-from bottega.evaluation.benchmarks.source import OnBad
+from bottega.evaluation.benchmarks.source import OnError
 from bottega.image import MAX_BYTES, Image, path_text
-from bottega.knowledge.errors import or_raise
+from bottega.knowledge.errors import error_handler
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.loaders.tables import foreign_errors, image_cell
 from bottega.types import Example
@@ -195,12 +195,12 @@ def read_examples(
     split: str,
     make: Make,
     *,
-    on_bad: OnBad | None,
+    on_error: OnError | None,
     several: bool = False,
 ) -> list[Example]:
     """What `make` makes of each row, but for None. Rows of which it raises `LoadError` or
-    `ImageError` go to `on_bad`."""
-    report = or_raise(on_bad)
+    `ImageError` go to `on_error`."""
+    report = error_handler(on_error)
     made: list[Example] = []
     for source, row in read_rows(place, split, several=several):
         try:

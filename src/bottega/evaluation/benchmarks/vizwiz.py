@@ -52,7 +52,7 @@ def vizwiz(source: Source) -> Benchmark:
         rows = [shown_rows, first_split(source.place, "val", "validation")]
         make = [from_table(source.place)] * 2
     shown, items = (
-        read_asked(part, _tagged(made), source.on_bad)
+        read_asked(part, _tagged(made), source.on_error)
         for part, made in zip(rows, make, strict=True)
     )
     return Benchmark(

@@ -51,7 +51,7 @@ def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[As
         answers = (needed(row, "answer"),)
         return asked(row, name, id=name, answers=answers, images=images)
 
-    return read_asked(downloads.rows(f"{task}/{part}.json"), make, source.on_bad)
+    return read_asked(downloads.rows(f"{task}/{part}.json"), make, source.on_error)
 
 
 def _found(downloads: Downloads, path: str, task: str) -> str:

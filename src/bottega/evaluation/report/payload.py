@@ -48,14 +48,14 @@ def keep_thumbnails(
     method: Method,
     *,
     progress: Callable[[int], object] = lambda made: None,
-    on_bad: Callable[[BottegaError], object] = lambda error: None,
+    on_error: Callable[[BottegaError], object] = lambda error: None,
 ) -> int:
     """Adds to the run in `path` those that its items and the method's demonstrations still lack;
     returns how many. Whatever stops it, the next call goes on from there."""
     with JOURNAL.translated(str(path)), closing(_connected(path)) as connection:
         missing = {sha256 for (sha256,) in connection.execute(WANTED, (method.name, method.shots))}
         found = [image for image in _images(data) if image.sha256 in missing]
-        for batch in _made(found, on_bad):
+        for batch in _made(found, on_error):
             connection.executemany("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", batch)
             progress(len(batch))
     return len(found)
@@ -85,7 +85,7 @@ def _images(data: Benchmark) -> list[Image]:
 
 
 def _made(
-    images: Sequence[Image], on_bad: Callable[[BottegaError], object]
+    images: Sequence[Image], on_error: Callable[[BottegaError], object]
 ) -> Iterator[list[tuple[str, bytes]]]:
     def make(image: Image) -> tuple[str, bytes] | ImageError:
         try:
@@ -98,7 +98,7 @@ def _made(
             made: list[tuple[str, bytes]] = []
             for one in pool.map(make, images[start : start + BATCH]):
                 if isinstance(one, ImageError):
-                    on_bad(one)
+                    on_error(one)
                 else:
                     made.append(one)
             yield made

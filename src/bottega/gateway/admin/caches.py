@@ -198,8 +198,8 @@ class Caches:
     ) -> dict[str, object]:
         bad: list[BottegaError] = []
         cache = self._open(namespace)
-        examples = read_jsonl(lines, "the upload", whole_replies=True, on_bad=bad.append)
-        added = cache.add((_imported(one, account) for one in examples), on_bad=bad.append)
+        examples = read_jsonl(lines, "the upload", whole_replies=True, on_error=bad.append)
+        added = cache.add((_imported(one, account) for one in examples), on_error=bad.append)
         named = [{"reason": str(error), "hint": error.hint} for error in bad[:MOST_NAMED]]
         return {
             "new": added.new,

@@ -12,9 +12,9 @@ import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.exclusion import Exclude, is_excluded
-from bottega.knowledge.database import Closing
+from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.late_interaction.folder import one_for_each
-from bottega.knowledge.late_interaction.search import Effort, TokenIndex
+from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
@@ -22,7 +22,7 @@ from bottega.types import Candidate, Example, ExampleChange, Query
 Held = Callable[[], Collection[str]]
 
 
-class Followed(Protocol):
+class ExampleSource(Protocol):
     """The part of a knowledge base that an index follows. What an id stands for never changes."""
 
     def ids(self) -> Sequence[str]: ...
@@ -31,7 +31,7 @@ class Followed(Protocol):
 
 
 @runtime_checkable
-class Logged(Protocol):
+class ChangeSource(Protocol):
     """A source that can also say what happened after change number `since`, in order.
 
     One that no longer knows all of it raises `StoreError`, or begins at `since` or before.
@@ -41,7 +41,7 @@ class Logged(Protocol):
 
 
 @dataclass(frozen=True)
-class News:
+class IndexDiff:
     """`upto` is the change that they end with, None where there is no log."""
 
     gone: list[str]
@@ -49,7 +49,7 @@ class News:
     upto: int | None = None
 
 
-def news(source: Followed, since: int | None, held: Held) -> News:
+def news(source: ExampleSource, since: int | None, held: Held) -> IndexDiff:
     """What happened after `since`, or what the ids say where no log tells it (None: all of it)."""
     if since is not None:
         told = _told(source, since)
@@ -59,10 +59,10 @@ def news(source: Followed, since: int | None, held: Held) -> News:
     upto = _end(source)
     wanted, there = dict.fromkeys(source.ids()), dict.fromkeys(held())
     gone = [id for id in there if id not in wanted]
-    return News(gone, [id for id in wanted if id not in there], upto)
+    return IndexDiff(gone, [id for id in wanted if id not in there], upto)
 
 
-def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
+def present(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
     """Those of the ids that are still there, with their examples."""
     try:
         return list(zip(ids, source.get_many(ids), strict=True))
@@ -73,9 +73,9 @@ def present(source: Followed, ids: Sequence[str]) -> list[tuple[str, Example]]:
     return [*present(source, ids[:half]), *present(source, ids[half:])]
 
 
-def _of_log(told: Sequence[ExampleChange], since: int, held: Held) -> News:
+def _of_log(told: Sequence[ExampleChange], since: int, held: Held) -> IndexDiff:
     if not told:
-        return News([], [], since)
+        return IndexDiff([], [], since)
     last: dict[str, bool] = {}
     for change in told:
         last.pop(change.id, None)  # what came back is the newest
@@ -83,12 +83,12 @@ def _of_log(told: Sequence[ExampleChange], since: int, held: Held) -> News:
     there = set(held())
     gone = [id for id, deleted in last.items() if deleted and id in there]
     new = [id for id, deleted in last.items() if not deleted and id not in there]
-    return News(gone, new, told[-1].seq)
+    return IndexDiff(gone, new, told[-1].seq)
 
 
-def _told(source: Followed, since: int) -> list[ExampleChange] | None:
+def _told(source: ExampleSource, since: int) -> list[ExampleChange] | None:
     """None where the log has a gap."""
-    if not isinstance(source, Logged):
+    if not isinstance(source, ChangeSource):
         return None
     try:
         told = list(source.changes(since))
@@ -97,9 +97,9 @@ def _told(source: Followed, since: int) -> list[ExampleChange] | None:
     return None if told and told[0].seq <= since else told
 
 
-def _end(source: Followed) -> int | None:
+def _end(source: ExampleSource) -> int | None:
     """The number of the last change there is. Read through once: entries are small."""
-    if not isinstance(source, Logged):
+    if not isinstance(source, ChangeSource):
         return None
     end = 0
     try:
@@ -110,7 +110,7 @@ def _end(source: Followed) -> int | None:
     return end
 
 
-class LateInteractionIndex(Closing):
+class LateInteractionIndex(CloseOnExit):
     """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
     embedder gives image and text tokens.
 
@@ -122,11 +122,11 @@ class LateInteractionIndex(Closing):
 
     def __init__(
         self,
-        knowledge: Followed,
+        knowledge: ExampleSource,
         embed: MultiVectorEmbedder,
         folder: str | Path | None = None,
         *,
-        effort: Effort | None = None,
+        effort: SearchEffort | None = None,
         seed: int = 0,
         batch_size: int = 32,
     ) -> None:

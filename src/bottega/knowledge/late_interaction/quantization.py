@@ -100,21 +100,21 @@ def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
 
 
 @dataclass(frozen=True)
-class Coded:
+class CentroidCodes:
     """Centroids, and the code of each of the first tokens of an array."""
 
     centroids: Vectors
     codes: Codes
 
     @classmethod
-    def of(cls, tokens: Rows, seed: int) -> Coded:
+    def of(cls, tokens: Rows, seed: int) -> CentroidCodes:
         centroids = trained_centroids(tokens, seed)
         return cls(centroids, nearest_centroids(tokens, centroids))
 
-    def extended(self, tokens: Rows) -> Coded:
+    def extended(self, tokens: Rows) -> CentroidCodes:
         """With codes for the tokens that have none yet."""
         more = nearest_centroids(tokens[len(self.codes) :], self.centroids)
-        return Coded(self.centroids, np.concatenate([self.codes, more]))
+        return CentroidCodes(self.centroids, np.concatenate([self.codes, more]))
 
     def outgrown(self, tokens: int) -> bool:
         """Whether so many tokens deserve more centroids."""
@@ -127,7 +127,7 @@ class Coded:
         draft.replace(path)
 
     @classmethod
-    def load(cls, path: Path, dimension: int) -> Coded | None:
+    def load(cls, path: Path, dimension: int) -> CentroidCodes | None:
         """None if there is no such file or it is damaged: zip files carry checksums."""
         try:
             with np.load(path, allow_pickle=False) as held:

@@ -12,13 +12,13 @@ import numpy as np
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.late_interaction.folder import check_tokens, storing
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
-from bottega.knowledge.late_interaction.quantization import Bytes, Coded, CodeScan, int8_scores
+from bottega.knowledge.late_interaction.quantization import Bytes, CentroidCodes, CodeScan, int8_scores
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import Vectors
 
 
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """How much is looked at. `shortlist` is the share of the documents that centroids leave to the
     int8 scan (1: all, which needs no clusters in the data), `rescored` how many of those are scored
     exactly. Up to `small` documents are not ruled out by centroids."""
@@ -46,7 +46,7 @@ class TokenCopies:
 
 
 def nearest(
-    query: Vectors, copies: TokenCopies, documents: Positions, k: int, effort: Effort
+    query: Vectors, copies: TokenCopies, documents: Positions, k: int, effort: SearchEffort
 ) -> tuple[Positions, Vectors]:
     """The `k` best of `documents`, best first, with float32 scores of the float16 tokens."""
     rescored = max(effort.rescored, 2 * k)
@@ -82,12 +82,12 @@ class TokenIndex:
     outgrown them; that takes seconds to a minute and happens in the search that first needs them.
     """
 
-    def __init__(self, array: TokenArray, *, effort: Effort | None = None, seed: int = 0) -> None:
+    def __init__(self, array: TokenArray, *, effort: SearchEffort | None = None, seed: int = 0) -> None:
         self._array = array
-        self._effort = effort or Effort()
+        self._effort = effort or SearchEffort()
         self._seed = seed
         self._lock = Lock()
-        self._coded: Coded | None = None
+        self._coded: CentroidCodes | None = None
         self._copies: TokenCopies | None = None
 
     def __len__(self) -> int:
@@ -162,14 +162,14 @@ class TokenIndex:
             self._copies = TokenCopies(array.offsets, array.half, array.eighth, array.scale, scan)
         return self._copies
 
-    def _codes(self) -> Coded | None:
+    def _codes(self) -> CentroidCodes | None:
         """For every token of the array; None while there are too few documents."""
         array, tokens = self._array, len(self._array.half)
         if len(array.offsets) - 1 < WORTH_CODING or self._effort.shortlist == 1:
             return None
-        held = self._coded or Coded.load(array.codes_path, array.dimension)
+        held = self._coded or CentroidCodes.load(array.codes_path, array.dimension)
         if held is None or held.outgrown(tokens) or len(held.codes) > tokens:
-            current = Coded.of(array.half, self._seed)
+            current = CentroidCodes.of(array.half, self._seed)
         else:
             current = held if len(held.codes) == tokens else held.extended(array.half)
         if current is not held:
@@ -177,7 +177,7 @@ class TokenIndex:
         self._coded = current
         return current
 
-    def _save(self, coded: Coded) -> None:
+    def _save(self, coded: CentroidCodes) -> None:
         """Only so that the next one who opens the array need not learn them."""
         try:
             with storing(self._array.codes_path):

@@ -1,4 +1,4 @@
-"""Examples from files: each loader is a generator that gives what it cannot read to `on_bad`, and
+"""Examples from files: each loader is a generator that gives what it cannot read to `on_error`, and
 without one stops there by raising it."""
 
 from bottega.knowledge.loaders.folders import (

@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.types import Example, Query
 
 # The question of the Visual RAG paper (appendix A).
@@ -102,16 +102,16 @@ def load_image_folder(
     *,
     question: str = QUESTION,
     split: str | None = None,
-    on_bad: OnBadRow | None = None,
+    on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """Each subfolder is a class, named by the folder; deeper folders belong to it too.
 
     `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
-    Files that are not named like images are ignored. Images that cannot be read go to `on_bad`,
+    Files that are not named like images are ignored. Images that cannot be read go to `on_error`,
     which raises unless it is given, as does an image that the folder of another class holds too:
     the first class keeps it. What `export_to` wrote is refused.
     """
-    report = or_raise(on_bad)
+    report = error_handler(on_error)
     root = _root(Path(folder), split)
     paths = _labelled_paths(root, report)
     for stray in _images(root, "*"):
@@ -161,14 +161,14 @@ def _check_label(label: str, path: Path, first_label: str, first_path: Path) -> 
         )
 
 
-def _labelled_paths(root: Path, on_bad: OnBadRow) -> list[tuple[str, Path]]:
+def _labelled_paths(root: Path, on_error: OnRowError) -> list[tuple[str, Path]]:
     classes = [folder for folder in root.iterdir() if folder.is_dir() and _visible(folder, root)]
     found: list[tuple[str, Path]] = []
     for folder in classes:
         try:
             label = label_text(path_text(folder.name))
         except LoadError as error:
-            on_bad(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
+            on_error(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
         else:
             found += [(label, path) for path in _images(folder, "**/*")]
     if not classes:
@@ -202,16 +202,16 @@ def load_manyicl(
     split: str = "demo",
     *,
     question: str = QUESTION,
-    on_bad: OnBadRow | None = None,
+    on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """The rows of FOLDER/demo.csv or FOLDER/test.csv, in their order.
 
     A table with a row of several labels, or of none, is multi-label throughout. Rows that
     cannot be read, and images that are missing, damaged or outside of FOLDER/images, go to
-    `on_bad`, which raises unless it is given.
+    `on_error`, which raises unless it is given.
     """
     table = Path(folder) / f"{split}.csv"
-    report = or_raise(on_bad)
+    report = error_handler(on_error)
     rows = _rows(table, report)
     multi = any(len(labels) != 1 for _, _, labels in rows)
     for line, name, labels in rows:
@@ -224,7 +224,7 @@ def load_manyicl(
             yield labelled(image, labels, question=question, source=source, multi=multi)
 
 
-def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
+def _rows(table: Path, on_error: OnRowError) -> list[Row]:
     shown = path_text(table)
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
@@ -245,7 +245,7 @@ def _rows(table: Path, on_bad: OnBadRow) -> list[Row]:
         try:
             rows.append((line, fields[0], _labels(fields[1:], classes)))
         except ValueError as error:
-            on_bad(
+            on_error(
                 LoadError(
                     f"{shown}, line {line}: {error}",
                     hint="a file name and one number for each class",

@@ -10,7 +10,7 @@ import orjson
 
 from bottega.errors import ImageError, LoadError
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
 from bottega.types import Example, Query
 
@@ -26,25 +26,25 @@ Row = Mapping[str, object]
 
 
 def load_jsonl(
-    path: str | Path, *, question: str = QUESTION, on_bad: OnBadRow | None = None
+    path: str | Path, *, question: str = QUESTION, on_error: OnRowError | None = None
 ) -> Iterator[Example]:
     """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
     `question`, `choices`, `rationale` and `tags` (an object). Other fields are ignored.
 
     An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
     an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
-    are sent to the model. A line that cannot be read goes to `on_bad` with its number, as does an
-    answer that is not its own label or among its own choices; `on_bad` raises unless it
+    are sent to the model. A line that cannot be read goes to `on_error` with its number, as does an
+    answer that is not its own label or among its own choices; `on_error` raises unless it
     is given. Blank lines are skipped.
     """
     path = Path(path)
     with _opened(path) as lines:
         yield from read_jsonl(
-            lines, path_text(path), folder=path.parent, question=question, on_bad=on_bad
+            lines, path_text(path), folder=path.parent, question=question, on_error=on_error
         )
 
 
-def load_passage_lines(path: str | Path, *, on_bad: OnBadRow | None = None) -> Iterator[Example]:
+def load_passage_lines(path: str | Path, *, on_error: OnRowError | None = None) -> Iterator[Example]:
     """Lines with `text`, and optionally `id`, `image` (or a list `images`) and `tags`: passages,
     which are examples without an answer. Images and bad lines as in `load_jsonl`."""
     path = Path(path)
@@ -64,7 +64,7 @@ def load_passage_lines(path: str | Path, *, on_bad: OnBadRow | None = None) -> I
         return Example(query, "", tags=_tags(row), source=shown)
 
     with _opened(path) as lines:
-        yield from _read(lines, shown, passage, on_bad)
+        yield from _read(lines, shown, passage, on_error)
 
 
 def read_jsonl(
@@ -74,7 +74,7 @@ def read_jsonl(
     folder: Path | None = None,
     question: str = QUESTION,
     whole_replies: bool = False,
-    on_bad: OnBadRow | None = None,
+    on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """The same of lines from elsewhere, called `name`. Without a folder no text is a path: lines
     that a stranger sent open no file. `whole_replies` of a model say more than one of the
@@ -85,7 +85,7 @@ def read_jsonl(
             _check_choices(row)
         return _example(row, folder, question, source)
 
-    return _read(lines, name, example, on_bad)
+    return _read(lines, name, example, on_error)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -101,9 +101,9 @@ def _read(
     lines: Iterable[bytes],
     name: str,
     make: Callable[[Row, str], Example],
-    on_bad: OnBadRow | None,
+    on_error: OnRowError | None,
 ) -> Iterator[Example]:
-    report = or_raise(on_bad)
+    report = error_handler(on_error)
     for number, line in enumerate(lines, 1):
         source = f"{name}, line {number}"
         if not line.strip():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnBadRow, or_raise
+from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
 from bottega.types import Example, Query
 
@@ -184,17 +184,17 @@ def load_hugging_face(
     question_column: str | None = None,
     answer_column: str | None = None,
     question: str = QUESTION,
-    on_bad: OnBadRow | None = None,
+    on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """A hub id, a folder with parquet files, or one parquet file. Rows are streamed.
 
     Columns that are not named are guessed from their types and usual names. An answer column
     outweighs a label column; of several answers the most frequent counts (the first of a tie), of
     SQuAD's spellings the first; a list of labels is multi-label. Images that are paths must lie
-    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_bad`,
+    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_error`,
     which raises unless it is given.
     """
-    report = or_raise(on_bad)
+    report = error_handler(on_error)
     name = str(id_or_path)
     given = Names(image_column, label_column, question_column, answer_column)
     with foreign_errors(name):
