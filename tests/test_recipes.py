@@ -163,9 +163,9 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
     )
     for shade in (2, 3):
         await workshop.answer(shown(shade).query)
-    standing = cache.standing(cache.ids()[0])
-    assert standing.uses == 1
-    assert standing.saved_usd == pytest.approx(1.0)
+    metadata = cache.metadata(cache.ids()[0])
+    assert metadata.uses == 1
+    assert metadata.saved_usd == pytest.approx(1.0)
 
 
 def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:

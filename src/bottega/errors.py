@@ -28,6 +28,9 @@ BottegaError
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
 EXTRA_WITH_TORCH = "local"
 CUDA_NOTE = (
@@ -165,3 +168,19 @@ class RejectedError(EndpointError):
 
 class GarbledError(EndpointError):
     retryable = True
+
+
+Error = TypeVar("Error", bound=BottegaError)
+
+OnError = Callable[[BottegaError], None]
+OnRowError = Callable[[LoadError | ImageError], None]
+
+
+def error_handler(on_error: Callable[[Error], None] | None) -> Callable[[Error], None]:
+    """Return `on_error`, or a handler that raises if it is None."""
+    # Not `on_error or ...`: a callable that collects errors may be an empty list.
+    return _raise if on_error is None else on_error
+
+
+def _raise(error: BottegaError) -> None:
+    raise error

@@ -73,7 +73,7 @@ def test_the_table_of_what_was_made(run: Run, kb: Path, served: Server) -> None:
         before[q] for q in ("q2", "known", "passage")
     ]
     with KnowledgeBase.open(kb, SeededEmbedder()) as found:
-        assert found.standing(str(after["q0"].id)).pinned
+        assert found.metadata(str(after["q0"].id)).pinned
         assert found.verify(deep=True).sound
     assert {body.get("n") for body in served.bodies} == {2, 3}
     assert {body["temperature"] for body in served.bodies} == {0.7}

@@ -37,7 +37,7 @@ def test_the_masters_answers_become_the_apprentices_examples(plain: Harness) -> 
     assert -1 <= float(learned.headers["x-bottega-similarity"]) <= 1
     assert "x-bottega-stored" not in learned.headers
     assert len(plain.examples()) == 1
-    assert plain.caches[""].standing(stored).uses == 1
+    assert plain.caches[""].metadata(stored).uses == 1
 
 
 def test_usage_and_cost_are_told(plain: Harness) -> None:

@@ -56,7 +56,7 @@ def test_duplicates_are_found_before_they_are_embedded() -> None:
 def test_a_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
     bad = Bad()
     broken = Example(Query("What?", (damaged("pets/cat/9.png"),)), "cat")
-    assert kb.add([shown(1), broken, shown(2)], on_error=bad) == AddResult(new=2, bad=1)
+    assert kb.add([shown(1), broken, shown(2)], on_error=bad) == AddResult(new=2, failed=1)
     assert isinstance(bad[0], ImageError)
     assert "pets/cat/9.png" in str(bad[0])
     with pytest.raises(ImageError):
@@ -67,7 +67,7 @@ def test_one_unfit_example_does_not_spoil_its_batch() -> None:
     bad = Bad()
     with KnowledgeBase.open(":memory:", OnlyImages()) as kb:
         unfit = asked("no image", source="line 7")
-        assert kb.add([shown(1), unfit, shown(2)], on_error=bad) == AddResult(new=2, bad=1)
+        assert kb.add([shown(1), unfit, shown(2)], on_error=bad) == AddResult(new=2, failed=1)
         assert isinstance(bad[0], EmbeddingError)
         assert "line 7" in str(bad[0])
         with pytest.raises(EmbeddingError):
@@ -118,7 +118,7 @@ def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
 )
 def test_what_is_no_text_is_bad_and_not_a_duplicate(kb: KnowledgeBase, wrong: Example) -> None:
     bad = Bad()
-    assert kb.add([asked("fine"), wrong], on_error=bad) == AddResult(new=1, bad=1)
+    assert kb.add([asked("fine"), wrong], on_error=bad) == AddResult(new=1, failed=1)
     assert len(bad) == 1
     with pytest.raises(LoadError, match="cannot be stored"):
         kb.add([wrong])

@@ -49,11 +49,11 @@ def test_everything_else_stays(kb: KnowledgeBase) -> None:
         id = str(example.id)
         kb.pin([id])
         kb.used([id], 0.5)
-        before = kb.standing(id)
+        before = kb.metadata(id)
         kb.annotate(id, rationale="since", tags={"seen": "1"})
         told = replace(example, rationale="since", tags={**example.tags, "seen": "1"})
         assert kb.get(id) == told
-        assert kb.standing(id) == before
+        assert kb.metadata(id) == before
         assert before.pinned
         assert kb.search(example.query, 1, include_self=True)[0].example == told
     assert len(kb) == 3

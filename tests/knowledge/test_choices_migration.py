@@ -81,8 +81,8 @@ def test_nothing_is_lost(old: Path) -> None:
         found = by_question(kb)
         coloured = found["Which colour?", ("red", "blue")]
         assert (coloured.rationale, coloured.tags) == ("It is red.", {"hue": "warm"})
-        assert kb.standing(str(coloured.id)).saved_usd == 0.5
-        assert kb.standing(str(found["Capital of France?", ("Paris", "Rome")].id)).pinned
+        assert kb.metadata(str(coloured.id)).saved_usd == 0.5
+        assert kb.metadata(str(found["Capital of France?", ("Paris", "Rome")].id)).pinned
         assert found["Which apply?", ("a", "b", "c")].labels == ("b", "c")
     assert [read(old, statement) for statement in kept] == before
     assert read(old, rest) == rows

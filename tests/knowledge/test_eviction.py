@@ -138,13 +138,13 @@ def test_what_is_known_of_an_example_beyond_its_content() -> None:
         before = time.time()
         kb.used([first, first], 0.5)
         kb.pin([second])
-        found = [kb.standing(id[:8]) for id in (first, second)]
+        found = [kb.metadata(id[:8]) for id in (first, second)]
         assert [(each.uses, each.pinned) for each in found] == [(2, False), (0, True)]
         assert [each.saved_usd for each in found] == [0.5, 0.0]
         assert (found[0].last_used or 0.0) >= before and found[1].last_used is None
         assert all(0 < each.created <= before for each in found)
         with pytest.raises(NotFoundError):
-            kb.standing("0123456789abcdef")
+            kb.metadata("0123456789abcdef")
 
 
 def test_pinning_is_all_or_nothing() -> None:

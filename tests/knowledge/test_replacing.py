@@ -56,8 +56,8 @@ def test_a_pinned_answer_stays_as_it_is(kb: KnowledgeBase) -> None:
     ids = kb.replace([shown(1, "dog"), shown(2, "dog")], on_error=bad)
     assert ids == kb.ids() == [pinned, ids[1]]
     assert answers(kb) == ["cat", "dog"]
-    assert kb.standing(str(pinned)).pinned
-    assert not kb.standing(str(ids[1])).pinned
+    assert kb.metadata(str(pinned)).pinned
+    assert not kb.metadata(str(ids[1])).pinned
     assert not bad
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_longer_pinned_is_replaced(kb: KnowledgeBase) -> None:
     (new,) = kb.replace([shown(1, "dog")])
     assert kb.ids() == [new]
     assert answers(kb) == ["dog"]
-    assert not kb.standing(str(new)).pinned
+    assert not kb.metadata(str(new)).pinned
 
 
 def test_a_pin_that_came_meanwhile_counts(tmp_path: Path) -> None:

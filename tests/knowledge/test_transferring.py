@@ -145,8 +145,8 @@ def test_what_is_no_folder_of_an_export_is_told(path: Path, tmp_path: Path) -> N
         ("UPDATE examples SET tags = '{\"a\": 5}' WHERE key = 1", "cannot be read"),
         ("UPDATE examples SET rationale = x'41' WHERE key = 1", "cannot be read"),
         ("UPDATE examples SET source = x'41' WHERE key = 1", "cannot be read"),
-        ("UPDATE examples SET created = 9e999 WHERE key = 1", "of numbers"),
-        ("UPDATE examples SET created = 'now' WHERE key = 1", "of numbers"),
+        ("UPDATE examples SET created = 9e999 WHERE key = 1", "must be numbers"),
+        ("UPDATE examples SET created = 'now' WHERE key = 1", "must be numbers"),
     ],
 )
 def test_a_damaged_example_is_named_and_the_others_are_written(

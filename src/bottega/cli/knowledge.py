@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ from bottega.cli.output import (
     warn,
 )
 from bottega.cli.parts import open_embedder
-from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.errors import BottegaError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
@@ -44,7 +44,6 @@ from bottega.knowledge import (
 )
 from bottega.types import Example
 
-OnError = Callable[[BottegaError], None]
 TRAIN = "train"
 
 

@@ -108,16 +108,16 @@ def show(
 ) -> None:
     """Show one example."""
     with open_rows(file, namespace) as knowledge:
-        example, standing = knowledge.get(id), knowledge.standing(id)
+        example, metadata = knowledge.get(id), knowledge.metadata(id)
     if image is not None:
         _write_image(example, image)
         note(f"wrote {image}")
     described = _described(example)
     if json:
-        print_json(described | {"pinned": standing.pinned, "uses": standing.uses})
+        print_json(described | {"pinned": metadata.pinned, "uses": metadata.uses})
     else:
         rows = [(name, _plain(value)) for name, value in described.items() if value]
-        rows += [("pinned", "yes" if standing.pinned else "no"), ("uses", standing.uses)]
+        rows += [("pinned", "yes" if metadata.pinned else "no"), ("uses", metadata.uses)]
         print_table(("field", "value"), rows)
 
 

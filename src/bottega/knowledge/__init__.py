@@ -19,7 +19,7 @@ from bottega.knowledge.eviction import (
     RandomEviction,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late_interaction import SearchEffort, LateInteractionIndex
+from bottega.knowledge.late_interaction import LateInteractionIndex, SearchEffort
 from bottega.knowledge.loaders import (
     has_splits,
     load_digits,
@@ -38,7 +38,6 @@ __all__ = [
     "And",
     "Contains",
     "DualEmbedder",
-    "SearchEffort",
     "Eq",
     "Eviction",
     "Filter",
@@ -54,6 +53,7 @@ __all__ = [
     "Problem",
     "RandomEviction",
     "Range",
+    "SearchEffort",
     "SentenceEmbedder",
     "Stats",
     "TokenEmbedder",

@@ -9,11 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Self
 
-from bottega.errors import LogPrunedError, SettingError
+from bottega.errors import LogPrunedError, OnError, SettingError, error_handler
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, replace_batch, store_batch
 from bottega.knowledge.database import CloseOnExit
-from bottega.knowledge.errors import OnError, error_handler
 from bottega.knowledge.eviction import Eviction, LeastRecentlyUsedEviction
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Capacity
@@ -36,10 +35,12 @@ HNSW_ABOVE = 50_000
 class AddResult:
     new: int = 0
     duplicates: int = 0
-    bad: int = 0
+    failed: int = 0
 
     def __add__(self, more: AddResult) -> AddResult:
-        return AddResult(self.new + more.new, self.duplicates + more.duplicates, self.bad + more.bad)
+        return AddResult(
+            self.new + more.new, self.duplicates + more.duplicates, self.failed + more.failed
+        )
 
 
 class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
@@ -159,7 +160,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         """Stores newer answers, in one commit: each takes the place of what was answered here to
         the same question (images, text, choices and the tag `context`); of several to one question
         the last. A pinned answer stays, and the newer one is not stored. Their ids in order, that
-        of the pinned one where it stays, None for a bad one, which goes to `on_error` as in `add`."""
+        of the pinned one where it stays, None for a bad one, which goes to `on_error` as in
+        `add`."""
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
@@ -217,7 +219,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         nothing: what was shown may have been evicted since."""
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
-    def standing(self, id: str) -> RowMetadata:
+    def metadata(self, id: str) -> RowMetadata:
         """Its age, pin and counters, by its id or an unambiguous beginning."""
         self._uses.flush()
         with self._rows.snapshot():  # another process may delete it
@@ -292,7 +294,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         while taken := list(islice(pending, batch_size)):
             examples = [each.example for each in taken]
             # Of equal ones the first is stored.
-            metadata_by_id = {identity(each.example): each.standing for each in reversed(taken)}
+            metadata_by_id = {identity(each.example): each.metadata for each in reversed(taken)}
             total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
         return total
 

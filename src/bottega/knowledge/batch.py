@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bottega.errors import EmbeddingError, ImageError, LoadError, SettingError
+from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.image import CHECKED_SIDE
-from bottega.knowledge.errors import OnError
 from bottega.knowledge.ports import Capacity, EmbeddedBatch, RowStore
-from bottega.knowledge.records import CONTEXT, RowMetadata, identity, is_text, question_digest, with_id
+from bottega.knowledge.records import (
+    CONTEXT,
+    RowMetadata,
+    identity,
+    is_text,
+    question_digest,
+    with_id,
+)
 from bottega.knowledge.views import View
 from bottega.types import Example
 
@@ -46,7 +52,8 @@ def replace_batch(
     """The id under which each one's question is answered now, None for a bad one. Where a pinned
     answer stays that is its id."""
     asked = [
-        question_digest(example) if _is_storable(example, on_error) else None for example in examples
+        question_digest(example) if _is_storable(example, on_error) else None
+        for example in examples
     ]
     pairs = zip(asked, examples, strict=True)
     newest = {digest: example for digest, example in pairs if digest is not None}

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
-from bottega.knowledge.index_files import SnapshotHeader, IndexSnapshot, load, save, snapshot_path, unfinished_path
+from bottega.knowledge.index_files import (
+    IndexSnapshot,
+    SnapshotHeader,
+    load,
+    save,
+    snapshot_path,
+    unfinished_path,
+)
 from bottega.knowledge.ports import RowStore, StoredView
 from bottega.protocols import Vectors
 

@@ -101,8 +101,8 @@ class RowStore(Protocol):
         `supersede` take the place of older answers to the same question, unless one is pinned:
         then they are left out.
 
-        What stands in `metadata_by_id` by id comes with age, pin and counters, before any is evicted.
-        Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
+        What stands in `metadata_by_id` by id comes with age, pin and counters, before any is
+        evicted. Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
         """
         ...
 

@@ -61,9 +61,9 @@ class SqliteRows(ChangeLog):
                 by_number = dict(zip(numbers, vectors, strict=True))
                 key = writer.insert(connection, example, by_number, self.namespace)
                 new += key is not None
-                standing = (metadata_by_id or {}).get(example.id or "")
-                if key is not None and standing is not None:
-                    writer.stand(connection, key, standing)
+                metadata = (metadata_by_id or {}).get(example.id or "")
+                if key is not None and metadata is not None:
+                    writer.stand(connection, key, metadata)
                 if key is not None and supersede:
                     writer.supersede(connection, self.namespace, key)
             if new and capacity is not None:

@@ -15,7 +15,7 @@ from bottega.knowledge.change_log import ExampleCache
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import FaissIndex, Keys, Metric
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
-from bottega.knowledge.ports import SearchHit, RowStore, StoredView
+from bottega.knowledge.ports import RowStore, SearchHit, StoredView
 from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
 from bottega.knowledge.views import View, Views, embedded
 from bottega.protocols import Vectors

@@ -13,9 +13,8 @@ from typing import Any
 
 import orjson
 
-from bottega.errors import ImageError, LoadError, StoreError
+from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnError
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.records import (
     RowMetadata,
@@ -33,13 +32,13 @@ AGAIN = (
     "restore the file from a copy, or delete it, with all that show its images, and add it again"
 )
 MOST = 2**62
-NO_NUMBERS = "its standing should be of numbers"
+NO_NUMBERS = "its metadata must be numbers"
 
 
 @dataclass(frozen=True)
 class ImportedExample:
     example: Example
-    standing: RowMetadata
+    metadata: RowMetadata
 
 
 def export(
@@ -57,8 +56,8 @@ def export(
     try:
         (folder / IMAGES).mkdir(parents=True)
         with part.open("wb") as file:
-            for example, standing in _everything(rows, on_error):
-                file.write(orjson.dumps(_line(example, standing, folder)) + b"\n")
+            for example, metadata in _everything(rows, on_error):
+                file.write(orjson.dumps(_line(example, metadata, folder)) + b"\n")
                 count += 1
                 if progress is not None:
                     progress(1)
@@ -115,7 +114,7 @@ def _sound(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> dict
     return {key: example for key, example in found.items() if key not in wrong}
 
 
-def _line(example: Example, standing: RowMetadata, folder: Path) -> dict[str, object]:
+def _line(example: Example, metadata: RowMetadata, folder: Path) -> dict[str, object]:
     query = example.query
     return {
         "id": example.id,
@@ -128,7 +127,7 @@ def _line(example: Example, standing: RowMetadata, folder: Path) -> dict[str, ob
         "rationale": example.rationale,
         "tags": dict(example.tags),
         "source": example.source,
-        "standing": standing,
+        "metadata": metadata,
     }
 
 
@@ -183,7 +182,7 @@ def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
     )
     if fields.id not in (identity(example), identity_without_choices(example)):
         raise ValueError("its id is not that of its question, choices, answer and images")
-    return ImportedExample(example, _standing(fields.standing))
+    return ImportedExample(example, _metadata(fields.metadata))
 
 
 def _image(folder: Path, name: str, source: str | None) -> Image:
@@ -193,15 +192,15 @@ def _image(folder: Path, name: str, source: str | None) -> Image:
     return replace(image, source=source)
 
 
-def _standing(fields: dict[str, Any]) -> RowMetadata:
-    standing = RowMetadata(**fields)
-    if not _is_of_numbers(standing):
+def _metadata(fields: dict[str, Any]) -> RowMetadata:
+    metadata = RowMetadata(**fields)
+    if not _is_of_numbers(metadata):
         raise TypeError(NO_NUMBERS)
-    return standing
+    return metadata
 
 
-def _is_of_numbers(standing: RowMetadata) -> bool:
-    numbers = [standing.created, standing.uses, standing.last_used or 0, standing.saved_usd]
+def _is_of_numbers(metadata: RowMetadata) -> bool:
+    numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
     return all(isinstance(number, int | float) and abs(number) < MOST for number in numbers)
 
 
@@ -217,4 +216,4 @@ class _Fields:
     rationale: str | None
     tags: dict[str, str]
     source: str | None
-    standing: dict[str, Any]
+    metadata: dict[str, Any]

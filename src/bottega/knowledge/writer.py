@@ -138,12 +138,12 @@ def annotate(
     return True
 
 
-def stand(connection: sqlite3.Connection, key: int, standing: RowMetadata) -> None:
+def stand(connection: sqlite3.Connection, key: int, metadata: RowMetadata) -> None:
     """Age, pin and counters of an example that was just inserted."""
-    connection.execute("UPDATE examples SET created = ? WHERE key = ?", (standing.created, key))
+    connection.execute("UPDATE examples SET created = ? WHERE key = ?", (metadata.created, key))
     connection.execute(
         "INSERT INTO uses (key, count, last, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
-        (key, standing.uses, standing.last_used, standing.saved_usd, standing.pinned),
+        (key, metadata.uses, metadata.last_used, metadata.saved_usd, metadata.pinned),
     )
 
 
@@ -223,7 +223,9 @@ def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity
     remove(connection, [row[0] for row in found])
 
 
-def add_uses(connection: sqlite3.Connection, namespace: str, uses: Mapping[str, UsageRecord]) -> None:
+def add_uses(
+    connection: sqlite3.Connection, namespace: str, uses: Mapping[str, UsageRecord]
+) -> None:
     """What has been deleted meanwhile has no uses."""
     connection.executemany(
         "INSERT INTO uses (key, count, last, saved_usd)"

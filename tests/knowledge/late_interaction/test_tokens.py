@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
-from bottega.knowledge.late_interaction import SearchEffort, TokenArray, TokenIndex, exact_scores, search
+from bottega.knowledge.late_interaction import (
+    SearchEffort,
+    TokenArray,
+    TokenIndex,
+    exact_scores,
+    search,
+)
 from bottega.protocols import Vectors
 from tests.knowledge.late_interaction.data import DIMENSION, documents, names
 

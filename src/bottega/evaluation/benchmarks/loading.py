@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bottega.errors import ImageError, LoadError, SettingError
+from bottega.errors import ImageError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import digits, image_folder, jsonl, manyicl
 from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
-from bottega.evaluation.benchmarks.source import OnError, Source
+from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.synthetic import DRAWN, drawn, wrong_answer
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import OnError, Source, read_place
+from bottega.evaluation.benchmarks.source import Source, read_place
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Downloads,
@@ -25,7 +25,6 @@ from bottega.evaluation.benchmarks.tables import (
 )
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image
-from bottega.knowledge.errors import error_handler
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query

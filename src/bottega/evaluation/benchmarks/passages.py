@@ -11,13 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from bottega.errors import LoadError
+from bottega.errors import LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.source import OnError
 from bottega.evaluation.benchmarks.tables import needed
 from bottega.image import path_text
-from bottega.knowledge.errors import error_handler
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
 

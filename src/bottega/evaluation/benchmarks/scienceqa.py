@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import ImageError, LoadError, error_handler
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import (
@@ -21,7 +21,6 @@ from bottega.evaluation.benchmarks.tables import (
     texts,
 )
 from bottega.image import path_text
-from bottega.knowledge.errors import error_handler
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Example, Query

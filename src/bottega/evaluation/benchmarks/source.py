@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bottega.errors import BottegaError, SettingError
-
-OnError = Callable[[BottegaError], None]
+from bottega.errors import OnError, SettingError
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,8 @@ from typing import Any
 
 import orjson
 
-from bottega.errors import ImageError, LoadError
-from bottega.evaluation.benchmarks.source import OnError
+from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.image import MAX_BYTES, Image, path_text
-from bottega.knowledge.errors import error_handler
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.loaders.tables import foreign_errors, image_cell
 from bottega.types import Example

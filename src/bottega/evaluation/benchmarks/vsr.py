@@ -93,7 +93,8 @@ def masked(caption: str, relation: str) -> str:
 def _parts(place: str, make: Make, source: Source) -> tuple[tuple[Example, ...], ...]:
     """The knowledge and the items."""
     found = {
-        split: read_examples(place, split, make, on_error=source.on_error) for split in (*KNOWN, ASKED)
+        split: read_examples(place, split, make, on_error=source.on_error)
+        for split in (*KNOWN, ASKED)
     }
     return tuple(e for split in KNOWN for e in found[split]), tuple(found[ASKED])
 

@@ -253,7 +253,7 @@ def _still_there(cache: KnowledgeBase, ids: Sequence[str]) -> list[dict[str, obj
 
 
 def _described(cache: KnowledgeBase, id: str) -> dict[str, object]:
-    example, standing = cache.get(id), cache.standing(id)
+    example, metadata = cache.get(id), cache.metadata(id)
     query = example.query
     images = [
         {
@@ -275,7 +275,7 @@ def _described(cache: KnowledgeBase, id: str) -> dict[str, object]:
         "tags": dict(example.tags),
         "source": example.source,
         "images": images,
-        **asdict(standing),
+        **asdict(metadata),
     }
 
 

@@ -5,4 +5,11 @@ from bottega.knowledge.late_interaction.maxsim import exact_scores
 from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
 
-__all__ = ["SearchEffort", "ExampleSource", "LateInteractionIndex", "TokenArray", "TokenIndex", "exact_scores"]
+__all__ = [
+    "ExampleSource",
+    "LateInteractionIndex",
+    "SearchEffort",
+    "TokenArray",
+    "TokenIndex",
+    "exact_scores",
+]

@@ -12,7 +12,12 @@ import numpy as np
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.late_interaction.folder import check_tokens, storing
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
-from bottega.knowledge.late_interaction.quantization import Bytes, CentroidCodes, CodeScan, int8_scores
+from bottega.knowledge.late_interaction.quantization import (
+    Bytes,
+    CentroidCodes,
+    CodeScan,
+    int8_scores,
+)
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import Vectors
 
@@ -82,7 +87,9 @@ class TokenIndex:
     outgrown them; that takes seconds to a minute and happens in the search that first needs them.
     """
 
-    def __init__(self, array: TokenArray, *, effort: SearchEffort | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, array: TokenArray, *, effort: SearchEffort | None = None, seed: int = 0
+    ) -> None:
         self._array = array
         self._effort = effort or SearchEffort()
         self._seed = seed

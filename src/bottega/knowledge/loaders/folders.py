@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.types import Example, Query
 
 # The question of the Visual RAG paper (appendix A).

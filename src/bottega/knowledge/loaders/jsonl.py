@@ -8,9 +8,8 @@ from typing import BinaryIO
 
 import orjson
 
-from bottega.errors import ImageError, LoadError
+from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
 from bottega.types import Example, Query
 
@@ -44,7 +43,9 @@ def load_jsonl(
         )
 
 
-def load_passage_lines(path: str | Path, *, on_error: OnRowError | None = None) -> Iterator[Example]:
+def load_passage_lines(
+    path: str | Path, *, on_error: OnRowError | None = None
+) -> Iterator[Example]:
     """Lines with `text`, and optionally `id`, `image` (or a list `images`) and `tags`: passages,
     which are examples without an answer. Images and bad lines as in `load_jsonl`."""
     path = Path(path)

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError
+from bottega.errors import (
+    BottegaError,
+    ImageError,
+    LoadError,
+    MissingDependencyError,
+    OnRowError,
+    error_handler,
+)
 from bottega.image import Image, path_text
-from bottega.knowledge.errors import OnRowError, error_handler
 from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
 from bottega.types import Example, Query
 
