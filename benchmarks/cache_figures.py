@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.plots import errorbars, side_by_side
 from bottega.evaluation.metrics.calibration import CostQuality, average_gap_recovered
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.runner import Streamed, gain, growth, mean_over
+from bottega.evaluation.runner import StreamResult, gain, growth, mean_over
 
 if TYPE_CHECKING:
     from benchmarks.cache_of_thought import Measured
@@ -129,7 +129,7 @@ def apgr(measured: Measured, name: str) -> Estimate:
 
 
 def _apgr_of(measured: Measured, name: str, seeds: Sequence[int]) -> float:
-    def mean(streams: Sequence[Streamed]) -> float:
+    def mean(streams: Sequence[StreamResult]) -> float:
         return mean_over([streams[seed] for seed in seeds]).value
 
     weak, strong = (mean(measured.fixed[who]) for who in ("zero-shot", "master"))

@@ -38,7 +38,7 @@ from bottega import Example, KnowledgeBase, Retriever, always
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Conditions, Streamed, answering, evaluate
+from bottega.evaluation.runner import Conditions, StreamResult, answering, evaluate
 from bottega.types import Query
 
 DIGITS = Setting("digits:half=second", 1, "image", tuple(range(10, 100, 10)), seeds=(0, 1, 2, 3, 4))
@@ -60,8 +60,8 @@ class Measured:
     the order of the seeds."""
 
     setting: Setting
-    streams: dict[Key, list[Streamed]]
-    fixed: dict[str, list[Streamed]]
+    streams: dict[Key, list[StreamResult]]
+    fixed: dict[str, list[StreamResult]]
 
 
 def main() -> None:
@@ -124,13 +124,13 @@ async def dynamic(
     corpus: Sequence[Example],
     seed: int,
     free: asyncio.Semaphore,
-) -> dict[Key, list[Streamed]]:
+) -> dict[Key, list[StreamResult]]:
     """Every start at every share, and the baselines at few."""
     cold = corpus[: round(COLD * len(data.items))]
     run = partial(streamed, workshop, setting, data)
     vote = partial(voted, workshop, setting, data)
     drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
-    jobs: dict[Key, Callable[[], Awaitable[Streamed]]] = {}
+    jobs: dict[Key, Callable[[], Awaitable[StreamResult]]] = {}
     for rate in setting.rates:
         coin = flipped(rate, seed)
         jobs |= {
@@ -151,7 +151,7 @@ async def dynamic(
             ("vote, WarmStart", rate): partial(vote, coin, corpus),
         }
 
-    async def one(job: Callable[[], Awaitable[Streamed]]) -> list[Streamed]:
+    async def one(job: Callable[[], Awaitable[StreamResult]]) -> list[StreamResult]:
         async with free:
             return [await job()]
 
@@ -165,9 +165,9 @@ async def fixed(
     data: Benchmark,
     corpus: Sequence[Example],
     seed: int,
-) -> dict[str, list[Streamed]]:
+) -> dict[str, list[StreamResult]]:
     """Tables 1 to 3: the apprentice alone, with a cache that stays as it is."""
-    found: dict[str, list[Streamed]] = {}
+    found: dict[str, list[StreamResult]] = {}
     half = corpus[: len(corpus) // 2]
     rows = table_one(workshop, corpus)
     drawn: Retrieving = lambda cache: Drawn(cache, seed)  # noqa: E731
@@ -193,7 +193,7 @@ def _voting(retrieve: Retriever, shots: int) -> Method:
     return Method("vote", shots, vote)
 
 
-async def _alone(workshop: Workshop, data: Benchmark, place: int) -> Streamed:
+async def _alone(workshop: Workshop, data: Benchmark, place: int) -> StreamResult:
     with workshop.open() as cache:
         by_name = pipeline(workshop, cache, lambda tiers: always(tiers[place]), labels=data.labels)
         return await _asked(data, answering("alone", replace(by_name, record=None)))
@@ -214,9 +214,9 @@ def _shown(
     return answering("fixed", replace(answers, record=None), shots)
 
 
-async def _asked(data: Benchmark, method: Method) -> Streamed:
+async def _asked(data: Benchmark, method: Method) -> StreamResult:
     _, scored = await evaluate(data, method, Conditions(concurrency=AT_ONCE))
-    return Streamed(tuple(scored), len(data.items))
+    return StreamResult(tuple(scored), len(data.items))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ from bottega import (
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.memo import CachingEmbedder
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Streamed, answering, stream
+from bottega.evaluation.runner import StreamResult, answering, stream
 from bottega.protocols import Vectors
 from bottega.retrieval import LeaveOneOutGroupCount
 from bottega.retrieval.keywords import response
@@ -68,8 +68,8 @@ class Workshop:
         models = [bundled(name, max_batch=64) for name in (APPRENTICE, MASTER)]
         self.apprentice: Generator = _Brief(folder / "apprentice.jsonl", models[0])
         self.master: Generator = _Brief(folder / "master.jsonl", models[1])
-        self.image = MemoEmbedder(TowerEmbedder.bundled(threads=1))
-        self.text = MemoEmbedder(TokenEmbedder.bundled())
+        self.image = CachingEmbedder(TowerEmbedder.bundled(threads=1))
+        self.text = CachingEmbedder(TokenEmbedder.bundled())
         self.dual = DualEmbedder(self.image, self.text)
 
     def views(self) -> dict[str, View]:
@@ -205,7 +205,7 @@ async def streamed(
     route: Routing,
     warm: Sequence[Example] = (),
     retrieving: Retrieving | None = None,
-) -> Streamed:
+) -> StreamResult:
     """One stream with a cache of its own; its apprentice is shown what `retrieving` finds there."""
     with closing(workshop.open(warm, setting.views)) as cache:
         answers = pipeline(
@@ -225,7 +225,7 @@ async def voted(
     data: Benchmark,
     route: Routing,
     warm: Sequence[Example] = (),
-) -> Streamed:
+) -> StreamResult:
     """The same without an apprentice: its part is the vote of the examples it would be shown."""
     with closing(workshop.open(warm, setting.views)) as cache:
         answers = pipeline(workshop, cache, lambda tiers: route(cache, tiers), labels=data.labels)

@@ -22,19 +22,19 @@ import torch
 from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin
 from bottega.bundled import bundled_folder
-from bottega.cli.compressor_jobs import Building
+from bottega.cli.compressor_jobs import StoreBuilder
 from bottega.compression import Shape, save
 from bottega.compression.training import train
 from bottega.compression.training_loss import Course, Lesson
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.controls import ForAnother
+from bottega.evaluation.controls import SwappedRetriever
 from bottega.evaluation.episodes import nearest
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.racc_methods import CERTAIN, FLAT, RACC, SWAPPED, Scored
+from bottega.evaluation.racc_methods import CERTAIN, FLAT, RACC, SWAPPED, RescoredRetriever
 from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.training_data import FoundLessons
+from bottega.evaluation.training_data import RetrievedLessons
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
@@ -75,7 +75,7 @@ VARIANTS = {
 class Shelves:
     """Lessons from several bases, one base a step."""
 
-    def __init__(self, parts: Sequence[FoundLessons]) -> None:
+    def __init__(self, parts: Sequence[RetrievedLessons]) -> None:
         self._parts = parts
 
     def __call__(self, step: int, /) -> Sequence[Lesson]:
@@ -98,7 +98,9 @@ def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> 
     for seed in range(SEED, SEED + bases):
         data = load_benchmark(task, seed=seed)
         retrieve = nearest(data, base_of(data))
-        parts.append(FoundLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH))
+        parts.append(
+            RetrievedLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH)
+        )
     return Shelves(parts)
 
 
@@ -128,7 +130,7 @@ def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """All demonstrations, compressed once."""
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
-    work = Building.opened(folder, model, folder / "store", int8=False)
+    work = StoreBuilder.opened(folder, model, folder / "store", int8=False)
     for example in knowledge:
         work.take(str(example.id), example)
     work.finish()
@@ -150,9 +152,9 @@ def compressing_methods(
 
     ways: dict[str, Retriever] = {
         RACC: retrieve,
-        "racc-told": Scored(retrieve, told),
-        FLAT: Scored(retrieve, lambda query, one: 0.0),
-        SWAPPED: ForAnother(retrieve, data),
+        "racc-told": RescoredRetriever(retrieve, told),
+        FLAT: RescoredRetriever(retrieve, lambda query, one: 0.0),
+        SWAPPED: SwappedRetriever(retrieve, data),
     }
     methods = []
     for name, found in ways.items():

@@ -25,10 +25,10 @@ from bottega.compression.condenser import exported
 from bottega.compression.training_loss import Course, Lesson, Teaching
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.controls import ForAnother
-from bottega.evaluation.episodes import ByEpisode, Oracle, pools
+from bottega.evaluation.controls import SwappedRetriever
+from bottega.evaluation.episodes import EpisodeRetriever, OracleRetriever, pools
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.racc_methods import LateScored
+from bottega.evaluation.racc_methods import LateInteractionScorer
 from bottega.evaluation.runner import Conditions, Result, evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
@@ -98,9 +98,9 @@ def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> li
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         known = pools(data, empty)
     inside: dict[str, Retriever] = {
-        name: Oracle(pool, right, seed=0) for name, pool in known.items()
+        name: OracleRetriever(pool, right, seed=0) for name, pool in known.items()
     }
-    found = LateScored(ByEpisode(data.episode_of, inside))
+    found = LateInteractionScorer(EpisodeRetriever(data.episode_of, inside))
     search = Compressed(
         Bridging(method, model),
         model,
@@ -118,7 +118,7 @@ def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> li
 
     return [
         Method("one-token", PASSAGES, answering(found)),
-        Method("one-token-swapped", PASSAGES, answering(ForAnother(found, data))),
+        Method("one-token-swapped", PASSAGES, answering(SwappedRetriever(found, data))),
     ]
 
 

@@ -22,7 +22,7 @@ from benchmarks.rcts_plan import (
     shots,
 )
 from bottega.evaluation.metrics.intervals import Estimate, accuracy, paired_difference
-from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.outcomes import ScoredAnswer
 
 HEAD = (
     "method",
@@ -50,10 +50,10 @@ class Measured:
     """Of one setting: what each way answered, by seed, and the seconds a query of some."""
 
     setting: Setting
-    runs: dict[Way, dict[int, list[Scored]]] = field(default_factory=dict)
+    runs: dict[Way, dict[int, list[ScoredAnswer]]] = field(default_factory=dict)
     seconds: dict[tuple[str, int], float] = field(default_factory=dict)
 
-    def keep(self, way: Way, seed: int, scored: list[Scored]) -> None:
+    def keep(self, way: Way, seed: int, scored: list[ScoredAnswer]) -> None:
         self.runs.setdefault(way, {})[seed] = scored
 
     def right(self, way: Way, seeds: Sequence[int] | None = None) -> list[bool]:

@@ -27,7 +27,7 @@ from bottega import (
 )
 from bottega.cli.parts import open_retrieval
 from bottega.evaluation.episodes import nearest
-from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.memo import CachingEmbedder
 from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.prompting import ContinuationPrompter
@@ -63,7 +63,7 @@ class Studio:
         self.seed = seed
         self.data = setting.load(seed)
         self._model = model
-        self._embed = MemoEmbedder(open_retrieval(setting.retrieve, "bundled"))
+        self._embed = CachingEmbedder(open_retrieval(setting.retrieve, "bundled"))
         self._known = self._opened(lambda one: one)
         self._bare = self._opened(lambda one: replace(one, rationale=None))
         self._right = {_asked(item.query): item.answer for item in self.data.items}

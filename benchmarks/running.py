@@ -22,8 +22,8 @@ from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark, labelled
 from bottega.evaluation.methods import plan
-from bottega.evaluation.outcomes import Method, Scored
-from bottega.evaluation.run_store import Journal
+from bottega.evaluation.outcomes import Method, ScoredAnswer
+from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase, load_digits
@@ -122,8 +122,8 @@ async def run(data: Benchmark, generator: Generator) -> None:
         assert (result.n, result.failed) == (len(data.items), 0)
 
 
-def kept(folder: str, data: Benchmark) -> closing[Journal]:
-    return closing(Journal.open(Path(folder), {}, data.items))
+def kept(folder: str, data: Benchmark) -> closing[RunStore]:
+    return closing(RunStore.open(Path(folder), {}, data.items))
 
 
 def plan_zero_shot(data: Benchmark, generator: Generator) -> list[Method]:
@@ -161,7 +161,7 @@ def memory(count: int) -> None:
     data = Benchmark("letters", items[:1], items, ("a", "b"))
     marks: list[tuple[int, int]] = []
 
-    def done(scored: Scored | None) -> None:
+    def done(scored: ScoredAnswer | None) -> None:
         if len(seen) % (count // 10) == 0:
             marks.append((len(seen), resident()))
         seen.append(None)

@@ -14,7 +14,7 @@ from bottega.compression import Hyper, Racc, Shape, save
 from bottega.compression.saved import load, save_settings
 from bottega.compression.training import Progress, train
 from bottega.compression.training_loss import Course, Teaching
-from bottega.evaluation.training_data import ToldLessons
+from bottega.evaluation.training_data import GoldPassageLessons
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
@@ -37,14 +37,14 @@ COURSE = Course(
     flat=0.5,
     checkpoint_every=100,
 )
-FactLessons = ToldLessons
+FactLessons = GoldPassageLessons
 
 
 def fact_lessons(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED) -> FactLessons:
     """In half of the lessons another passage is about the same name, and one about the same
     relation."""
     task = Facts(asked=asked, episodes=episodes).draw(seed)
-    return ToldLessons(
+    return GoldPassageLessons(
         task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD, batch=BATCH
     )
 

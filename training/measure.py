@@ -6,7 +6,7 @@ from pathlib import Path
 from bottega.cli.measure import Run, Work, measure
 from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.paired import Paired, paired
+from bottega.evaluation.paired import PairedDifference, paired
 from bottega.evaluation.runner import Result
 from bottega.generation import TransformersGenerator
 from bottega.recipes import Classification
@@ -105,7 +105,7 @@ def _row(name: str, result: Result) -> str:
     )
 
 
-def _difference(name: str, one: Paired) -> str:
+def _difference(name: str, one: PairedDifference) -> str:
     interval = f"{one.low:+.3f} to {one.high:+.3f}"
     p_value = f"{one.p_value:.3f}" if one.p_value >= 0.001 else "< 0.001"
     return (

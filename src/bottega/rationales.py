@@ -252,20 +252,20 @@ def _accuracy(example: Example) -> float | None:
 
 
 class SpendingBudget(Protocol):
-    """What a run may cost: `starts` says whether another example can be paid for, and `ended` is
+    """What a run may cost: `reserve` says whether another example can be paid for, and `settle` is
     told what it cost, and what it would have cost with all candidates."""
 
-    def starts(self) -> bool: ...
+    def reserve(self) -> bool: ...
 
-    def ended(self, cost_usd: float | None, at_most_usd: float) -> None: ...
+    def settle(self, cost_usd: float | None, at_most_usd: float) -> None: ...
 
 
 class Enriching:
     """Stores each rationale, durably, when it is made. An example whose request failed stays as it
     is; one whose candidates are all rejected keeps what it had, and is tagged with a score of 0.
 
-    `done` is told of each. An error for which `concerns_one` is false would meet every example, and
-    is raised.
+    `done` is told of each. An error for which `is_item_error` is false would meet every example,
+    and is raised.
     """
 
     def __init__(
@@ -273,12 +273,12 @@ class Enriching:
         knowledge: KnowledgeBase,
         rationales: Rationales,
         *,
-        concerns_one: Callable[[BottegaError], bool],
+        is_item_error: Callable[[BottegaError], bool],
         done: Callable[[str, Made], None],
     ) -> None:
         self._knowledge = knowledge
         self._rationales = rationales
-        self._concerns_one = concerns_one
+        self._is_item_error = is_item_error
         self._done = done
 
     async def run(self, ids: Sequence[str], budget: SpendingBudget, concurrency: int = 8) -> None:
@@ -287,9 +287,9 @@ class Enriching:
 
         async def work() -> None:
             for id in waiting:
-                if not budget.starts():
+                if not budget.reserve():
                     return
-                budget.ended(*await self._one(id))
+                budget.settle(*await self._one(id))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(ids))):
@@ -306,7 +306,7 @@ class Enriching:
             with suppress(NotFoundError):
                 await asyncio.to_thread(self._store, id, made)
         self._done(id, made)
-        if made.error is not None and not self._concerns_one(made.error):
+        if made.error is not None and not self._is_item_error(made.error):
             raise made.error
         return made.cost_usd, made.at_most_usd
 

@@ -8,7 +8,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.baselines import BASELINES
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import check_fit, needs_search, plan
+from bottega.evaluation.methods import check_benchmark_fit, needs_search, plan
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import OpenAIGenerator, bundled
@@ -88,4 +88,4 @@ def test_baselines_need_passages_and_no_knowledge_base_of_facts(facts: Benchmark
 
     assert not needs_search(BASELINES, facts)
     with pytest.raises(SettingError, match="no passages, which candidates"):
-        check_fit(BASELINES, digits)
+        check_benchmark_fit(BASELINES, digits)

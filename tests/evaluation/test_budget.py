@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.outcomes import Budget, Method, Outcome, Scored
-from bottega.evaluation.run_store import Journal
+from bottega.evaluation.outcomes import Budget, Method, Outcome, ScoredAnswer
+from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK
@@ -39,21 +39,23 @@ async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most
 
 
 async def test_what_was_spent_before_counts() -> None:
-    conditions = Conditions(concurrency=1, budget=Budget(0.35, spent=0.2, dearest=0.1))
+    conditions = Conditions(concurrency=1, budget=Budget(0.35, spent=0.2, highest_cost=0.1))
     result, _ = await evaluate(BENCHMARK, priced(0.1), conditions)
     assert result.n == 1
 
 
 async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> None:
     free, conditions = priced(0.0), partial(Conditions, concurrency=10)
-    before = Budget(0.35, spent=0.1, dearest=0.1)
+    before = Budget(0.35, spent=0.1, highest_cost=0.1)
     await evaluate(BENCHMARK, free, conditions(budget=before))
     result, _ = await evaluate(BENCHMARK, priced(0.1), conditions(budget=before))
     assert result.n == 2
-    with closing(Journal.open(tmp_path, {"seed": 0}, BENCHMARK.items)) as ledger:
+    with closing(RunStore.open(tmp_path, {"seed": 0}, BENCHMARK.items)) as ledger:
         await evaluate(BENCHMARK, free, conditions(ledger=ledger))
         one = BENCHMARK.items[0]
-        await ledger.keep(priced(0.1), Scored(0, one, Answer("a"), (1.0,), cost_usd=0.1), SAID)
+        await ledger.keep(
+            priced(0.1), ScoredAnswer(0, one, Answer("a"), (1.0,), cost_usd=0.1), SAID
+        )
         assert ledger.spent() == (0.1, 0.1)
 
 

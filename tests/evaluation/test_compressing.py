@@ -8,11 +8,11 @@ from bottega.compression import saved, store
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import alone, check_fit, needs_search, plan
+from bottega.evaluation.methods import alone, check_benchmark_fit, needs_search, plan
 from bottega.evaluation.racc_methods import (
     CERTAIN,
-    LateScored,
-    Scored,
+    LateInteractionScorer,
+    RescoredRetriever,
     check_compressing,
     identities,
 )
@@ -77,7 +77,7 @@ def test_a_benchmark_without_passages_has_nothing_to_compress() -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
     with pytest.raises(SettingError, match="no passages, which concat, racc would read"):
-        check_fit(["concat", "racc"], digits)
+        check_benchmark_fit(["concat", "racc"], digits)
 
 
 def test_known_questions_are_not_read_as_passages() -> None:
@@ -88,8 +88,8 @@ def test_known_questions_are_not_read_as_passages() -> None:
     for names in (["zero-shot"], ["top-k"], ["top-k", "racc"]):
         assert alone(mixed, names) == mixed
     with pytest.raises(SettingError, match="racc would read the known questions of both"):
-        check_fit(["top-k", "racc"], mixed)
-    check_fit(["concat", "racc"], alone(mixed, ["concat", "racc"]))
+        check_benchmark_fit(["top-k", "racc"], mixed)
+    check_benchmark_fit(["concat", "racc"], alone(mixed, ["concat", "racc"]))
 
 
 class Fixed:
@@ -101,7 +101,7 @@ class Fixed:
 
 
 async def test_controls_change_scores_alone() -> None:
-    found = Scored(Fixed(), lambda query, one: CERTAIN * (one.example.query.id == "q01"))
+    found = RescoredRetriever(Fixed(), lambda query, one: CERTAIN * (one.example.query.id == "q01"))
 
     shown = await found(Query("?", id="q0"), 3)
 
@@ -115,7 +115,7 @@ async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -
             texts = ("The home of babra is lavim", "The food of babra is trebral")
             return [Candidate(Example(Query(text), ""), 0.0) for text in texts]
 
-    home, food = await LateScored(Two())(Query("What is its home?"), 2)
+    home, food = await LateInteractionScorer(Two())(Query("What is its home?"), 2)
 
     assert home.score > food.score
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.controls import Swapped, other_picture, other_question
+from bottega.evaluation.controls import SwappedPrompter, other_picture, other_question
 from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
 from tests.evaluation.builders import episodic, telling
@@ -39,7 +39,7 @@ def test_another_question_asks_for_something_else() -> None:
 
 
 def test_only_the_last_turn_changes_and_choices_stay() -> None:
-    swap = Swapped(InterleavedPrompter(), other_picture(DATA, seed=0))
+    swap = SwappedPrompter(InterleavedPrompter(), other_picture(DATA, seed=0))
     asked = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
     plain, swapped = InterleavedPrompter()(asked, shown).messages, swap(asked, shown).messages

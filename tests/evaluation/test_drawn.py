@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import LABEL_METHODS, check_fit, default_methods
+from bottega.evaluation.methods import LABEL_METHODS, check_benchmark_fit, default_methods
 from bottega.tasks import glyphs
 from bottega.tasks.rules import RULES
 
@@ -54,7 +54,7 @@ def test_wrong_answers_are_counted_among_the_examples_that_stay() -> None:
     whole = {e.id: e.answer for e in load_benchmark(spec, seed=0).knowledge}
     assert len(noisy) < len(whole)
     assert right.items() <= whole.items()
-    wrong = load_benchmark(spec, seed=0, per_class=1, label_noise=0.5).made_wrong
+    wrong = load_benchmark(spec, seed=0, per_class=1, label_noise=0.5).corrupted_count
     assert wrong == sum(answer != whole[id] for id, answer in noisy.items())
 
 
@@ -70,7 +70,7 @@ def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) 
     changed = [(a, b) for a, b in zip(rules.knowledge, noisy.knowledge, strict=True) if a != b]
     ambiguous = sum(len(_results(str(e.rationale))) == 1 for e in rules.knowledge)
     assert len(changed) == min(round(share * 30), 30 - ambiguous)
-    assert noisy.made_wrong == (len(changed) if share else None)
+    assert noisy.corrupted_count == (len(changed) if share else None)
     for right, wrong in changed:
         assert right.answer != wrong.answer
         rule, left, other = str(wrong.rationale).split()
@@ -169,4 +169,4 @@ def _results(rationale: str) -> set[int]:
 def test_the_labels_of_an_episode_may_be_counted() -> None:
     data = load_benchmark("glyphs:ways=3", seed=0, limit=3)
     assert default_methods(data) == LABEL_METHODS
-    check_fit(["vote", "balanced"], data)
+    check_benchmark_fit(["vote", "balanced"], data)

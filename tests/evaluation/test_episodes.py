@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.episodes import ByEpisode, Oracle, Shelf, nearest, pools
+from bottega.evaluation.episodes import (
+    EpisodeRetriever,
+    ExamplePool,
+    OracleRetriever,
+    nearest,
+    pools,
+)
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.retrieval import BalancedSampler, UniformSampler
 from tests.evaluation.builders import episodic, telling
@@ -30,9 +36,11 @@ async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBa
 
 
 async def test_random_examples_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
-    shelves = pools(DATA, knowledge)
+    by_episode = pools(DATA, knowledge)
     for kind in (UniformSampler, BalancedSampler):
-        retrieve = ByEpisode(DATA.episode_of, {e: kind(p, seed=0) for e, p in shelves.items()})
+        retrieve = EpisodeRetriever(
+            DATA.episode_of, {e: kind(p, seed=0) for e, p in by_episode.items()}
+        )
         for item in DATA.items:
             found = await retrieve(item.query, 2)
             assert {c.example.tags["episode"] for c in found} == {item.tags["episode"]}
@@ -48,7 +56,7 @@ def test_without_episodes_the_knowledge_base_is_the_pool(knowledge: KnowledgeBas
 async def test_the_oracle_finds_the_right_passage_among_others(k: int) -> None:
     data = telling(episodes=1)
     passage_of = {str(item.query.id): item.tags["passage"] for item in data.items}
-    oracle = Oracle(Shelf(data.knowledge), passage_of, seed=0)
+    oracle = OracleRetriever(ExamplePool(data.knowledge), passage_of, seed=0)
     places = set()
     for item in data.items:
         found = [c.example.id for c in await oracle(item.query, k)]

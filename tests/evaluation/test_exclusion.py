@@ -8,7 +8,7 @@ import pytest
 
 from bottega.evaluation.benchmark import labelled
 from bottega.evaluation.episodes import EXCLUSION_RULE
-from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.memo import CachingEmbedder
 from bottega.evaluation.methods import plan
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.runner import Conditions, evaluate
@@ -37,7 +37,7 @@ DATA = labelled("leaking", (*LEAKS, *HARMLESS), ITEMS)
 
 @pytest.fixture(scope="module")
 def embed() -> Embedder:
-    return MemoEmbedder(DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled()))
+    return CachingEmbedder(DualEmbedder(PixelEmbedder(), TokenEmbedder.bundled()))
 
 
 @pytest.mark.parametrize("retrieve", ["image", "bm25", "hashtag"])

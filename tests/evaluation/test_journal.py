@@ -18,9 +18,9 @@ import pytest
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.metrics.vqa import vqa_accuracy
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.report.runs import read_run
-from bottega.evaluation.run_store import FILE, Journal
+from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
@@ -28,11 +28,11 @@ from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 SETTINGS = {"model": "m", "seed": 0}
 
 
-def journal(folder: Path, **settings: object) -> closing[Journal]:
-    return closing(Journal.open(folder, SETTINGS | settings, ITEMS))
+def journal(folder: Path, **settings: object) -> closing[RunStore]:
+    return closing(RunStore.open(folder, SETTINGS | settings, ITEMS))
 
 
-def places(scored: list[Scored]) -> list[int]:
+def places(scored: list[ScoredAnswer]) -> list[int]:
     return [one.place for one in scored]
 
 
@@ -98,7 +98,7 @@ async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -
 
 async def test_half_a_character_of_a_path_does_not_either(tmp_path: Path) -> None:
     """The tier's name has the benchmark's, which has its folder's."""
-    method, scored = Method("m", 1, always_a), Scored(0, ITEMS[0], Answer("a"), (1.0,))
+    method, scored = Method("m", 1, always_a), ScoredAnswer(0, ITEMS[0], Answer("a"), (1.0,))
     reply = Reply("m", (Completion("a"),))
     trace = Trace("t", 0.0, ITEMS[0].query, "\udcff", (), Prompt(()), reply, Answer("a"), 0.0)
     with journal(tmp_path) as ledger:
@@ -127,7 +127,7 @@ async def test_the_cost_of_a_run_is_the_sum_of_its_answers(tmp_path: Path) -> No
     method = Method("m", 1, always_a)
     with journal(tmp_path) as ledger:
         for place, cost in enumerate((0.25, 0.5, 0.125)):
-            scored = Scored(place, ITEMS[place], Answer("a"), (1.0,), cost_usd=cost)
+            scored = ScoredAnswer(place, ITEMS[place], Answer("a"), (1.0,), cost_usd=cost)
             await ledger.keep(method, scored, Outcome(Answer("a")))
     with journal(tmp_path) as ledger:
         assert ledger.spent() == (0.875, 0.5)
@@ -165,7 +165,7 @@ async def test_answers_are_scored_by_what_the_annotators_say_now(tmp_path: Path)
         metric = vqa_accuracy({str(place): annotators for place in range(len(items))})
         data = Benchmark("vqa", items[:1], items, metrics=(metric,))
         settings = {**SETTINGS, "data": fingerprint(data)}
-        with closing(Journal.open(tmp_path, settings, items)) as ledger:
+        with closing(RunStore.open(tmp_path, settings, items)) as ledger:
             changed = ledger.score_again(data.metrics, items)
             result, _ = await evaluate(data, method, Conditions(ledger=ledger))
         assert changed in (0, len(items))
@@ -244,7 +244,7 @@ from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.run_store import Journal
+from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, evaluate
@@ -262,7 +262,7 @@ async def answer(query):
     return Outcome(Answer(label, labels=(label,)))
 
 async def main():
-    with closing(Journal.open(folder, {"seed": 0}, items)) as ledger:
+    with closing(RunStore.open(folder, {"seed": 0}, items)) as ledger:
         print("ready", flush=True)
         result, _ = await evaluate(data, Method("m", 0, answer), Conditions(8, ledger=ledger))
         print(result.n, result.value, flush=True)

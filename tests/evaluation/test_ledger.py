@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.run_store import Shown
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.builders import candidates
@@ -22,7 +22,7 @@ async def test_the_demonstrations_of_one_method_at_one_number_of_shots_are_remem
         for name, shots in (("visual-rag", 2), ("visual-rag", 1), ("random", 2))
     )
     for method, label in ((fewer, "x"), (ours, "a"), (other, "y")):
-        scored = Scored(7, ITEM, Answer("a"), (1.0,))
+        scored = ScoredAnswer(7, ITEM, Answer("a"), (1.0,))
         await ledger.keep(method, scored, shown(label, "b"))
-    await ledger.keep(ours, Scored(8, ITEM, Answer("a"), (1.0,)), Outcome(Answer("a")))
+    await ledger.keep(ours, ScoredAnswer(8, ITEM, Answer("a"), (1.0,)), Outcome(Answer("a")))
     assert ledger.by_place == {7: tuple(candidates("a", "b"))}

@@ -12,15 +12,15 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, holds
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.episodes import Shelf
-from bottega.evaluation.racc_methods import LateScored
+from bottega.evaluation.episodes import ExamplePool
+from bottega.evaluation.racc_methods import LateInteractionScorer
 from bottega.evaluation.training_data import (
-    FoundLessons,
-    ToldLessons,
+    GoldPassageLessons,
+    RetrievedLessons,
+    names_gold_passages,
     passages_of,
-    says_which_passage,
-    set_aside,
-    taught_items,
+    split_validation,
+    training_items,
 )
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, Query
@@ -41,16 +41,16 @@ class Letters:
     embed_documents = embed_queries
 
 
-def told(data: Benchmark, **changes: object) -> ToldLessons:
+def told(data: Benchmark, **changes: object) -> GoldPassageLessons:
     usual = {"seed": 3, "shots": 3, "batch": 4, "tokens": Letters()}
-    return ToldLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
+    return GoldPassageLessons(data.items, data.knowledge, **{**usual, **changes})  # type: ignore[arg-type]
 
 
 class SearchResult:
     """The first passages there are."""
 
     def __init__(self, data: Benchmark, most: int = 99) -> None:
-        self.shelf, self.asked, self.most = Shelf(data.knowledge), list[str](), most
+        self.shelf, self.asked, self.most = ExamplePool(data.knowledge), list[str](), most
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         self.asked.append(str(query.id))
@@ -87,7 +87,7 @@ async def test_scores_are_those_of_evaluation() -> None:
         async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
             return [Candidate(one, 0.0) for one in lesson.passages]
 
-    found = await LateScored(Shown(), Letters())(lesson.query, 3)  # type: ignore[arg-type]
+    found = await LateInteractionScorer(Shown(), Letters())(lesson.query, 3)  # type: ignore[arg-type]
     assert [one.score for one in found] == list(lesson.scores)
 
 
@@ -110,7 +110,7 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     items = [Example(Query("which bird?", (picture(1),)), answer) for answer in ("Owl", "fowl")]
     data = Benchmark("birds", knowledge, tuple(items))
     retrieve = SearchResult(data)
-    lessons = FoundLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
+    lessons = RetrievedLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
 
     made = {lesson.answer: lesson for lesson in lessons(0)}
 
@@ -119,7 +119,7 @@ def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     assert made["Owl"].scores == (9.0, 8.0, 7.0)
     assert len(retrieve.asked) == 2  # found once, whatever the number of lessons
     with pytest.raises(SettingError, match="2 passages are found for 'which bird\\?', not 3"):
-        FoundLessons(data, data.items, SearchResult(data, most=2), seed=0, shots=3)(0)
+        RetrievedLessons(data, data.items, SearchResult(data, most=2), seed=0, shots=3)(0)
 
 
 def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
@@ -132,12 +132,12 @@ def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
     item = Example(Query("which tint?", (picture(9),)), "red")
     data = Benchmark("tints", tuple(shown), (item,))
 
-    (lesson,) = FoundLessons(data, data.items, SearchResult(data), seed=0, shots=4).of([item])
+    (lesson,) = RetrievedLessons(data, data.items, SearchResult(data), seed=0, shots=4).of([item])
 
     assert lesson.relevant == (True, False, True, False)
     assert [one.answer for one in lesson.passages] == list(told)
     with pytest.raises(SettingError, match="5 passages are to be shown, and there are 4"):
-        FoundLessons(data, data.items, SearchResult(data), seed=0, shots=5)
+        RetrievedLessons(data, data.items, SearchResult(data), seed=0, shots=5)
 
 
 @pytest.mark.parametrize(
@@ -164,31 +164,31 @@ def test_known_questions_are_taught_with_all_that_their_annotators_said(tmp_path
     (tmp_path / "told.csv").write_text("kid,text\n1,They surf.\n2,They sleep.\n")
     data = with_passages(data, tmp_path / "told.csv")
 
-    items = taught_items(data)
+    items = training_items(data)
 
     assert {item.query.id for item in items} == {"15", "25"}
     assert set(answers_of(data, items[0])) == {"surf", "swim"}
     assert len(passages_of(data)) == 2
-    assert not says_which_passage(items, passages_of(data))
+    assert not names_gold_passages(items, passages_of(data))
 
 
 def test_drawn_tasks_teach_what_they_ask() -> None:
     data = telling()
-    assert taught_items(data) == data.items
-    assert says_which_passage(data.items, data.knowledge)
+    assert training_items(data) == data.items
+    assert names_gold_passages(data.items, data.knowledge)
     assert answers_of(data, data.items[0]) == ("h00",)
 
 
 def test_what_validates_is_not_taught() -> None:
     items = telling().items
-    rest, aside = set_aside(items, 3, 0)
+    rest, aside = split_validation(items, 3, 0)
     assert len(aside) == 3
     assert {one.id for one in rest} | {one.id for one in aside} == {one.id for one in items}
     assert len(rest) + 3 == len(items)
-    assert set_aside(items, 3, 0) == (rest, aside)
-    assert set_aside(items, 0, 0) == (items, ())
+    assert split_validation(items, 3, 0) == (rest, aside)
+    assert split_validation(items, 0, 0) == (items, ())
     with pytest.raises(SettingError, match="none would be left"):
-        set_aside(items, len(items), 0)
+        split_validation(items, len(items), 0)
 
 
 def test_a_batch_has_images_throughout_or_none() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bottega.evaluation.memo import MemoEmbedder, MemoTokens
+from bottega.evaluation.memo import CachingEmbedder, CachingTokenEmbedder
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import picture
@@ -25,7 +25,7 @@ class Counting:
 
 def test_each_query_is_embedded_once_and_gets_its_own_vector() -> None:
     inner = Counting()
-    memo = MemoEmbedder(inner)
+    memo = CachingEmbedder(inner)
     queries = [Query("a"), Query("b"), Query("a", (picture(1),)), Query("a")]
     first = memo.embed(queries)
     assert first[:, 0].tolist() == [0, 1, 2, 0]
@@ -51,7 +51,7 @@ class CountingTokens:
 
 def test_tokens_of_questions_are_remembered_and_those_of_documents_are_not() -> None:
     counting = CountingTokens()
-    memo = MemoTokens(counting)
+    memo = CachingTokenEmbedder(counting)
     queries = [Query("a"), Query("b"), Query("a")]
     first = [float(rows[0, 0]) for rows in memo.embed_queries(queries)]
     assert first == [float(rows[0, 0]) for rows in memo.embed_queries(queries)] == [0, 1, 0]

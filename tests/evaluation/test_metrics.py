@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 
 from bottega.evaluation.metrics.intervals import accuracy, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.types import Answer, Example, Query
 
 LABELS = ("a", "b", "c")
@@ -71,7 +71,7 @@ def test_macro_f1_agrees_with_scikit_learn(data: st.DataObject, truth: list[set[
 def test_macro_f1_of_a_run_is_that_of_its_answers() -> None:
     truth, said = [("a",), ("a", "b"), ("b",)], [("a",), ("a",), ("c",)]
     judged = [
-        Judged(Example(Query(str(i)), "", labels=gold), Answer("", labels=reply), 0.0)
+        Judgement(Example(Query(str(i)), "", labels=gold), Answer("", labels=reply), 0.0)
         for i, (gold, reply) in enumerate(zip(truth, said, strict=True))
     ]
     estimate = MacroF1(LABELS).estimate(judged, seed=0)

@@ -16,7 +16,7 @@ from bottega.evaluation.metrics.intervals import (
     paired_difference,
     sign_flips,
 )
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.paired import difference, paired
 from bottega.evaluation.runner import Conditions, Result, evaluate
 from bottega.types import Answer, Example, Query
@@ -106,7 +106,7 @@ def test_pairing_is_narrower_than_two_intervals() -> None:
     assert together.high - together.low < (apart.high - apart.low) / 2
 
 
-async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[Scored]]:
+async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[ScoredAnswer]]:
     bad = {item.query for item in DATA.items[:wrong]}
 
     async def answer(query: Query) -> Outcome:
@@ -134,7 +134,7 @@ async def test_only_items_that_both_answered_are_compared() -> None:
 async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
     items = [Example(Query("q"), answer) for answer in ("a", "b", "a", "c")]
     answer = Answer("x", labels=("x",))
-    right = [Scored(i, item, answer, (float(i == 0),)) for i, item in enumerate(items)]
+    right = [ScoredAnswer(i, item, answer, (float(i == 0),)) for i, item in enumerate(items)]
     result, _ = await _run("visual-rag", 5, 0)
     [same] = paired([(result, right), (replace(result, method="vote"), right)])
     assert (same.n, same.value, same.p_value) == (4, 0.0, 1.0)

@@ -9,7 +9,7 @@ import pytest
 from bottega.errors import EndpointTimeoutError, GarbledError, RejectedError, UnreachableError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.metrics.labels import MacroF1
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
@@ -100,7 +100,7 @@ async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
         running -= 1
         return await always_a(query)
 
-    def done(scored: Scored | None) -> None:
+    def done(scored: ScoredAnswer | None) -> None:
         nonlocal steps
         steps += 1
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from bottega.evaluation.benchmark import labelled
-from bottega.evaluation.outcomes import Scored
-from bottega.evaluation.runner import Streamed, answering, gain, growth, mean_over, stream
+from bottega.evaluation.outcomes import ScoredAnswer
+from bottega.evaluation.runner import StreamResult, answering, gain, growth, mean_over, stream
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
@@ -19,12 +19,12 @@ from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
 
 
-def told(scores: str, tiers: str | None = None) -> Streamed:
+def told(scores: str, tiers: str | None = None) -> StreamResult:
     """One character an item: 1 or 0, and the tier's letter."""
     items = zip(scores, tiers or "a" * len(scores), strict=True)
-    return Streamed(
+    return StreamResult(
         tuple(
-            Scored(place, example("x", place), Answer("x"), (float(score),), tier)
+            ScoredAnswer(place, example("x", place), Answer("x"), (float(score),), tier)
             for place, (score, tier) in enumerate(items)
         ),
         len(scores),
@@ -90,5 +90,5 @@ def test_a_gain_compares_the_same_items() -> None:
     assert gain([ours], [theirs]).value == 0.5
     assert gain([ours], [theirs], tier="a").value == 0.5
     assert gain([ours], [theirs], tier="a", part=0, parts=4).value == 0.0
-    missing = Streamed(theirs.scored[1:], 4)
+    missing = StreamResult(theirs.scored[1:], 4)
     assert gain([ours], [missing]).value == pytest.approx(2 / 3)

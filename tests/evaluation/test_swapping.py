@@ -9,8 +9,8 @@ from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.controls import ForAnother
-from bottega.evaluation.episodes import ByEpisode, Oracle, shelves
+from bottega.evaluation.controls import SwappedRetriever
+from bottega.evaluation.episodes import EpisodeRetriever, OracleRetriever, episode_pools
 from bottega.evaluation.methods import alone, plan
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
@@ -43,30 +43,30 @@ def items(*answers: str, episodes: str = "") -> Benchmark:
     return Benchmark("three", (Example(Query("p"), ""),), tuple(asked), episode_of=apart)
 
 
-async def shown(found: ForAnother, data: Benchmark, k: int) -> list[list[str]]:
+async def shown(found: SwappedRetriever, data: Benchmark, k: int) -> list[list[str]]:
     return [[one.example.query.text for one in await found(i.query, k)] for i in data.items]
 
 
 async def test_swapped_passages_are_those_of_the_next_item_with_another_answer() -> None:
     data = items("red", "red", "blue")
 
-    assert await shown(ForAnother(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
+    assert await shown(SwappedRetriever(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
 
 
 async def test_an_item_of_another_episode_comes_first() -> None:
     data = items("red", "blue", "green", episodes="aab")
 
-    assert await shown(ForAnother(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
+    assert await shown(SwappedRetriever(Fixed(), data), data, 1) == [["q2 0"], ["q2 0"], ["q0 0"]]
 
 
 async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
     with pytest.raises(SettingError, match="nothing to swap"):
-        await ForAnother(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
+        await SwappedRetriever(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
 
 
 async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
     data = items("red", "blue")
-    found = ForAnother(Listed("It is red.", "Reddish.", "It is blue.", "Red!", "no"), data)
+    found = SwappedRetriever(Listed("It is red.", "Reddish.", "It is blue.", "Red!", "no"), data)
 
     assert await shown(found, data, 2) == [["Reddish.", "It is blue."], ["It is red.", "Reddish."]]
     assert (await shown(found, data, 5))[0] == ["Reddish.", "It is blue.", "no"]
@@ -75,16 +75,18 @@ async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
 async def test_where_only_the_answer_is_found_there_is_nothing_to_swap() -> None:
     data = items("red", "blue")
     with pytest.raises(SettingError, match="nothing to swap"):
-        await ForAnother(Listed("red", "so red"), data)(data.items[0].query, 1)
-    assert await ForAnother(Listed(), data)(data.items[0].query, 1) == []
+        await SwappedRetriever(Listed("red", "so red"), data)(data.items[0].query, 1)
+    assert await SwappedRetriever(Listed(), data)(data.items[0].query, 1) == []
 
 
 @pytest.mark.parametrize("episodes", [1, 3])
 async def test_the_right_passage_is_never_shown_where_it_is_known(episodes: int) -> None:
     data = telling(episodes=episodes)
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
-    inside = {one: Oracle(shelf, right, seed=0) for one, shelf in shelves(data).items()}
-    found = ForAnother(ByEpisode(data.episode_of, inside), data)
+    inside = {
+        one: OracleRetriever(shelf, right, seed=0) for one, shelf in episode_pools(data).items()
+    }
+    found = SwappedRetriever(EpisodeRetriever(data.episode_of, inside), data)
 
     for item in data.items:
         ids = [one.example.query.id for one in await found(item.query, 5)]
@@ -113,7 +115,7 @@ def lines(tmp_path: Path) -> Benchmark:
 
 async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
     assert len({item.query.id for item in lines.items}) == 4
-    swapped = await shown(ForAnother(Fixed(), lines), lines, 1)
+    swapped = await shown(SwappedRetriever(Fixed(), lines), lines, 1)
     assert len({text for (text,) in swapped}) == 4
 
 
@@ -130,7 +132,7 @@ async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None
 
 def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
     with pytest.raises(NotFoundError, match="no passage p9"):
-        shelves(lines)[""].get_many(["p9"])
+        episode_pools(lines)[""].get_many(["p9"])
 
 
 @pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "of two questions")])
@@ -145,4 +147,4 @@ def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: st
     ):
         plan([name], (1,), data, empty, settings, seed=0)
     with pytest.raises(SettingError, match=said):
-        ForAnother(Fixed(), data)
+        SwappedRetriever(Fixed(), data)

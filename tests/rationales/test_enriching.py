@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import BottegaError, RejectedError, SettingError
-from bottega.evaluation.outcomes import concerns_one
+from bottega.evaluation.outcomes import is_item_error
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import ExplanationPrompter
@@ -16,15 +16,15 @@ from tests.knowledge.doubles import SeededEmbedder, asked
 
 
 class SpendingBudget:
-    def __init__(self, starts: int = 99) -> None:
-        self.left = starts
+    def __init__(self, examples: int = 99) -> None:
+        self.left = examples
         self.costs: list[float | None] = []
 
-    def starts(self) -> bool:
+    def reserve(self) -> bool:
         self.left -= 1
         return self.left >= 0
 
-    def ended(self, cost_usd: float | None, at_most_usd: float) -> None:
+    def settle(self, cost_usd: float | None, at_most_usd: float) -> None:
         self.costs.append(cost_usd)
 
 
@@ -51,7 +51,7 @@ class Run:
         work = Enriching(
             self.kb,
             Rationales(self.model, candidates=2, predictions=2),
-            concerns_one=passes,
+            is_item_error=passes,
             done=self.done.__setitem__,
         )
         await work.run(todo(self.kb).ids, budget or SpendingBudget(), 2)
@@ -92,7 +92,7 @@ async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None
 
 async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
     run = Run(kb)
-    budget = SpendingBudget(starts=1)
+    budget = SpendingBudget(examples=1)
     await run(budget)
     assert [pair for pair in run.rationales().values() if pair[1]] == [("Think.", "1")]
     asked_first = len(run.model.calls)
@@ -113,7 +113,7 @@ async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
     work = Enriching(
         kb,
         Rationales(run.model, candidates=2, predictions=2),
-        concerns_one=lambda error: True,
+        is_item_error=lambda error: True,
         done=run.done.__setitem__,
     )
     await work.run([id], SpendingBudget())
@@ -146,7 +146,7 @@ async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) ->
     work = Enriching(
         kb,
         Rationales(run.model, candidates=2, predictions=2, explain=explain),
-        concerns_one=concerns_one,
+        is_item_error=is_item_error,
         done=run.done.__setitem__,
     )
     await work.run(todo(kb).ids, SpendingBudget())
@@ -171,7 +171,7 @@ async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> Non
     work = Enriching(
         kb,
         Rationales(run.model),
-        concerns_one=lambda error: False,
+        is_item_error=lambda error: False,
         done=run.done.__setitem__,
     )
     budget = SpendingBudget()

@@ -32,7 +32,7 @@ from bottega.cli.output import (
 )
 from bottega.cli.parts import open_prices, open_prompt, open_recorder
 from bottega.errors import BottegaError, LoadError, SettingError
-from bottega.evaluation.outcomes import concerns_one, first
+from bottega.evaluation.outcomes import first, is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import QUESTION, SUFFIXES
 from bottega.naming import BUNDLED, open_model
@@ -175,7 +175,7 @@ async def _ask_all(
                 image = await asyncio.to_thread(Image.open, item.path)
                 item.trace = await pipeline.trace(Query(QUESTION, (image,)))
             except BottegaError as error:
-                if not concerns_one(error):
+                if not is_item_error(error):
                     raise
                 item.error = error
         done(1)

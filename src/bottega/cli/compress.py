@@ -182,13 +182,13 @@ def build(
     changed, the same command does the rest.
     """
     check_torch()
-    from bottega.cli.compressor_jobs import Building, loaded, local
+    from bottega.cli.compressor_jobs import StoreBuilder, loaded, local
 
     generator = local(model)
     folder = compressor or bundled_for(generator)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        work = Building.opened(folder, loaded(generator), store, int8=int8)
+        work = StoreBuilder.opened(folder, loaded(generator), store, int8=int8)
         with work.alone(), progress("compressing", len(knowledge)) as step:
             for example in knowledge:
                 if all_examples or is_passage(example):

@@ -29,16 +29,16 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.labels import is_passage
-from bottega.evaluation.memo import MemoEmbedder
+from bottega.evaluation.memo import CachingEmbedder
 from bottega.evaluation.search_methods import searching
 from bottega.evaluation.training_data import (
     Drawn,
-    FoundLessons,
-    ToldLessons,
+    GoldPassageLessons,
+    RetrievedLessons,
+    names_gold_passages,
     passages_of,
-    says_which_passage,
-    set_aside,
-    taught_items,
+    split_validation,
+    training_items,
 )
 from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
@@ -79,7 +79,7 @@ async def _loaded(generator: TransformersGenerator) -> LoadedModel:
 AT_ONCE = 64
 
 
-class Building:
+class StoreBuilder:
     """`take` passages, then `finish`. `told` says how many and how large."""
 
     def __init__(self, condenser: Condenser, store: PassageStore, shape: Shape, int8: bool) -> None:
@@ -203,13 +203,15 @@ def _read(settings: Settings) -> Benchmark:
 
 @contextmanager
 def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
-    passages, everything = passages_of(data), taught_items(data)
-    items, aside = set_aside(everything, settings.validate, settings.seed)
+    passages, everything = passages_of(data), training_items(data)
+    items, aside = split_validation(everything, settings.validate, settings.seed)
     seed, shots, batch = settings.seed, settings.shots, settings.batch
-    if says_which_passage(everything, passages):
+    if names_gold_passages(everything, passages):
         with waiting("reading questions and passages"):
             told = [
-                ToldLessons(part, passages, seed=seed, shots=shots, hard=settings.hard, batch=batch)
+                GoldPassageLessons(
+                    part, passages, seed=seed, shots=shots, hard=settings.hard, batch=batch
+                )
                 for part in (items, aside)
                 if part
             ]
@@ -217,13 +219,13 @@ def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
         return
     shelf = replace(data, knowledge=passages, items=everything)
     check_retrieval(shelf, settings.retrieve)
-    embedder = MemoEmbedder(open_retrieval(settings.retrieve, settings.embed))
+    embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
     with filled(shelf, embedder, settings.retrieve) as knowledge:
         with waiting("indexing passages"):
             tokens = open_tokens(settings.embed)
             search = searching(settings.retrieve, embedder, tokens=tokens, seed=seed)
             retrieve = search(shelf, knowledge)
-        lessons = FoundLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
+        lessons = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
         yield lessons, lessons.of(aside)
 
 
@@ -282,7 +284,7 @@ def _say_plan(
         f" {shape.query_prompts} places before {settings.model}"
     )
     say(
-        f"{data.name}: {len(taught_items(data)) - held_out} questions teach, {held_out} validate;"
+        f"{data.name}: {len(training_items(data)) - held_out} questions teach, {held_out} validate;"
         f" {len(passages)} passages"
     )
     say(

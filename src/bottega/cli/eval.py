@@ -64,11 +64,11 @@ from bottega.evaluation.benchmarks.loading import LABELLED_IMAGES, load_benchmar
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.episodes import EXCLUDE
 from bottega.evaluation.methods import METHODS, alone, check, default_methods
-from bottega.evaluation.outcomes import Budget, titled
+from bottega.evaluation.outcomes import Budget, method_title
 from bottega.evaluation.paired import paired
 from bottega.evaluation.prompts import explained, with_rationales
 from bottega.evaluation.racc_methods import check_compressing, identities
-from bottega.evaluation.run_store import Journal, Unkept
+from bottega.evaluation.run_store import RunStore, Unkept
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.search_methods import ROLLOUTS
 from bottega.naming import BUNDLED, open_model
@@ -173,7 +173,7 @@ def report(
 def _sizes(data: Benchmark) -> dict[str, int | str | None]:
     return {
         "knowledge_base": len(data.knowledge),
-        "made_wrong": data.made_wrong,
+        "corrupted_count": data.corrupted_count,
         "items": len(data.items),
         "labels": len(data.labels),
         "bottega": __version__,
@@ -193,10 +193,10 @@ def say_who_explains(showing: Sequence[str], runs: Sequence[Run]) -> None:
         )
 
 
-def say_failures(ledger: Journal | Unkept, out: Path | None) -> None:
-    failures = ledger.failures() if isinstance(ledger, Journal) else []
+def say_failures(ledger: RunStore | Unkept, out: Path | None) -> None:
+    failures = ledger.failures() if isinstance(ledger, RunStore) else []
     for one in failures[:SHOWN_FAILURES]:
-        say(f"failed: {titled(one.method, one.shots)}, item {one.place}: {one.error}")
+        say(f"failed: {method_title(one.method, one.shots)}, item {one.place}: {one.error}")
     if len(failures) > SHOWN_FAILURES:
         say(f"and {len(failures) - SHOWN_FAILURES} more; bottega report {out} lists all")
 
@@ -366,22 +366,22 @@ def _replying(settings: Classification, longest: int) -> Classification:
     return replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
 
 
-def _limits(budget: float | None, ledger: Journal | Unkept) -> Budget:
+def _limits(budget: float | None, ledger: RunStore | Unkept) -> Budget:
     """What an earlier part of the run has spent counts."""
-    spent, dearest = ledger.spent() if isinstance(ledger, Journal) else (0.0, 0.0)
-    return Budget(budget, spent=spent, dearest=dearest)
+    spent, highest_cost = ledger.spent() if isinstance(ledger, RunStore) else (0.0, 0.0)
+    return Budget(budget, spent=spent, highest_cost=highest_cost)
 
 
 @contextmanager
 def _ledger(
     out: Path | None, asked: Mapping[str, object], data: Benchmark
-) -> Iterator[Journal | Unkept]:
+) -> Iterator[RunStore | Unkept]:
     if out is None:
         yield Unkept()
         return
     metrics = [metric.name for metric in data.metrics]
     settings = {**asked, "metrics": metrics, "data": fingerprint(data)}
-    with closing(Journal.open(out, settings, data.items)) as journal:
+    with closing(RunStore.open(out, settings, data.items)) as journal:
         if changed := journal.score_again(data.metrics, data.items):
             note(f"{changed} answers of the run are scored otherwise now than when they were given")
         yield journal

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bottega.evaluation.benchmarks.loading import PUBLISHED
-from bottega.evaluation.benchmarks.synthetic import DRAWN
+from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
 from bottega.evaluation.methods import LABEL_METHODS, METHODS, SAMPLES
 from bottega.knowledge.loaders.folders import QUESTION
 
@@ -18,10 +18,11 @@ LABEL_TOKENS, ANSWER_TOKENS = 64, 512
 BenchmarkSpec = Annotated[
     str,
     typer.Argument(
-        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR, jsonl:DIR; a drawn "
-        f"task with its knobs, such as glyphs:ways=5,shots=5 (drawn are {', '.join(DRAWN)}); or a "
-        f"published one, {', '.join(PUBLISHED)}, with a folder or a Hugging Face id and knobs, "
-        "such as mmmu:DIR,asked=validation. docs/evaluation.md says more.",
+        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
+        "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
+        f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
+        f"options, e.g. mmmu:DIR,asked=validation ({', '.join(PUBLISHED)}). See "
+        "docs/evaluation.md.",
     ),
 ]
 ImageQuestion = Annotated[

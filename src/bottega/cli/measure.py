@@ -31,16 +31,22 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.episodes import EXCLUSION_RULE, nearest
-from bottega.evaluation.memo import MemoEmbedder
-from bottega.evaluation.methods import PAPER, check_fit, most_shown, needs_search, plan
-from bottega.evaluation.outcomes import Method, Scored
+from bottega.evaluation.memo import CachingEmbedder
+from bottega.evaluation.methods import (
+    PAPER,
+    check_benchmark_fit,
+    max_demonstrations,
+    needs_search,
+    plan,
+)
+from bottega.evaluation.outcomes import Method, ScoredAnswer
 from bottega.evaluation.page import render
-from bottega.evaluation.paired import Paired, paired
+from bottega.evaluation.paired import PairedDifference, paired
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.run_store import Journal, Shown
+from bottega.evaluation.run_store import RunStore, Shown
 from bottega.evaluation.runner import Conditions, Result
 from bottega.evaluation.runner import evaluate as run_method
-from bottega.evaluation.search_methods import ROLLOUTS, Searching, searching, stored
+from bottega.evaluation.search_methods import ROLLOUTS, RetrieverFactory, searching, stored
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED, open_model
@@ -62,7 +68,7 @@ PAIRED_TESTS = (
 )
 FOOTNOTE = "An invalid reply is wrong; a failed request is in no figure."
 
-Run = tuple[Result, list[Scored]]
+Run = tuple[Result, list[ScoredAnswer]]
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,8 @@ def check_output(path: Path | None) -> None:
 
 def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Run]) -> None:
     """Appends each method's run as it is finished."""
-    check_fit(work.methods, data)
-    known = most_shown(data)
+    check_benchmark_fit(work.methods, data)
+    known = max_demonstrations(data)
     if max(work.shots) > known:
         note(f"{max(work.shots)} shots: only {known} examples may be shown, which is all of them")
     embedder = _embedder(data, work)
@@ -106,7 +112,7 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
         asked = replace(settings, labels=data.labels, multi_label=data.multi_label, record=record)
         seed = settings.seed
         with _embedding_tokens(data, work) as step:
-            search: Searching = nearest
+            search: RetrieverFactory = nearest
             if embedder is not None:
                 tokens = open_tokens(work.embed)
                 search = searching(work.retrieve, embedder, tokens=tokens, seed=seed, progress=step)
@@ -129,7 +135,9 @@ def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Ru
         asyncio.run(_run_all(data, planned, models, work.conditions, runs))
 
 
-def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[Paired]) -> None:
+def print_results(
+    data: Benchmark, results: Sequence[Result], paired: Sequence[PairedDifference]
+) -> None:
     if not results:
         return
     say(
@@ -137,8 +145,10 @@ def print_results(data: Benchmark, results: Sequence[Result], paired: Sequence[P
         f"{_answers(data)}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
     say(EXCLUSION_RULE)
-    if data.made_wrong is not None:
-        say(f"label noise: {data.made_wrong} of {len(data.knowledge)} known answers made wrong")
+    if data.corrupted_count is not None:
+        say(
+            f"label noise: {data.corrupted_count} of {len(data.knowledge)} known answers made wrong"
+        )
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
     also = [[r.method, r.shots, *vars(figure).values()] for r in results for figure in r.also]
     if also:
@@ -161,15 +171,15 @@ def _answers(data: Benchmark) -> str:
     return "choices of each question" if own else "free answers"
 
 
-def _embedder(data: Benchmark, work: Work) -> MemoEmbedder | None:
+def _embedder(data: Benchmark, work: Work) -> CachingEmbedder | None:
     """None where no method will look into the knowledge base."""
     if not needs_search(work.methods, data):
         return None
     check_retrieval(data, work.retrieve)
-    return MemoEmbedder(open_retrieval(work.retrieve, work.embed))
+    return CachingEmbedder(open_retrieval(work.retrieve, work.embed))
 
 
-def filled(data: Benchmark, embedder: MemoEmbedder | None, retrieve: str) -> KnowledgeBase:
+def filled(data: Benchmark, embedder: CachingEmbedder | None, retrieve: str) -> KnowledgeBase:
     """The benchmark's knowledge base in memory, with its questions embedded ahead in batches.
     Empty without an embedder."""
     if embedder is None:
@@ -214,7 +224,7 @@ async def _run_all(
                 run = await run_method(data, method, conditions, done=lambda s: step(1, _cost(s)))
             runs.append(run)
             note(_line(method, run[0]))
-            if isinstance(conditions.ledger, Journal):
+            if isinstance(conditions.ledger, RunStore):
                 await asyncio.to_thread(_keep_thumbnails, conditions.ledger.path, data, method)
     finally:
         for model in models:
@@ -230,7 +240,7 @@ def _keep_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
         note(f"{made} thumbnails for the report in {time.perf_counter() - started:.1f} s")
 
 
-def _cost(scored: Scored | None) -> float:
+def _cost(scored: ScoredAnswer | None) -> float:
     return 0.0 if scored is None else scored.cost_usd or 0.0
 
 

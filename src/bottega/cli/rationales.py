@@ -28,7 +28,7 @@ from bottega.cli.output import (
 )
 from bottega.cli.parts import open_prices
 from bottega.evaluation.metrics.intervals import mean
-from bottega.evaluation.outcomes import Budget, concerns_one, first
+from bottega.evaluation.outcomes import Budget, first, is_item_error
 from bottega.naming import open_model
 from bottega.protocols import Generator
 from bottega.rationales import Enriching, Made, Rationales, Todo, todo
@@ -204,7 +204,7 @@ def rationales(
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
         found = todo(knowledge, again=again)
-        work = Enriching(knowledge, maker, concerns_one=concerns_one, done=run.done)
+        work = Enriching(knowledge, maker, is_item_error=is_item_error, done=run.done)
         job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
         try:
             asyncio.run(job.all(generator, spending))
@@ -249,7 +249,7 @@ class Job:
                 return self.ids[place + 1 :]
         return ()
 
-    def _dearest(self) -> float:
+    def _highest_cost(self) -> float:
         """As dear as one was, or had been with all its candidates."""
         return max(one.at_most_usd for one in self.run.made)
 
@@ -260,7 +260,7 @@ class Job:
         if last.cost_usd is None:
             note(f"{left} more: about {left * tokens} tokens; the price is not known (--price)")
         else:
-            about, most = left * last.cost_usd, left * self._dearest()
+            about, most = left * last.cost_usd, left * self._highest_cost()
             note(
                 f"{left} more: about {about:.4f} USD, up to {most:.4f} USD if each needs all its"
                 " candidates"

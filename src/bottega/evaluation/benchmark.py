@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from bottega.evaluation.labels import is_passage, labels_of
 from bottega.evaluation.metrics.labels import Accuracy, MacroF1
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.metrics.vqa import Annotated
+from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
 from bottega.protocols import Parser, Prompter
 from bottega.types import Example
@@ -19,7 +19,7 @@ from bottega.types import Example
 def answers_of(data: Benchmark, item: Example) -> tuple[str, ...]:
     """All that its annotators said, where the benchmark's metrics know them."""
     for metric in data.metrics:
-        if isinstance(metric, Annotated) and (said := metric.annotators(item)):
+        if isinstance(metric, AnnotatorAgreement) and (said := metric.annotators(item)):
             return tuple(dict.fromkeys(said))
     return item.labels or (item.answer,)
 
@@ -51,7 +51,7 @@ class Benchmark:
 
     No `labels` means that any text may be answered. `episode_of` maps the id of every item and
     every example's query to its episode, whose examples alone may be shown; empty if all may.
-    `made_wrong` examples were given a wrong answer; None where no label noise was asked for.
+    `corrupted_count` examples were given a wrong answer; None where no label noise was asked for.
     Methods are compared by the first of the `metrics`. `prompt` is what suits the questions, None
     if that is the model's affair; `reasoned` takes its place where demonstrations are to show their
     rationales, if that takes another one.
@@ -63,7 +63,7 @@ class Benchmark:
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     episode_of: Mapping[str, str] = field(default_factory=dict)
-    made_wrong: int | None = None
+    corrupted_count: int | None = None
     metrics: tuple[Metric, ...] = field(default=(Accuracy(),), compare=False)
     parse: Parser = field(default_factory=LabelParser, compare=False)
     prompt: Prompter | None = field(default=None, compare=False)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, holds
-from bottega.evaluation.labels import by_id, is_passage, labels_of, says_which
+from bottega.evaluation.labels import by_id, is_passage, labels_of, names_passages
 from bottega.protocols import Prompter, Recorder, Retriever
 from bottega.types import Candidate, Example, Prompt, Query, Trace
 
 
-class ForAnother:
+class SwappedRetriever:
     """What is found for the next item that wants another answer, in another episode if there are
     several.
 
@@ -28,7 +28,7 @@ class ForAnother:
         self._retrieve, self._data = retrieve, data
         self._items = by_id(data.items)
         self._place = {id: place for place, id in enumerate(self._items)}
-        self._told = says_which(data.items)
+        self._told = names_passages(data.items)
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         item = self._items[str(query.id)]
@@ -80,7 +80,7 @@ class ForAnother:
 Identity = tuple[str, tuple[str, ...]]
 
 
-class Swapped:
+class SwappedPrompter:
     """Prompts with the query that `other` makes of the asked one. Retrieval and parsing keep the
     asked one, and so does the gold answer."""
 
@@ -92,7 +92,7 @@ class Swapped:
         return self._prompt(self._other(query), demonstrations)
 
 
-class AsAsked:
+class SwappedQueryRecorder:
     """Records the query that a control really asked; its id stays the item's."""
 
     def __init__(self, record: Recorder, other: Callable[[Query], Query]) -> None:

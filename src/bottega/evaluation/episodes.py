@@ -22,7 +22,7 @@ EXCLUDE: Exclude = "same-image"
 EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 
 
-class Shelf:
+class ExamplePool:
     """Examples in memory, as the random retrievers see a knowledge base."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
@@ -50,7 +50,7 @@ class Shelf:
         return [self._examples[id] for id in ids]
 
 
-class ByEpisode:
+class EpisodeRetriever:
     """Leaves each query to the retriever of its episode."""
 
     def __init__(self, episode_of: Mapping[str, str], retrievers: Mapping[str, Retriever]) -> None:
@@ -61,7 +61,7 @@ class ByEpisode:
         return await self._retrievers[self._episode_of.get(query.id or "", "")](query, k)
 
 
-class Oracle:
+class OracleRetriever:
     """The passage that answers the query among k - 1 random others, in a random order.
 
     Both are seeded by the query. `passage_of` maps a query's id to its passage's: retrieval that
@@ -84,15 +84,15 @@ class Oracle:
 
 def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, Pool]:
     """What may be shown in each episode."""
-    return {**shelves(data)} if data.episode_of else {"": knowledge}
+    return {**episode_pools(data)} if data.episode_of else {"": knowledge}
 
 
-def shelves(data: Benchmark) -> dict[str, Shelf]:
+def episode_pools(data: Benchmark) -> dict[str, ExamplePool]:
     """The same by the ids that the benchmark itself knows: a knowledge base has its own."""
     members: defaultdict[str, list[Example]] = defaultdict(list)
     for example in data.knowledge:
         members[data.episode_of.get(str(example.query.id), "")].append(example)
-    return {episode: Shelf(examples) for episode, examples in members.items()}
+    return {episode: ExamplePool(examples) for episode, examples in members.items()}
 
 
 def nearest(
@@ -107,4 +107,4 @@ def nearest(
         episode: DenseRetriever(partial(search, within=knowledge.ids(tags={"episode": episode})))
         for episode in dict.fromkeys(data.episode_of.values())
     }
-    return ByEpisode(data.episode_of, retrievers)
+    return EpisodeRetriever(data.episode_of, retrievers)

@@ -17,7 +17,7 @@ def is_passage(example: Example) -> bool:
     return not example.answer
 
 
-def says_which(items: Iterable[Example]) -> bool:
+def names_passages(items: Iterable[Example]) -> bool:
     """Whether each names the passage that answers it."""
     return all("passage" in item.tags for item in items)
 

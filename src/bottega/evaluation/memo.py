@@ -10,7 +10,7 @@ from bottega.protocols import Embedder, MultiVectorEmbedder, Vectors
 from bottega.types import Query
 
 
-class MemoEmbedder:
+class CachingEmbedder:
     """Remembers vectors (not images) by the query's text and image hashes, without a limit."""
 
     def __init__(self, inner: Embedder) -> None:
@@ -31,7 +31,7 @@ class MemoEmbedder:
         return np.stack(_remembered(self._known, queries, self._inner.embed))
 
 
-class MemoTokens:
+class CachingTokenEmbedder:
     """The same for the token vectors of questions; documents are embedded each time, and
     `progress` is told how many."""
 

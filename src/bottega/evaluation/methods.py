@@ -24,16 +24,27 @@ from pathlib import Path
 from bottega.errors import SettingError
 from bottega.evaluation.baselines import BASELINES, NEAREST, VOTES, baseline
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.controls import AsAsked, Swapped, other_picture, other_question
-from bottega.evaluation.episodes import ByEpisode, Oracle, nearest, pools, shelves
-from bottega.evaluation.labels import by_id, is_passage, says_which
+from bottega.evaluation.controls import (
+    SwappedPrompter,
+    SwappedQueryRecorder,
+    other_picture,
+    other_question,
+)
+from bottega.evaluation.episodes import (
+    EpisodeRetriever,
+    OracleRetriever,
+    episode_pools,
+    nearest,
+    pools,
+)
+from bottega.evaluation.labels import by_id, is_passage, names_passages
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.prompts import prompt_for
 from bottega.evaluation.racc_methods import (
     COMPRESSED,
     CONCAT,
     ORACLE,
-    LateScored,
+    LateInteractionScorer,
     check_compressing,
     compressed,
 )
@@ -41,7 +52,7 @@ from bottega.evaluation.search_methods import (
     ROLLOUTS,
     SEARCHED,
     TEMPERATURE,
-    Searching,
+    RetrieverFactory,
     most_calls,
     searched,
 )
@@ -81,7 +92,7 @@ def plan(
     settings: Classification,
     *,
     seed: int,
-    search: Searching = nearest,
+    search: RetrieverFactory = nearest,
     samples: int | None = None,
     rollouts: int = ROLLOUTS,
     rationales: bool | None = None,
@@ -97,7 +108,7 @@ def plan(
     `compressor`, `hyper` and `store` are those of `recipes.racc`. Raises `SettingError`.
     """
     check(names, shots)
-    check_fit(names, data)
+    check_benchmark_fit(names, data)
     check_compressing(names, hyper, store, compressor)
     if samples is None:
         searches = not set(SEARCHED).isdisjoint(names)
@@ -136,7 +147,7 @@ def plan(
 
 def _counts(name: str, shots: Sequence[int], data: Benchmark) -> Iterable[int]:
     if name == "in-context":
-        return (most_shown(data),)
+        return (max_demonstrations(data),)
     return (1,) if name == NEAREST else dict.fromkeys(shots)
 
 
@@ -161,7 +172,7 @@ def needs_search(names: Sequence[str], data: Benchmark) -> bool:
     """Whether the knowledge base has to be filled, for searching or, without episodes, at all."""
     if set(names) <= {"zero-shot"}:
         return False
-    searches = SEARCHING if says_which(data.items) else {*SEARCHING, *READ}
+    searches = SEARCHING if names_passages(data.items) else {*SEARCHING, *READ}
     return not data.episode_of or not searches.isdisjoint(names)
 
 
@@ -178,11 +189,11 @@ def check(names: Sequence[str], shots: Sequence[int]) -> None:
         raise SettingError("shots must be positive numbers", hint="for example --shots 5,10,20")
 
 
-def check_fit(names: Sequence[str], data: Benchmark) -> None:
+def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
     """Raises `SettingError` for a method that this benchmark cannot have."""
     passages = _has_passages(data)
     told = [name for name in ("oracle", ORACLE) if name in names]
-    if told and not says_which(data.items):
+    if told and not names_passages(data.items):
         raise SettingError(
             f"{data.name} does not say which passage is right",
             hint=f"{' and '.join(told)} can be had for facts",
@@ -218,23 +229,26 @@ def check_fit(names: Sequence[str], data: Benchmark) -> None:
 
 
 def _retriever(
-    name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int, search: Searching
+    name: str, data: Benchmark, knowledge: KnowledgeBase, seed: int, search: RetrieverFactory
 ) -> Retriever:
-    if name in SEARCHING or (name in READ and not says_which(data.items)):
+    if name in SEARCHING or (name in READ and not names_passages(data.items)):
         return search(data, knowledge)
     kind = "oracle" if name in READ else name
     if kind == "oracle":
         right = {id: item.tags["passage"] for id, item in by_id(data.items).items()}
-        told = {one: Oracle(shelf, right, seed=seed) for one, shelf in shelves(data).items()}
-        found = ByEpisode(data.episode_of, told)
-        return LateScored(found) if name in READ else found
+        told = {
+            one: OracleRetriever(shelf, right, seed=seed)
+            for one, shelf in episode_pools(data).items()
+        }
+        found = EpisodeRetriever(data.episode_of, told)
+        return LateInteractionScorer(found) if name in READ else found
     make: dict[str, Callable[[Pool], Retriever]] = {
         "random": lambda pool: UniformSampler(pool, seed=seed),
         "balanced": lambda pool: BalancedSampler(pool, seed=seed),
         "in-context": lambda pool: UniformSampler(pool, seed=seed),
     }
     inside = {episode: make[name](pool) for episode, pool in pools(data, knowledge).items()}
-    return ByEpisode(data.episode_of, inside)
+    return EpisodeRetriever(data.episode_of, inside)
 
 
 def _controlled(name: str, data: Benchmark, settings: Classification, seed: int) -> Classification:
@@ -243,13 +257,15 @@ def _controlled(name: str, data: Benchmark, settings: Classification, seed: int)
     if name not in others:
         return settings
     other = others[name](data, seed=seed)
-    prompt = Swapped(settings.prompt or suited_prompt(settings.generator), other)
+    prompt = SwappedPrompter(settings.prompt or suited_prompt(settings.generator), other)
     return replace(
-        settings, prompt=prompt, record=settings.record and AsAsked(settings.record, other)
+        settings,
+        prompt=prompt,
+        record=settings.record and SwappedQueryRecorder(settings.record, other),
     )
 
 
-def most_shown(data: Benchmark) -> int:
+def max_demonstrations(data: Benchmark) -> int:
     """How many examples may be shown to an item: all, or those of the largest episode."""
     sizes = Counter(data.episode_of.get(example.query.id or "", "") for example in data.knowledge)
     return max(sizes.values())

@@ -41,16 +41,16 @@ class Method:
 
     @property
     def title(self) -> str:
-        return titled(self.name, self.shots)
+        return method_title(self.name, self.shots)
 
 
-def titled(method: str, shots: int) -> str:
+def method_title(method: str, shots: int) -> str:
     """A method at its number of shots, as people read it: `top-k 5`, `zero-shot`."""
     return f"{method} {shots or ''}".strip()
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredAnswer:
     """An answered item, `place` in its benchmark, with its answer's score by each of the metrics
     and what it cost. `calls` are the replies that were sampled, as many calls as they would be one
     by one; `cost_usd` is None where a price is unknown."""
@@ -78,7 +78,7 @@ class Scored:
 FOR_ALL = {401, 403, 404}
 
 
-def concerns_one(error: BottegaError) -> bool:
+def is_item_error(error: BottegaError) -> bool:
     """True if the next question may well be answered."""
     if isinstance(error, RejectedError):
         return error.status not in FOR_ALL
@@ -88,7 +88,7 @@ def concerns_one(error: BottegaError) -> bool:
 
 
 @dataclass
-class Contact:
+class EndpointCheck:
     """A web page comes from a wrong address or from a busy proxy. It was a wrong address if nothing
     has been answered when more pages came than requests are sent at once."""
 
@@ -112,19 +112,19 @@ def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 class Budget:
     """US dollars for a whole run, of which `spent` are gone.
 
-    `starts` refuses a request that could not be paid for if it, and all that are under way, cost as
-    much as the dearest so far. So a limit is kept unless prices rise; that is why a limited run
+    `reserve` refuses a request that could not be paid for if it, and all that are under way, cost
+    as much as the dearest so far. So a limit is kept unless prices rise; that is why a limited run
     asks the first item of each method alone.
     """
 
     def __init__(
-        self, usd: float | None = None, *, spent: float = 0.0, dearest: float = 0.0
+        self, usd: float | None = None, *, spent: float = 0.0, highest_cost: float = 0.0
     ) -> None:
         if usd is not None and not usd > 0:
             raise SettingError(f"the budget is {usd} USD", hint="give a positive number")
         self._limit = usd
         self.spent = spent
-        self._dearest = dearest
+        self._highest_cost = highest_cost
         self._under_way = 0
         self.is_spent = False
 
@@ -132,15 +132,15 @@ class Budget:
     def is_limited(self) -> bool:
         return self._limit is not None
 
-    def starts(self) -> bool:
-        wanted = self.spent + self._dearest * (self._under_way + 1)
+    def reserve(self) -> bool:
+        wanted = self.spent + self._highest_cost * (self._under_way + 1)
         if self._limit is not None and wanted > self._limit:
             self.is_spent = True
             return False
         self._under_way += 1
         return True
 
-    def ended(self, cost_usd: float | None, at_most_usd: float = 0.0) -> None:
+    def settle(self, cost_usd: float | None, at_most_usd: float = 0.0) -> None:
         """What it cost, and what one like it may cost. Raises `SettingError` if there is a limit
         and no price."""
         self._under_way -= 1
@@ -150,4 +150,4 @@ class Budget:
                 hint="--price 0.15,0.60 gives US dollars for a million tokens",
             )
         self.spent += cost_usd or 0.0
-        self._dearest = max(self._dearest, cost_usd or 0.0, at_most_usd)
+        self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)

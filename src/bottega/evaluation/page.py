@@ -14,7 +14,7 @@ from markupsafe import Markup
 from PIL import Image as Pillow
 
 from bottega.evaluation.labels import labels_of
-from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.runner import Result
 from bottega.image import Image
 from bottega.types import Candidate
@@ -221,7 +221,7 @@ CURVES = "Share of right answers by number of demonstrations; the table has the 
 
 def render(
     results: Sequence[Result],
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredAnswer],
     shown: Mapping[int, Sequence[Candidate]],
     *,
     title: str,

@@ -13,7 +13,7 @@ from bottega.evaluation.metrics.intervals import (
     paired_mean_difference,
     sign_flips,
 )
-from bottega.evaluation.outcomes import Scored
+from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.racc_methods import CONCAT, FLAT, RACC, SWAPPED
 from bottega.evaluation.runner import Result
 from bottega.evaluation.search_methods import BEST, RANDOM, SEARCHED, TREE
@@ -28,7 +28,7 @@ CONTROLS = (CONCAT, FLAT, SWAPPED, "zero-shot")
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """`value` is the mean score of `method` less that of `against`, on the `n` items that both
     answered, with its 95 % interval and p-value: Newcombe's and McNemar's where every score is 0
     or 1, else the bootstrap's and a permutation test's."""
@@ -43,7 +43,9 @@ class Paired:
     p_value: float
 
 
-def paired(runs: Sequence[tuple[Result, Sequence[Scored]]], *, seed: int = 0) -> list[Paired]:
+def paired(
+    runs: Sequence[tuple[Result, Sequence[ScoredAnswer]]], *, seed: int = 0
+) -> list[PairedDifference]:
     """Compare retrieving and compressing methods with their baselines at the same number of shots,
     or at the baseline's only one.
     Sets that are scored as a whole (macro-F1) have no such pairs."""
@@ -73,16 +75,18 @@ def compare(
     method: str,
     against: str,
     shots: int,
-    ours: Sequence[Scored],
-    theirs: Sequence[Scored],
+    ours: Sequence[ScoredAnswer],
+    theirs: Sequence[ScoredAnswer],
     seed: int,
-) -> Paired | None:
+) -> PairedDifference | None:
     """None if no item was answered by both."""
     both = _both(ours, theirs)
     if not both:
         return None
     gain, p_value = difference([a for a, _ in both], [b for _, b in both], seed=seed)
-    return Paired(method, against, shots, len(both), gain.value, gain.low, gain.high, p_value)
+    return PairedDifference(
+        method, against, shots, len(both), gain.value, gain.low, gain.high, p_value
+    )
 
 
 def difference(
@@ -96,7 +100,9 @@ def difference(
     return gain, sign_flips(ours, theirs, seed=seed)
 
 
-def _both(ours: Sequence[Scored], theirs: Sequence[Scored]) -> list[tuple[float, float]]:
+def _both(
+    ours: Sequence[ScoredAnswer], theirs: Sequence[ScoredAnswer]
+) -> list[tuple[float, float]]:
     """The scores of each item that both answered; an item is its place in the benchmark, because
     another one may ask the same."""
     known = {one.place: one.score for one in theirs}

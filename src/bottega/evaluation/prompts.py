@@ -36,7 +36,7 @@ def prompt_for(
         shows = wanted and name not in WITHOUT_DEMONSTRATIONS and _has_rationales(data)
         return data.reasoned if shows else own
     prompt = settings.prompt or own or suited_prompt(settings.generator)
-    return Unexplained(prompt) if rationales is False else prompt
+    return RationaleRemover(prompt) if rationales is False else prompt
 
 
 def explained(
@@ -78,7 +78,7 @@ def with_rationales(data: Benchmark, written: Iterable[Example]) -> tuple[Benchm
     return replace(data, knowledge=knowledge), sum(why is not None for why in found)
 
 
-class Unexplained:
+class RationaleRemover:
     """Another prompt, whose demonstrations keep their reasons to themselves."""
 
     def __init__(self, prompt: Prompter) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.controls import ForAnother
+from bottega.evaluation.controls import SwappedRetriever
 from bottega.evaluation.labels import by_id
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
@@ -99,16 +99,16 @@ def _controlled(name: str, retrieve: Retriever, data: Benchmark) -> Retriever:
     `racc-swapped` reads what was found for another item."""
     if name == ORACLE:
         right = {id: item.tags["passage"] for id, item in by_id(data.items).items()}
-        return Scored(
+        return RescoredRetriever(
             retrieve,
             lambda query, one: CERTAIN * (str(one.example.query.id) == right[str(query.id)]),
         )
     if name == FLAT:
-        return Scored(retrieve, lambda query, one: 0.0)
-    return ForAnother(retrieve, data) if name == SWAPPED else retrieve
+        return RescoredRetriever(retrieve, lambda query, one: 0.0)
+    return SwappedRetriever(retrieve, data) if name == SWAPPED else retrieve
 
 
-class Scored:
+class RescoredRetriever:
     """The same candidates with other scores."""
 
     def __init__(self, retrieve: Retriever, score: Callable[[Query, Candidate], float]) -> None:
@@ -119,12 +119,12 @@ class Scored:
         return [replace(one, score=self._score(query, one)) for one in found]
 
 
-class LateScored:
+class LateInteractionScorer:
     """The candidates of a retriever that does not compare, scored by late interaction."""
 
     def __init__(self, retrieve: Retriever, tokens: MultiVectorEmbedder | None = None) -> None:
         self._retrieve = retrieve
-        self._tokens = tokens or bundled_tokens()
+        self._tokens = tokens or bundled_token_embedder()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         found = await self._retrieve(query, k)
@@ -134,15 +134,15 @@ class LateScored:
         asked = self._tokens.embed_queries([query])[0]
         told = self._tokens.embed_documents([one.example.query for one in found])
         return [
-            replace(one, score=late_score(asked, rows))
+            replace(one, score=late_interaction_score(asked, rows))
             for one, rows in zip(found, told, strict=True)
         ]
 
 
-def bundled_tokens() -> MultiVectorEmbedder:
+def bundled_token_embedder() -> MultiVectorEmbedder:
     return TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
 
 
-def late_score(asked: Vectors, told: Vectors) -> float:
+def late_interaction_score(asked: Vectors, told: Vectors) -> float:
     """Of the tokens of a question and a passage, (tokens, dimension) each."""
     return float((asked @ told.T).max(axis=1).sum())

@@ -15,7 +15,7 @@ from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.outcomes import Method, Outcome, Scored
+from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
 from bottega.recording import json_text, stored, to_json
 from bottega.sqlite import FileKind
@@ -25,11 +25,11 @@ from bottega.types import Answer, Candidate, Example, Trace
 class Ledger(Protocol):
     """An answer is kept when `keep` returns; one that failed is no answer."""
 
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, Scored]:
+    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         """What was answered before, by the item's place."""
         ...
 
-    async def keep(self, method: Method, scored: Scored, outcome: Outcome) -> None: ...
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None: ...
 
     async def fail(self, method: Method, place: int, error: BottegaError) -> None: ...
 
@@ -37,10 +37,10 @@ class Ledger(Protocol):
 class Unkept:
     """The ledger of a run that begins and ends in one process."""
 
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, Scored]:
+    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         return {}
 
-    async def keep(self, method: Method, scored: Scored, outcome: Outcome) -> None:
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
         pass
 
     async def fail(self, method: Method, place: int, error: BottegaError) -> None:
@@ -54,7 +54,7 @@ class Shown(Unkept):
         self.key = (method, shots)
         self.by_place: dict[int, tuple[Candidate, ...]] = {}
 
-    async def keep(self, method: Method, scored: Scored, outcome: Outcome) -> None:
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
         if (method.name, method.shots) == self.key and outcome.trace is not None:
             self.by_place[scored.place] = outcome.trace.candidates
 
@@ -62,7 +62,7 @@ class Shown(Unkept):
 FILE = "run.db"
 DATA = "data"
 BUSY_SECONDS = 10.0
-JOURNAL = FileKind(
+RUN_FILE = FileKind(
     "run",
     application_id=0x42747267,  # "Btrg"
     migrations=(
@@ -113,7 +113,7 @@ class Failure:
     error: str
 
 
-class Journal:
+class RunStore:
     """The answers of a run in a folder. An answer is stored when `keep` returns: a killed process
     loses nothing of it. A failure is forgotten when the item is answered."""
 
@@ -121,7 +121,7 @@ class Journal:
         self.path = path
         self._lock = _locked(path.with_suffix(".lock"))
         try:
-            with JOURNAL.translated(str(path)):
+            with RUN_FILE.translated(str(path)):
                 self._connection = _connected(path)
         except BaseException:
             self._lock.close()
@@ -131,7 +131,7 @@ class Journal:
     @classmethod
     def open(
         cls, folder: Path, settings: Mapping[str, object], items: tuple[Example, ...]
-    ) -> Journal:
+    ) -> RunStore:
         """`settings` are what the answers depend on. Raises `SettingError` if those in the folder
         are of other ones."""
         journal = cls(_file_in(folder))
@@ -142,16 +142,16 @@ class Journal:
             raise
         return journal
 
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, Scored]:
+    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         rows = self._read(
             "SELECT place, answer, scores, tier, calls, prompt_tokens, completion_tokens, cost_usd"
             " FROM answers WHERE method = ? AND shots = ? ORDER BY place",
             method.name,
             method.shots,
         )
-        with JOURNAL.reading(str(self.path)):
+        with RUN_FILE.reading(str(self.path)):
             return {
-                place: Scored(
+                place: ScoredAnswer(
                     place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest
                 )
                 for place, answer, scores, *rest in rows
@@ -163,12 +163,12 @@ class Journal:
         rows = self._read("SELECT method, shots, place, answer, scores FROM answers")
         changed = []
         for method, shots, place, answer, before in rows:
-            with JOURNAL.reading(str(self.path)):
+            with RUN_FILE.reading(str(self.path)):
                 item, said = items[place], _answer(answer)
             scores = json_text([metric.score(item, said) for metric in metrics])
             if scores != before:
                 changed.append((scores, method, shots, place))
-        with JOURNAL.translated(str(self.path)), self._connection as connection:
+        with RUN_FILE.translated(str(self.path)), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(
                 "UPDATE answers SET scores = ? WHERE (method, shots, place) = (?, ?, ?)", changed
@@ -177,8 +177,8 @@ class Journal:
 
     def spent(self) -> tuple[float, float]:
         """US dollars of all answers, and of the dearest."""
-        ((usd, dearest),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")
-        return usd, dearest or 0.0
+        ((usd, highest_cost),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")
+        return usd, highest_cost or 0.0
 
     def failures(self) -> list[Failure]:
         rows = self._read(
@@ -186,7 +186,7 @@ class Journal:
         )
         return [Failure(*row) for row in rows]
 
-    async def keep(self, method: Method, scored: Scored, outcome: Outcome) -> None:
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
         key = (method.name, method.shots, scored.place)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -212,11 +212,11 @@ class Journal:
         self._lock.close()
 
     async def _write(self, write: Write) -> None:
-        with JOURNAL.translated(str(self.path)):
+        with RUN_FILE.translated(str(self.path)):
             await self._committer.write(write)
 
     def _read(self, statement: str, *values: object) -> list[Any]:
-        with JOURNAL.translated(str(self.path)):
+        with RUN_FILE.translated(str(self.path)):
             return self._connection.execute(statement, values).fetchall()
 
     def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
@@ -232,7 +232,7 @@ class Journal:
             )
         if found:
             return
-        with JOURNAL.translated(str(self.path)), self._connection as connection:
+        with RUN_FILE.translated(str(self.path)), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
             rows = (_item(place, item) for place, item in enumerate(items))
@@ -242,7 +242,7 @@ class Journal:
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
-        JOURNAL.migrate(connection, str(path))
+        RUN_FILE.migrate(connection, str(path))
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
@@ -290,7 +290,7 @@ def _item(place: int, item: Example) -> tuple[object, ...]:
     return (place, path_text(query.text), *map(json_text, lists))
 
 
-def _row(scored: Scored, trace: Trace | None) -> tuple[object, ...]:
+def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:
     return (
         json_text(scored.answer),
         json_text(scored.scores),

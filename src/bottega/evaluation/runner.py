@@ -14,15 +14,15 @@ from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.metrics.calibration import calibration
 from bottega.evaluation.metrics.intervals import RESAMPLES, Estimate, resampled
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.outcomes import (
     Budget,
-    Contact,
+    EndpointCheck,
     Method,
     Outcome,
-    Scored,
-    concerns_one,
+    ScoredAnswer,
     first,
+    is_item_error,
 )
 from bottega.evaluation.run_store import Ledger, Unkept
 from bottega.pipeline import Pipeline
@@ -65,7 +65,7 @@ class Result:
 def tally(
     benchmark: Benchmark,
     method: Method,
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredAnswer],
     *,
     failed: int,
     seconds: float,
@@ -91,7 +91,7 @@ def tally(
 def summed(
     key: tuple[str, int],
     metric: str,
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredAnswer],
     figures: Sequence[Figure],
     *,
     asked: int,
@@ -126,8 +126,8 @@ def summed(
     )
 
 
-def _judged(scored: Sequence[Scored], place: int) -> list[Judged]:
-    return [Judged(one.item, one.answer, one.scores[place]) for one in scored]
+def _judged(scored: Sequence[ScoredAnswer], place: int) -> list[Judgement]:
+    return [Judgement(one.item, one.answer, one.scores[place]) for one in scored]
 
 
 def _figure(name: str, estimate: Estimate) -> Figure:
@@ -138,11 +138,11 @@ Scores = Sequence[float]
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamResult:
     """What was answered in one stream, `length` items in their order, some of which may be
     missing because they failed."""
 
-    scored: tuple[Scored, ...]
+    scored: tuple[ScoredAnswer, ...]
     length: int
 
     def scores(
@@ -161,10 +161,10 @@ class Streamed:
         return sum(one.tier == tier for one in self.scored) / len(self.scored)
 
 
-async def stream(data: Benchmark, method: Method) -> Streamed:
+async def stream(data: Benchmark, method: Method) -> StreamResult:
     """Each item is asked when the answer to the one before it is in the cache."""
     _, scored = await evaluate(data, method, Conditions(concurrency=1, round_size=1))
-    return Streamed(tuple(scored), len(data.items))
+    return StreamResult(tuple(scored), len(data.items))
 
 
 def answering(name: str, pipeline: Pipeline, shots: int = 0) -> Method:
@@ -179,7 +179,7 @@ def answering(name: str, pipeline: Pipeline, shots: int = 0) -> Method:
 
 
 def mean_over(
-    streams: Sequence[Streamed],
+    streams: Sequence[StreamResult],
     *,
     tier: str | None = None,
     part: int | None = None,
@@ -190,7 +190,9 @@ def mean_over(
     return _estimate([list(one.scores(tier, part, parts).values()) for one in streams], seed)
 
 
-def growth(streams: Sequence[Streamed], tier: str, *, parts: int = 3, seed: int = 0) -> Estimate:
+def growth(
+    streams: Sequence[StreamResult], tier: str, *, parts: int = 3, seed: int = 0
+) -> Estimate:
     """How much better a tier answers in the last part of the streams than in their first."""
     last = [list(one.scores(tier, parts - 1, parts).values()) for one in streams]
     first = [list(one.scores(tier, 0, parts).values()) for one in streams]
@@ -198,8 +200,8 @@ def growth(streams: Sequence[Streamed], tier: str, *, parts: int = 3, seed: int 
 
 
 def gain(
-    ours: Sequence[Streamed],
-    theirs: Sequence[Streamed],
+    ours: Sequence[StreamResult],
+    theirs: Sequence[StreamResult],
     *,
     tier: str | None = None,
     part: int | None = None,
@@ -257,7 +259,7 @@ class Conditions:
     round_size: int | None = None
     ledger: Ledger = field(default_factory=Unkept)
     budget: Budget = field(default_factory=Budget)
-    contact: Contact = field(default_factory=Contact)
+    contact: EndpointCheck = field(default_factory=EndpointCheck)
 
 
 async def evaluate(
@@ -265,8 +267,8 @@ async def evaluate(
     method: Method,
     conditions: Conditions,
     *,
-    done: Callable[[Scored | None], None] = lambda scored: None,
-) -> tuple[Result, list[Scored]]:
+    done: Callable[[ScoredAnswer | None], None] = lambda scored: None,
+) -> tuple[Result, list[ScoredAnswer]]:
     """One method over all items that the ledger does not hold; stops where the budget is spent.
 
     `done` is told of each answer, of those in the ledger too, and of each failure (None). Raises
@@ -297,7 +299,7 @@ class _Run:
         benchmark: Benchmark,
         method: Method,
         conditions: Conditions,
-        done: Callable[[Scored | None], None],
+        done: Callable[[ScoredAnswer | None], None],
     ) -> None:
         self._benchmark = benchmark
         self._method = method
@@ -313,14 +315,14 @@ class _Run:
 
         async def work() -> None:
             for place in waiting:
-                if not self._conditions.budget.starts():
+                if not self._conditions.budget.reserve():
                     return
                 await self._one(place)
 
         if self._conditions.budget.is_limited and not self.scored:
             # What one costs has to be known before many are under way.
             for place in waiting:
-                if self._conditions.budget.starts():
+                if self._conditions.budget.reserve():
                     await self._one(place)
                 break
         async with asyncio.TaskGroup() as group:
@@ -338,10 +340,10 @@ class _Run:
         except BottegaError as error:
             await ledger.fail(self._method, place, error)
             at_once = self._conditions.concurrency
-            if not concerns_one(error) and not self._conditions.contact.passes(error, at_once):
+            if not is_item_error(error) and not self._conditions.contact.passes(error, at_once):
                 raise
             self.failed += 1
-            self._conditions.budget.ended(0.0)
+            self._conditions.budget.settle(0.0)
             self._done(None)
             return
         self._conditions.contact.answered |= outcome.trace is not None
@@ -349,15 +351,15 @@ class _Run:
         await ledger.keep(self._method, scored, outcome)
         # What its reasoning was stands in the ledger, not in memory.
         self.scored[place] = replace(scored, answer=replace(scored.answer, rationale=None))
-        self._conditions.budget.ended(scored.cost_usd)
+        self._conditions.budget.settle(scored.cost_usd)
         self._done(scored)
 
-    def _judged(self, place: int, item: Example, outcome: Outcome) -> Scored:
+    def _judged(self, place: int, item: Example, outcome: Outcome) -> ScoredAnswer:
         scores = tuple(metric.score(item, outcome.answer) for metric in self._benchmark.metrics)
         trace = outcome.trace
         if trace is None:
-            return Scored(place, item, outcome.answer, scores)
-        return Scored(
+            return ScoredAnswer(place, item, outcome.answer, scores)
+        return ScoredAnswer(
             place,
             item,
             outcome.answer,

@@ -9,8 +9,8 @@ from functools import cache, partial
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.episodes import EXCLUDE, ByEpisode, nearest
-from bottega.evaluation.memo import MemoEmbedder, MemoTokens
+from bottega.evaluation.episodes import EXCLUDE, EpisodeRetriever, nearest
+from bottega.evaluation.memo import CachingEmbedder, CachingTokenEmbedder
 from bottega.knowledge import (
     KnowledgeBase,
     LateInteractionIndex,
@@ -122,7 +122,7 @@ def _search(
     )
 
 
-Searching = Callable[[Benchmark, KnowledgeBase], Retriever]
+RetrieverFactory = Callable[[Benchmark, KnowledgeBase], Retriever]
 BY_VECTORS = ("image", "text", "dual")
 RETRIEVE = (*BY_VECTORS, "hybrid", "keywords", "bm25", "hashtag")
 TOKENS_AT_ONCE = 256
@@ -135,7 +135,7 @@ def searching(
     tokens: MultiVectorEmbedder | None = None,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-) -> Searching:
+) -> RetrieverFactory:
     """One of `RETRIEVE` as a retriever over a benchmark. `embed` is the knowledge base's own,
     `tokens` those of `hybrid`, the bundled model's if not given.
 
@@ -196,7 +196,9 @@ def _token_index(
 ) -> LateInteractionIndex:
     if tokens is None:
         tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
-    return LateInteractionIndex(knowledge, MemoTokens(tokens, progress), batch_size=TOKENS_AT_ONCE)
+    return LateInteractionIndex(
+        knowledge, CachingTokenEmbedder(tokens, progress), batch_size=TOKENS_AT_ONCE
+    )
 
 
 def _by_keywords(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
@@ -216,7 +218,7 @@ def _by_hashtags(
 ) -> Retriever:
     """Groups of the questions' words, fitted before the first question is asked; inside a group
     the order is the knowledge base's own."""
-    words = MemoEmbedder(TokenEmbedder.bundled())
+    words = CachingEmbedder(TokenEmbedder.bundled())
 
     def make(part: Part) -> Retriever:
         count = LeaveOneOutGroupCount(
@@ -242,7 +244,7 @@ def _in_parts(
     for example in knowledge:
         members[example.tags["episode"]].append(str(example.id))
     inside = {episode: make(Part(knowledge, ids)) for episode, ids in members.items()}
-    return ByEpisode(data.episode_of, inside)
+    return EpisodeRetriever(data.episode_of, inside)
 
 
 def _vectors(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from bottega.compression.training_loss import Lesson
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, gives
-from bottega.evaluation.labels import is_passage, says_which
-from bottega.evaluation.racc_methods import bundled_tokens, late_score
+from bottega.evaluation.labels import is_passage, names_passages
+from bottega.evaluation.racc_methods import bundled_token_embedder, late_interaction_score
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.types import Candidate, Example
 
@@ -46,7 +46,7 @@ class Drawn(ABC):
     def lesson(self, item: Example, rng: random.Random) -> Lesson: ...
 
 
-class ToldLessons(Drawn):
+class GoldPassageLessons(Drawn):
     """Where items say which passage is right: it is shown among others of its episode, scored by
     late interaction as `concat` and `racc` are in `bottega eval`.
 
@@ -72,7 +72,7 @@ class ToldLessons(Drawn):
         for one in passages:
             self._episodes[one.tags.get(EPISODE, "")].append(one)
         _check(items, passages, min(map(len, self._episodes.values()), default=0), shots)
-        embed = tokens or bundled_tokens()
+        embed = tokens or bundled_token_embedder()
         self._asked = _named(items, embed.embed_queries([one.query for one in items]))
         self._told = _named(passages, embed.embed_documents([one.query for one in passages]))
 
@@ -105,10 +105,10 @@ class ToldLessons(Drawn):
         return found
 
     def _score(self, item: Example, passage: Example) -> float:
-        return late_score(self._asked[id(item)], self._told[id(passage)])
+        return late_interaction_score(self._asked[id(item)], self._told[id(passage)])
 
 
-class FoundLessons(Drawn):
+class RetrievedLessons(Drawn):
     """Where items do not: what `retrieve` finds, with its scores. Relevant is what holds one of
     the annotated answers (pseudo-relevance), or a demonstration that gives one."""
 
@@ -154,7 +154,7 @@ class FoundLessons(Drawn):
         return list(await self._retrieve(item.query, self._shots))
 
 
-def taught_items(data: Benchmark) -> tuple[Example, ...]:
+def training_items(data: Benchmark) -> tuple[Example, ...]:
     """The known questions: those that are asked stay unseen. Drawn tasks, which know passages
     alone, teach what they ask, and are evaluated by another seed."""
     known = tuple(one for one in data.knowledge if not is_passage(one))
@@ -172,7 +172,7 @@ def passages_of(data: Benchmark) -> tuple[Example, ...]:
     return found
 
 
-def set_aside(
+def split_validation(
     items: Sequence[Example], count: int, seed: int
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """The others, and `count` to validate by, which all have images or none has."""
@@ -187,9 +187,9 @@ def set_aside(
     return tuple(one for one in items if id(one) not in ids), tuple(chosen)
 
 
-def says_which_passage(items: Sequence[Example], passages: Sequence[Example]) -> bool:
+def names_gold_passages(items: Sequence[Example], passages: Sequence[Example]) -> bool:
     known = {str(one.query.id) for one in passages}
-    return says_which(items) and all(item.tags["passage"] in known for item in items)
+    return names_passages(items) and all(item.tags["passage"] in known for item in items)
 
 
 def _kinds(items: Sequence[Example]) -> list[list[Example]]:

@@ -70,8 +70,8 @@ def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
         return question(number, image=encoded(number), direct_answers=answers)
 
     table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1, "['taxi'] ")])
-    asked = [row(7, "['taxi', 'cab', 'taxi']"), row(8, "['taxi', __import__('os')]")]
-    table(tmp_path / "data" / "validation-00000-of-00001.parquet", asked)
+    queries = [row(7, "['taxi', 'cab', 'taxi']"), row(8, "['taxi', __import__('os')]")]
+    table(tmp_path / "data" / "validation-00000-of-00001.parquet", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert [item.query.images for item in data.items] == [(picture(7),)]

@@ -51,8 +51,8 @@ def test_free_answers_from_two_files(tmp_path: Path) -> None:
     shown = lines(
         tmp_path / "a" / "known.jsonl", {"question": "Capital of Italy?", "answer": "Rome"}
     )
-    asked = lines(tmp_path / "b" / "asked.jsonl", {"question": "Of France?", "answer": "Paris"})
-    data = load_benchmark(f"jsonl:{shown},{asked}", seed=0)
+    queries = lines(tmp_path / "b" / "asked.jsonl", {"question": "Of France?", "answer": "Paris"})
+    data = load_benchmark(f"jsonl:{shown},{queries}", seed=0)
     (item,) = data.items
     answer = data.parse(item.query, Completion("Answer: paris."))
     assert [metric.score(item, answer) for metric in data.metrics] == [1, 1]

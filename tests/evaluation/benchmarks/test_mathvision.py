@@ -68,8 +68,8 @@ def test_replies_are_read_and_scored(place: Path) -> None:
         assert data.metrics[0].score(item, answer) == score
     assert data.metrics[0].name == "mathvision_accuracy"
     assert (data.prompt, data.reasoned) == (MATH_V, MATH_V_REASONED)
-    said = r"The answer is \boxed{B}. BECAUSE: Half of it is (A) or B."
-    answer = data.parse(values.query, Completion(said))
+    reply = r"The answer is \boxed{B}. BECAUSE: Half of it is (A) or B."
+    answer = data.parse(values.query, Completion(reply))
     assert (answer.text, answer.rationale) == (values.answer, "Half of it is (A) or B.")
 
 
@@ -92,6 +92,6 @@ def test_the_right_answer_is_right_by_letter_and_by_text() -> None:
     for item in data.items:
         choices = item.query.choices
         letter = [chr(ord("A") + choices.index(item.answer))] if choices else []
-        for said in (item.answer, *letter, rf"Thus \boxed{{{item.answer}}}"):
-            answer = data.parse(item.query, Completion(said))
-            assert data.metrics[0].score(item, answer) == 1.0, (item.query.id, said)
+        for reply in (item.answer, *letter, rf"Thus \boxed{{{item.answer}}}"):
+            answer = data.parse(item.query, Completion(reply))
+            assert data.metrics[0].score(item, answer) == 1.0, (item.query.id, reply)

@@ -46,8 +46,11 @@ def written(folder: Path, split: str, *rows: dict[str, object]) -> None:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Two subjects in folders of their own, as in MMMU/MMMU."""
-    asked = row("dev_Art_Theory_1", [1], explanation="Half of it."), row("dev_Art_Theory_2", [2, 3])
-    written(tmp_path / "Art_Theory", "dev", *asked)
+    queries = (
+        row("dev_Art_Theory_1", [1], explanation="Half of it."),
+        row("dev_Art_Theory_2", [2, 3]),
+    )
+    written(tmp_path / "Art_Theory", "dev", *queries)
     written(tmp_path / "Art_Theory", "validation", row("validation_Art_Theory_1", [4]))
     several = row("validation_Math_1", [5], options="[]", answer="['24/7', '3.429']")
     one = row("validation_Math_2", [6, 7], options="[]", answer="12")

@@ -23,11 +23,11 @@ def questions(numbers: Sequence[int]) -> dict[str, object]:
     return {"info": {}, "task_type": "Open-Ended", "questions": rows}
 
 
-def noted(numbers: Sequence[int], said: Sequence[str] = SURFING) -> dict[str, object]:
+def noted(numbers: Sequence[int], reply: Sequence[str] = SURFING) -> dict[str, object]:
     """As published: `mscoco_*_annotations.json`."""
     answers = [
         {"answer_id": i, "raw_answer": f"{one}ing", "answer_confidence": "yes", "answer": one}
-        for i, one in enumerate(said, 1)
+        for i, one in enumerate(reply, 1)
     ]
     rows = [
         {
@@ -82,21 +82,21 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "val2014" / f"COCO_val2014_{5:012}.jpg").unlink()
     (tmp_path / "val2014" / f"COCO_val2014_{6:012}.jpg").write_bytes(b"no picture")
     written(tmp_path / "mscoco_val2014_annotations.json", noted([5, 6, 8, 9]))
-    asked = questions([5, 6, 7, 8, 9, 9])
-    rows = asked["questions"]
+    queries = questions([5, 6, 7, 8, 9, 9])
+    rows = queries["questions"]
     assert isinstance(rows, list)
     rows.append({"question_id": 1, "image_id": "../1", "question": "?"})
     rows.append({"image_id": 9})
-    written(tmp_path / "OpenEnded_mscoco_val2014_questions.json", asked)
+    written(tmp_path / "OpenEnded_mscoco_val2014_questions.json", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert sorted(str(item.query.id) for item in data.items) == ["85", "95"]
-    for error, said in zip(
+    for error, reply in zip(
         bad,
         ("cannot be read", "not an image", "nobody", "twice", "nobody", "no question_id"),
         strict=True,
     ):
-        assert said in str(error)
+        assert reply in str(error)
         assert "questions.json, row" in str(error)
     with pytest.raises(LoadError, match="row 0"):
         load_benchmark(f"okvqa:{tmp_path}", seed=0)
@@ -142,8 +142,8 @@ def row(number: int, **others: object) -> dict[str, object]:
 
 def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
     table(tmp_path / "data" / "train-00000-of-00001.parquet", [row(1), row(2)])
-    asked = [row(7), row(8, image=None), row(9, answers=[])]
-    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", asked)
+    queries = [row(7), row(8, image=None), row(9, answers=[])]
+    table(tmp_path / "data" / "val2014-00000-of-00001.parquet", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert (len(data.knowledge), len(data.items)) == (2, 2)

@@ -80,8 +80,10 @@ def test_replies_are_read_and_scored(tmp_path: Path) -> None:
     ]
     assert scores == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert (data.prompt, data.reasoned) == (SCIENCE_QA, SCIENCE_QA_REASONED)
-    said = "**THOUGHT PROCESS:** B is dark.\n**FINAL ANSWER:** The answer is A. BECAUSE: It shines."
-    answer = data.parse(item.query, Completion(said))
+    reply = (
+        "**THOUGHT PROCESS:** B is dark.\n**FINAL ANSWER:** The answer is A. BECAUSE: It shines."
+    )
+    answer = data.parse(item.query, Completion(reply))
     assert (answer.text, answer.rationale) == ("the sun", "B is dark.\nIt shines.")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError, SettingError
-from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     Row,
     image,
@@ -192,10 +192,10 @@ ALLOWED = {"asked": ("dev", "validation"), "images": ("any", "one")}
 )
 def test_knobs_stand_behind_the_place(written: str, place: str, changed: dict[str, str]) -> None:
     expected = {"asked": "dev", "images": "any"} | changed
-    assert read_place(Source(f"mmmu:{written}", 0), ALLOWED) == (place, expected)
+    assert read_location(Source(f"mmmu:{written}", 0), ALLOWED) == (place, expected)
 
 
 @pytest.mark.parametrize("knobs", ["asked=test", "shots=3", "asked=dev,asked=dev", "asked=dev,"])
 def test_knobs_that_do_not_exist_are_refused(knobs: str) -> None:
     with pytest.raises(SettingError):
-        read_place(Source(f"mmmu:DIR,{knobs}", 0), ALLOWED)
+        read_location(Source(f"mmmu:DIR,{knobs}", 0), ALLOWED)

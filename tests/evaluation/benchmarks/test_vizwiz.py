@@ -6,16 +6,16 @@ import pytest
 
 from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.prompting import VIZ_WIZ
 from bottega.types import Answer, Query
 from tests.builders import picture
 from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
 
 
-def row(image: str, said: str, **others: object) -> dict[str, object]:
+def row(image: str, reply: str, **others: object) -> dict[str, object]:
     """As in VizWiz's train.json and val.json."""
-    answers = [{"answer": said, "answer_confidence": "yes"}] * 8
+    answers = [{"answer": reply, "answer_confidence": "yes"}] * 8
     return {
         "image": image,
         "question": f"What is in {image}?",
@@ -57,7 +57,7 @@ def test_the_published_folders(tmp_path: Path) -> None:
     official, _, precision, _ = data.metrics
     assert official.score(clear, Answer("soup")) == pytest.approx((2 * 1 + 8 * 2) / 3 / 10)
     answer = Answer("Unanswerable")
-    judged = [Judged(one, answer, precision.score(one, answer)) for one in data.items]
+    judged = [Judgement(one, answer, precision.score(one, answer)) for one in data.items]
     assert sorted(one.score for one in judged) == [0, 1]
 
 

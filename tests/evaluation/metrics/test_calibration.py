@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.evaluation.metrics.calibration import Calibration, calibration
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("Which?"), "a")
@@ -13,8 +13,8 @@ CONFIDENCES = st.none() | st.floats(0, 1)
 ANSWERS = st.lists(st.tuples(CONFIDENCES, st.floats(0, 1)), min_size=1, max_size=40)
 
 
-def judged(*pairs: tuple[float | None, float]) -> list[Judged]:
-    return [Judged(ITEM, Answer("a", confidence=sure), score) for sure, score in pairs]
+def judged(*pairs: tuple[float | None, float]) -> list[Judgement]:
+    return [Judgement(ITEM, Answer("a", confidence=sure), score) for sure, score in pairs]
 
 
 def found(*pairs: tuple[float | None, float], bins: int = 10) -> Calibration:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.mmmu import MathVisionAccuracy, equal
 from bottega.parsing import FinalAnswerParser
 from bottega.types import Answer, Completion, Example, Query
@@ -94,7 +94,7 @@ def test_open_answers() -> None:
 
 
 def test_the_estimate_is_the_mean_score() -> None:
-    judged = [Judged(Example(Query("?"), "2"), Answer("2"), score) for score in (1.0, 1.0, 0.0)]
+    judged = [Judgement(Example(Query("?"), "2"), Answer("2"), score) for score in (1.0, 1.0, 0.0)]
     found = MathVisionAccuracy().estimate(judged, seed=0)
     assert found.value == pytest.approx(2 / 3)
     assert found.low is not None and found.high is not None

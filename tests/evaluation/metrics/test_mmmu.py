@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.mmmu import MMMUAccuracy, by_subject
 from bottega.parsing import ChoiceParser
 from bottega.types import Answer, Completion, Example, Query
@@ -65,7 +65,7 @@ def test_each_subject_has_its_own_figure() -> None:
         Example(Query("?"), "x", tags={"subject": subject}) for subject in ("Music", "Art", "Music")
     ]
     judged = [
-        Judged(item, answer, float(answer is right))
+        Judgement(item, answer, float(answer is right))
         for item, answer in zip(items, (right, right, wrong), strict=True)
     ]
     found = by_subject(judged, seed=0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score
 
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.vqa import Answerability, vizwiz_accuracy
 from bottega.types import Answer, Example, Query
 
@@ -16,9 +16,9 @@ def item(id: str) -> Example:
     return Example(Query("What is this?", id=id), "soup")
 
 
-def judged(metric: Answerability, answers: dict[str, Answer]) -> list[Judged]:
+def judged(metric: Answerability, answers: dict[str, Answer]) -> list[Judgement]:
     items = [(item(id), answer) for id, answer in answers.items()]
-    return [Judged(one, answer, metric.score(one, answer)) for one, answer in items]
+    return [Judgement(one, answer, metric.score(one, answer)) for one, answer in items]
 
 
 def test_the_answer_alone_is_normalised() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch, WholeMatch
 from bottega.types import Answer, Example, Query
 
@@ -40,7 +40,7 @@ def test_an_invalid_reply_scores_nothing() -> None:
 
 
 def test_the_figure_is_a_share_with_wilson_s_interval() -> None:
-    judged = [Judged(ITEM, Answer(""), float(score)) for score in (1, 1, 0, 0)]
+    judged = [Judgement(ITEM, Answer(""), float(score)) for score in (1, 1, 0, 0)]
     estimate = Containment().estimate(judged, seed=0)
     assert estimate.value == 0.5
     assert estimate.low == pytest.approx(0.15, abs=0.01)
@@ -70,7 +70,7 @@ def test_a_whole_match_is_the_reply_its_first_line_or_its_first_sentence(
 
 
 def test_the_estimate_is_the_mean_of_the_scores() -> None:
-    judged = [Judged(ITEM, Answer("three"), score) for score in (1.0, 1.0, 0.0, 1.0)]
+    judged = [Judgement(ITEM, Answer("three"), score) for score in (1.0, 1.0, 0.0, 1.0)]
     for metric in (ExactMatch(), WholeMatch(), Containment()):
         estimate = metric.estimate(judged, seed=0)
         assert estimate.low < estimate.value == 0.75 < estimate.high

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.vqa import (
     References,
     Variant,
@@ -106,8 +106,8 @@ def test_an_item_without_annotators_is_an_error() -> None:
 
 def test_the_figure_is_the_mean_with_its_interval() -> None:
     metric = vqa_accuracy({"7": ["red"] * 2 + ["blue"] * 8})
-    judged = [Judged(ITEM, Answer(said), metric.score(ITEM, Answer(said))) for said in "ab"]
-    judged.append(Judged(ITEM, Answer("red"), metric.score(ITEM, Answer("red"))))
+    judged = [Judgement(ITEM, Answer(said), metric.score(ITEM, Answer(said))) for said in "ab"]
+    judged.append(Judgement(ITEM, Answer("red"), metric.score(ITEM, Answer("red"))))
     estimate = metric.estimate(judged, seed=0)
     assert estimate.value == pytest.approx(0.2)
     assert 0 <= estimate.low <= 0.2 <= estimate.high <= 0.6

@@ -15,7 +15,7 @@ from bottega.errors import EndpointTimeoutError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.run_store import FILE, Journal
+from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Completion, Example, Prompt, Query, Reply, Trace, Usage
@@ -82,7 +82,7 @@ async def kept(
 ) -> Path:
     """Everything as the command keeps it; returns the folder."""
     asked = {"benchmark": data.name, "model": "m", "seed": 0, "metrics": ["accuracy"]} | settings
-    with closing(Journal.open(folder, asked, data.items)) as ledger:
+    with closing(RunStore.open(folder, asked, data.items)) as ledger:
         for method in methods:
             await evaluate(data, method, Conditions(concurrency=256, ledger=ledger))
             keep_thumbnails(folder / FILE, data, method)

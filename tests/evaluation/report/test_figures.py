@@ -13,7 +13,7 @@ from bottega.evaluation.metrics.labels import Accuracy, MacroF1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.paired import paired
-from bottega.evaluation.report.runs import KeptRun, read_run
+from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.types import Answer, Query
@@ -23,7 +23,7 @@ from tests.evaluation.report.builders import answering, benchmark, kept, three_m
 DATA = benchmark(60, known=6, side=8)
 
 
-def only(**runs: KeptRun) -> Section:
+def only(**runs: StoredRun) -> Section:
     [section] = sections(runs)
     return section
 

@@ -13,7 +13,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import read_run
-from bottega.evaluation.run_store import FILE, Journal
+from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept, three_methods
 
@@ -53,7 +53,7 @@ async def test_reading_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
 
 async def test_a_run_is_read_while_it_goes_on(tmp_path: Path) -> None:
     settings = {"benchmark": "animals", "model": "m", "metrics": ["accuracy"]}
-    with closing(Journal.open(tmp_path, settings, DATA.items)) as ledger:
+    with closing(RunStore.open(tmp_path, settings, DATA.items)) as ledger:
         assert read_run(tmp_path).methods == ()
         method = Method("top-k", 2, answering(DATA, 1.0, 2))
         await evaluate(DATA, method, Conditions(ledger=ledger))
@@ -83,7 +83,7 @@ def test_what_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_not_begun_is_said_to_be_none(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path / FILE)), pytest.raises(StoreError, match="no run yet"):
+    with closing(RunStore(tmp_path / FILE)), pytest.raises(StoreError, match="no run yet"):
         read_run(tmp_path)
 
 

@@ -13,7 +13,7 @@ from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import SIDE, keep_thumbnails, thumbnail
-from bottega.evaluation.run_store import FILE, Journal
+from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
@@ -35,7 +35,7 @@ SHOWING = Method("top-k", 2, two_shown)
 
 
 async def run(folder: Path, data: Benchmark = BENCHMARK) -> Path:
-    with closing(Journal.open(folder, {}, data.items)) as ledger:
+    with closing(RunStore.open(folder, {}, data.items)) as ledger:
         await evaluate(data, SHOWING, Conditions(ledger=ledger))
     return folder / FILE
 

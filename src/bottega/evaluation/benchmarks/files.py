@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled
-from bottega.evaluation.benchmarks.source import Source, read_knobs
+from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import has_splits, load_digits, load_image_folder, load_jsonl, load_manyicl
@@ -26,7 +26,7 @@ HALVES = {"all": slice(None), "first": slice(898), "second": slice(898, None)}
 
 def digits(source: Source) -> Benchmark:
     """Examples to show and `ASKED` to ask; with `half=first` or `second`, of those rows alone."""
-    half = str(read_knobs("digits", source.knobs, {"half": "all"}).get("half", "all"))
+    half = str(read_options("digits", source.knobs, {"half": "all"}).get("half", "all"))
     if half not in HALVES:
         raise SettingError(f"half is {half!r}", hint=f"half may be {' or '.join(HALVES)}")
     examples = list(load_digits())[HALVES[half]]

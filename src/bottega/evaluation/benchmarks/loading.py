@@ -16,7 +16,7 @@ from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.synthetic import DRAWN, drawn, wrong_answer
+from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, wrong_answer
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
@@ -26,7 +26,7 @@ from bottega.types import Example
 
 SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "digits": digits,
-    **dict.fromkeys(DRAWN, drawn),
+    **dict.fromkeys(SYNTHETIC, synthetic),
     "image-folder": image_folder,
     "manyicl": manyicl,
     "jsonl": jsonl,
@@ -40,7 +40,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "vsr": vsr,
     "vsr-mc": vsr_mc,
 }
-WITHOUT_PLACE = {"digits", *DRAWN}
+WITHOUT_PLACE = {"digits", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
 OWN_DATA = {*LABELLED_IMAGES, "jsonl"}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_PLACE | OWN_DATA)
@@ -80,7 +80,7 @@ def load_benchmark(
         whole,
         knowledge=tuple(knowledge),
         items=tuple(items[:limit]),
-        made_wrong=_replaced(found, knowledge) if label_noise else None,
+        corrupted_count=_replaced(found, knowledge) if label_noise else None,
     )
     _check_size(benchmark)
     if not allow_overlap:

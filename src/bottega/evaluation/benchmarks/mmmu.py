@@ -8,7 +8,7 @@ import warnings
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Row,
@@ -39,7 +39,7 @@ def mmmu(source: Source) -> Benchmark:
     Cache-of-Thought do; `asked=validation` the other way round. `images=one` keeps the items and
     examples with a single picture, as in Cache-of-Thought. Questions are open or multiple choice.
     """
-    place, knobs = read_place(source, KNOBS)
+    place, knobs = read_location(source, KNOBS)
     golds: dict[str, tuple[str, ...]] = {}
 
     def make(row: Row, name: str) -> Example | None:
@@ -50,16 +50,16 @@ def mmmu(source: Source) -> Benchmark:
     def read(split: str) -> tuple[Example, ...]:
         return tuple(read_examples(place, split, make, on_error=source.on_error, several=True))
 
-    asked = knobs["asked"]
-    known = "validation" if asked == "dev" else "dev"
-    drawn = knobs["unparsable"] == "random"
+    query_split = knobs["asked"]
+    known = "validation" if query_split == "dev" else "dev"
+    is_random = knobs["unparsable"] == "random"
     return Benchmark(
         source.spec,
         read(known),
-        read(asked),
-        metrics=(MMMUAccuracy(golds, drawn=drawn),),
+        read(query_split),
+        metrics=(MMMUAccuracy(golds, drawn=is_random),),
         parse=RationaleParser(
-            ChoiceParser(unparsable="random" if drawn else "none", seed=source.seed)
+            ChoiceParser(unparsable="random" if is_random else "none", seed=source.seed)
         ),
         prompt=MMMU,
         reasoned=MMMU_REASONED,
@@ -69,12 +69,12 @@ def mmmu(source: Source) -> Benchmark:
 def _example(row: Row, place: str, name: str, golds: dict[str, tuple[str, ...]]) -> Example:
     """Adds to `golds` if there are several. The markers <image 1> stay in the texts, in whose
     order the pictures are."""
-    number, choices, said = (
+    number, choices, answer = (
         needed(row, "id"),
         _listed(needed(row, "options")),
         needed(row, "answer"),
     )
-    answers = (by_letter(choices, said),) if choices else _golds(said)
+    answers = (by_letter(choices, answer),) if choices else _golds(answer)
     if len(answers) > 1:
         golds[number] = answers
     images = tuple(image(row[part], place, name) for part in IMAGES if row.get(part) is not None)
@@ -117,11 +117,11 @@ def mathvision(source: Source) -> Benchmark:
         return _mathvision_example(row, source.place, name)
 
     items = read_examples(source.place, "testmini", make, on_error=source.on_error)
-    asked = {item.query.id for item in items}
+    query_ids = {item.query.id for item in items}
     everything = read_examples(source.place, "test", make, on_error=source.on_error)
     return Benchmark(
         source.spec,
-        tuple(example for example in everything if example.query.id not in asked),
+        tuple(example for example in everything if example.query.id not in query_ids),
         tuple(items),
         metrics=(MathVisionAccuracy(),),
         parse=RationaleParser(FinalAnswerParser()),

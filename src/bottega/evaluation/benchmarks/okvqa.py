@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Downloads,
@@ -30,35 +30,37 @@ from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query
 
 # What a row is called, the row.
-Named = tuple[str, Row]
+NamedRow = tuple[str, Row]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnnotatedQuestion:
     """A question; the example's answer is the most frequent of its `answers`."""
 
     example: Example
     answers: tuple[str, ...]
 
 
-Make = Callable[[Row, str], Asked]
+Make = Callable[[Row, str], AnnotatedQuestion]
 
 
-def asked(
+def annotated_question(
     row: Row, source: str, *, id: str, answers: Sequence[str], images: tuple[Image, ...]
-) -> Asked:
+) -> AnnotatedQuestion:
     ranked = Counter(answer for answer in answers if answer).most_common(1)
     if not ranked:
         raise LoadError("nobody has answered", hint="choose a split with answers")
     query = Query(needed(row, "question"), images, id=id)
-    return Asked(Example(query, ranked[0][0], source=source), tuple(answers))
+    return AnnotatedQuestion(Example(query, ranked[0][0], source=source), tuple(answers))
 
 
-def read_asked(rows: Iterable[Named], make: Make, on_error: OnError | None) -> list[Asked]:
+def read_questions(
+    rows: Iterable[NamedRow], make: Make, on_error: OnError | None
+) -> list[AnnotatedQuestion]:
     """Rows of which `make` raises `LoadError` or `ImageError` go to `on_error`, as do those whose
     id has been seen: whose annotators would be asked?"""
     report = error_handler(on_error)
-    made: dict[str, Asked] = {}
+    made: dict[str, AnnotatedQuestion] = {}
     for source, row in rows:
         try:
             one = make(row, source)
@@ -71,15 +73,15 @@ def read_asked(rows: Iterable[Named], make: Make, on_error: OnError | None) -> l
     return list(made.values())
 
 
-def examples(part: Sequence[Asked]) -> tuple[Example, ...]:
+def examples(part: Sequence[AnnotatedQuestion]) -> tuple[Example, ...]:
     return tuple(one.example for one in part)
 
 
-def references(part: Sequence[Asked]) -> dict[str, tuple[str, ...]]:
+def references(part: Sequence[AnnotatedQuestion]) -> dict[str, tuple[str, ...]]:
     return {str(one.example.query.id): one.answers for one in part}
 
 
-def said(row: Row, name: str) -> tuple[str, ...]:
+def annotator_answers(row: Row, name: str) -> tuple[str, ...]:
     """What the annotators said: texts, objects with an `answer`, or a list written as text."""
     value = row.get(name)
     if isinstance(value, str):
@@ -95,9 +97,11 @@ def said(row: Row, name: str) -> tuple[str, ...]:
 def from_table(place: str) -> Make:
     """For rows with question_id, question, answers and image (or none, which is text alone)."""
 
-    def make(row: Row, source: str) -> Asked:
+    def make(row: Row, source: str) -> AnnotatedQuestion:
         id, images = needed(row, "question_id"), pictures(row, place, source)
-        return asked(row, source, id=id, answers=said(row, "answers"), images=images)
+        return annotated_question(
+            row, source, id=id, answers=annotator_answers(row, "answers"), images=images
+        )
 
     return make
 
@@ -107,7 +111,7 @@ def pictures(row: Row, place: str, source: str) -> tuple[Image, ...]:
     return () if value is None else (image(value, place, source),)
 
 
-def first_split(place: str, *splits: str) -> Iterator[Named]:
+def first_split(place: str, *splits: str) -> Iterator[NamedRow]:
     """The rows of the first split that is there: mirrors of a data set name them differently."""
     for split in splits[:-1]:
         rows = read_rows(place, split)
@@ -118,7 +122,7 @@ def first_split(place: str, *splits: str) -> Iterator[Named]:
     return read_rows(place, splits[-1])
 
 
-def shown_split(place: str, *splits: str, layout: str) -> Iterator[Named]:
+def shown_split(place: str, *splits: str, layout: str) -> Iterator[NamedRow]:
     """The same for what is shown, which some mirrors lack and the published `layout` has."""
     rows = first_split(place, *splits)
     try:
@@ -148,7 +152,7 @@ def okvqa(source: Source) -> Benchmark:
             first_split(source.place, "val2014", "validation", "val"),
         )
         make = from_table(source.place)
-        parts = [read_asked(part, make, source.on_error) for part in rows]
+        parts = [read_questions(part, make, source.on_error) for part in rows]
     answers = references([*parts[0], *parts[1]])  # what is shown may be taught
     return Benchmark(
         source.spec,
@@ -159,22 +163,24 @@ def okvqa(source: Source) -> Benchmark:
     )
 
 
-def _published(downloads: Downloads, split: str, source: Source) -> list[Asked]:
+def _published(downloads: Downloads, split: str, source: Source) -> list[AnnotatedQuestion]:
     """The answers are the annotators' stemmed ones, against which OK-VQA is scored."""
     rows = downloads.rows(ANNOTATIONS.format(split), key="annotations")
     annotations = {str(row.get("question_id")): row for _, row in rows}
     folder = downloads.needed(split, f"images/{split}", "images")
 
-    def make(row: Row, name: str) -> Asked:
+    def make(row: Row, name: str) -> AnnotatedQuestion:
         id = needed(row, "question_id")
         if id not in annotations:
             raise LoadError(f"nobody has answered question {id}", hint=UNUSABLE)
         picture = f"{folder}/COCO_{split}_{coco_number(row)}.jpg"
-        answers = said(annotations[id], "answers")
-        return asked(row, name, id=id, answers=answers, images=(downloads.image(picture),))
+        answers = annotator_answers(annotations[id], "answers")
+        return annotated_question(
+            row, name, id=id, answers=answers, images=(downloads.image(picture),)
+        )
 
     questions = downloads.rows(QUESTIONS.format(split), key="questions")
-    return read_asked(questions, make, source.on_error)
+    return read_questions(questions, make, source.on_error)
 
 
 AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
@@ -191,7 +197,7 @@ def aokvqa(source: Source) -> Benchmark:
     one of the four choices; direct answers leave out the questions that are marked as too hard for
     them. `rationales=yes` shows one annotator's before each answer.
     """
-    place, knobs = read_place(source, KNOBS)
+    place, knobs = read_location(source, KNOBS)
     by_choice = knobs["answers"] == "choices"
     shown, items = _parts(place, source, knobs)
     whole = Benchmark(source.spec, examples(shown), examples(items), prompt=LetteredPrompter())
@@ -202,9 +208,11 @@ def aokvqa(source: Source) -> Benchmark:
     return replace(whole, metrics=metrics)
 
 
-def _parts(place: str, source: Source, knobs: Mapping[str, str]) -> tuple[list[Asked], list[Asked]]:
+def _parts(
+    place: str, source: Source, knobs: Mapping[str, str]
+) -> tuple[list[AnnotatedQuestion], list[AnnotatedQuestion]]:
     downloads = Downloads(Path(place), AOKVQA_LAYOUT)
-    rows: list[Iterable[Named]]
+    rows: list[Iterable[NamedRow]]
     if Path(place).is_dir() and downloads.find(AOKVQA_QUESTIONS.format("val")):
         rows = [downloads.rows(AOKVQA_QUESTIONS.format(split)) for split in ("train", "val")]
         make = [_maker(_photographs(downloads, split), knobs) for split in ("train", "val")]
@@ -214,19 +222,23 @@ def _parts(place: str, source: Source, knobs: Mapping[str, str]) -> tuple[list[A
         make = [_maker(lambda row, name: pictures(row, place, name), knobs)] * 2
     if knobs["answers"] == "direct":
         rows[1] = _answerable(rows[1])
-    both = [read_asked(part, made, source.on_error) for part, made in zip(rows, make, strict=True)]
+    both = [
+        read_questions(part, made, source.on_error) for part, made in zip(rows, make, strict=True)
+    ]
     return both[0], both[1]
 
 
 def _maker(images: Pictures, knobs: Mapping[str, str]) -> Make:
-    def make(row: Row, source: str) -> Asked:
-        id, answers = needed(row, "question_id"), said(row, "direct_answers")
-        one = asked(row, source, id=id, answers=answers, images=images(row, source))
+    def make(row: Row, source: str) -> AnnotatedQuestion:
+        id, answers = needed(row, "question_id"), annotator_answers(row, "direct_answers")
+        one = annotated_question(row, source, id=id, answers=answers, images=images(row, source))
         example = one.example
         if knobs["rationales"] == "yes":
-            example = replace(example, rationale=next(iter(said(row, "rationales")), None))
+            example = replace(
+                example, rationale=next(iter(annotator_answers(row, "rationales")), None)
+            )
         if knobs["answers"] == "choices":
-            choices = said(row, "choices")
+            choices = annotator_answers(row, "choices")
             right = option(choices, row.get("correct_choice_idx"))
             query = replace(example.query, choices=choices)
             example = replace(example, query=query, answer=right)
@@ -241,6 +253,6 @@ def _photographs(downloads: Downloads, split: str) -> Pictures:
     return lambda row, source: (downloads.image(f"{folder}/{coco_number(row)}.jpg"),)
 
 
-def _answerable(rows: Iterable[Named]) -> Iterator[Named]:
+def _answerable(rows: Iterable[NamedRow]) -> Iterator[NamedRow]:
     """A-OKVQA's direct answers are not measured on difficult questions."""
     return ((name, row) for name, row in rows if row.get("difficult_direct_answer") is not True)

@@ -36,7 +36,7 @@ MOST_DIGITS = 9
 PLACE = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
 
 
-def read_knobs(
+def read_options(
     kind: str, knobs: str | None, defaults: Mapping[str, int | str]
 ) -> dict[str, int | str]:
     """Those that are named in `knobs`, each of its default's type. None: no colon, so no knobs.
@@ -63,13 +63,15 @@ def read_knobs(
     return chosen
 
 
-def read_place(source: Source, allowed: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
+def read_location(
+    source: Source, allowed: Mapping[str, Sequence[str]]
+) -> tuple[str, dict[str, str]]:
     """A place and the knobs behind it, as in `mmmu:DIR,asked=validation`. `allowed` are the values
     that each knob may have; without you it has the first. Raises `SettingError`."""
     found = PLACE.fullmatch(source.place)
     place, knobs = found.groups() if found else (source.place, None)
     chosen = {name: values[0] for name, values in allowed.items()}
-    for name, value in read_knobs(source.kind, knobs, chosen).items():
+    for name, value in read_options(source.kind, knobs, chosen).items():
         if value not in allowed[name]:
             raise SettingError(
                 f"{name} is {value!r}", hint=f"{name} may be {' or '.join(allowed[name])}"

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from bottega.errors import MissingDependencyError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_knobs
+from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.controls import Wrong
 
 if TYPE_CHECKING:
     from bottega.tasks.task import Task
 
 
-DRAWN = ("glyphs", "attributes", "rules", "facts")
+SYNTHETIC = ("glyphs", "attributes", "rules", "facts")
 
 
-def drawn(source: Source) -> Benchmark:
+def synthetic(source: Source) -> Benchmark:
     """Knobs are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
     make = _maker(source.kind)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
-    task: Task = make(**read_knobs(source.kind, source.knobs, defaults)).draw(source.seed)
+    task: Task = make(**read_options(source.kind, source.knobs, defaults)).draw(source.seed)
     return Benchmark(
         source.spec,
         task.knowledge,
@@ -50,7 +50,7 @@ def _maker(kind: str) -> Any:
         from bottega.tasks.glyphs import Glyphs
         from bottega.tasks.rules import Rules
 
-        return dict(zip(DRAWN, (Glyphs, Attributes, Rules, Facts), strict=True))[kind]
+        return dict(zip(SYNTHETIC, (Glyphs, Attributes, Rules, Facts), strict=True))[kind]
 
 
 @contextmanager

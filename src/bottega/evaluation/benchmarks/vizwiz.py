@@ -8,16 +8,16 @@ from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import (
-    Asked,
+    AnnotatedQuestion,
     Make,
-    Named,
-    asked,
+    NamedRow,
+    annotated_question,
+    annotator_answers,
     examples,
     first_split,
     from_table,
-    read_asked,
+    read_questions,
     references,
-    said,
     shown_split,
 )
 from bottega.evaluation.benchmarks.source import Source
@@ -43,7 +43,7 @@ def vizwiz(source: Source) -> Benchmark:
     """The training questions are shown, those of validation are asked (those of test have no
     answers). The tag `answerable` is 0 or 1."""
     downloads = Downloads(Path(source.place), LAYOUT)
-    rows: list[Iterable[Named]]
+    rows: list[Iterable[NamedRow]]
     if Path(source.place).is_dir() and downloads.find(*_files("val")):
         rows = [downloads.rows(*_files(split)) for split in ("train", "val")]
         make = [_photographed(downloads, split) for split in ("train", "val")]
@@ -52,7 +52,7 @@ def vizwiz(source: Source) -> Benchmark:
         rows = [shown_rows, first_split(source.place, "val", "validation")]
         make = [from_table(source.place)] * 2
     shown, items = (
-        read_asked(part, _tagged(made), source.on_error)
+        read_questions(part, _tagged(made), source.on_error)
         for part, made in zip(rows, make, strict=True)
     )
     return Benchmark(
@@ -65,7 +65,7 @@ def vizwiz(source: Source) -> Benchmark:
     )
 
 
-def _metrics(items: Sequence[Asked]) -> tuple[Metric, ...]:
+def _metrics(items: Sequence[AnnotatedQuestion]) -> tuple[Metric, ...]:
     answers = references(items)
     accuracy = (vizwiz_accuracy(answers), vqa_accuracy(answers, "always-normalised"))
     tagged = (one.example for one in items if one.example.tags["answerable"] == "0")
@@ -76,7 +76,7 @@ def _metrics(items: Sequence[Asked]) -> tuple[Metric, ...]:
 
 
 def _tagged(make: Make) -> Make:
-    def tagged(row: Row, source: str) -> Asked:
+    def tagged(row: Row, source: str) -> AnnotatedQuestion:
         one = make(row, source)
         return replace(one, example=replace(one.example, tags={"answerable": _answerable(row)}))
 
@@ -92,10 +92,12 @@ def _answerable(row: Row) -> str:
 def _photographed(downloads: Downloads, split: str) -> Make:
     folder = downloads.needed(split, f"images/{split}", f"Images/{split}")
 
-    def make(row: Row, source: str) -> Asked:
+    def make(row: Row, source: str) -> AnnotatedQuestion:
         id = needed(row, "image")
         images = (downloads.image(f"{folder}/{id}"),)
-        return asked(row, source, id=id, answers=said(row, "answers"), images=images)
+        return annotated_question(
+            row, source, id=id, answers=annotator_answers(row, "answers"), images=images
+        )
 
     return make
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import (
-    Asked,
-    asked,
+    AnnotatedQuestion,
+    annotated_question,
     examples,
-    read_asked,
+    read_questions,
 )
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, needed, texts
@@ -41,17 +41,17 @@ def vl_icl(source: Source) -> Benchmark:
     )
 
 
-def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[Asked]:
-    def make(row: Row, name: str) -> Asked:
+def _part(downloads: Downloads, task: str, part: str, source: Source) -> list[AnnotatedQuestion]:
+    def make(row: Row, name: str) -> AnnotatedQuestion:
         image = row.get("image")
         paths = texts({"image": [image] if isinstance(image, str) else image}, "image")
         images = tuple(map(downloads.image, (_found(downloads, path, task) for path in paths)))
         if not images:
             raise LoadError("there is no image", hint=UNUSABLE)
         answers = (needed(row, "answer"),)
-        return asked(row, name, id=name, answers=answers, images=images)
+        return annotated_question(row, name, id=name, answers=answers, images=images)
 
-    return read_asked(downloads.rows(f"{task}/{part}.json"), make, source.on_error)
+    return read_questions(downloads.rows(f"{task}/{part}.json"), make, source.on_error)
 
 
 def _found(downloads: Downloads, path: str, task: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled
-from bottega.evaluation.benchmarks.source import Source, read_place
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Make,
@@ -37,14 +37,17 @@ def vsr(source: Source) -> Benchmark:
     """test is asked, train and dev are the knowledge: 2195 and 8777 of the random split, 1222 and
     3829 of the zero-shot one. A place holds train.jsonl, dev.jsonl and test.jsonl; the pictures lie
     in `images/` there or up to two folders above. `images=none` asks blindly."""
-    place, knobs = read_place(source, IMAGES)
+    place, knobs = read_location(source, IMAGES)
     pictures = _pictures(Path(place), knobs["images"])
 
     def make(row: Row, name: str) -> Example:
-        asked = f'Is this true of the image? "{needed(row, "caption")}"'
+        question = f'Is this true of the image? "{needed(row, "caption")}"'
         tags = {"relation": needed(row, "relation")}
         return Example(
-            Query(asked, pictures(row), id=Path(name).name), _said(row), tags=tags, source=name
+            Query(question, pictures(row), id=Path(name).name),
+            _said(row),
+            tags=tags,
+            source=name,
         )
 
     knowledge, items = _parts(place, make, source)
@@ -55,7 +58,7 @@ def vsr_mc(source: Source) -> Benchmark:
     """Of the random split's true captions 1181 of test are asked, 4440 of train and dev are the
     knowledge. The choices are the relation and five of the other 65, drawn and shuffled by the
     seed; those of RCTS were drawn without one. Places are those of `vsr`."""
-    place, knobs = read_place(source, IMAGES)
+    place, knobs = read_location(source, IMAGES)
     pictures = _pictures(Path(place), knobs["images"])
     relations = _relations(place)
 
@@ -67,8 +70,8 @@ def vsr_mc(source: Source) -> Benchmark:
         rng = random.Random(f"{source.seed} {short}")
         others = rng.sample([one for one in relations if one != relation], DISTRACTORS)
         choices = tuple(rng.sample([relation, *others], DISTRACTORS + 1))
-        asked = f"What belongs in the gap? {masked(needed(row, 'caption'), relation)}"
-        return Example(Query(asked, pictures(row), choices, short), relation, source=name)
+        question = f"What belongs in the gap? {masked(needed(row, 'caption'), relation)}"
+        return Example(Query(question, pictures(row), choices, short), relation, source=name)
 
     knowledge, items = _parts(place, make, source)
     return Benchmark(

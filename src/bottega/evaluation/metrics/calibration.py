@@ -10,7 +10,7 @@ import numpy as np
 
 from bottega.errors import SettingError
 from bottega.evaluation.metrics.intervals import Estimate, resampled
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 
 BINS = 10
 
@@ -38,7 +38,7 @@ class Calibration:
     bins: tuple[Bin, ...]
 
 
-def calibration(judged: Sequence[Judged], *, seed: int, bins: int = BINS) -> Calibration | None:
+def calibration(judged: Sequence[Judgement], *, seed: int, bins: int = BINS) -> Calibration | None:
     """None if no answer has a confidence.
 
     The error is the mean distance of confidence and score in bins of equal width, weighted by

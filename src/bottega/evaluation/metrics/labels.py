@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.types import Answer, Example
 
 
@@ -21,7 +21,7 @@ class Accuracy:
     def score(self, item: Example, answer: Answer, /) -> float:
         return float(answer.valid and set(answer.labels) == set(labels_of(item)))
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 
@@ -33,7 +33,7 @@ class MacroF1(Accuracy):
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = labels
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         truth = [labels_of(one.item) for one in judged]
         said = [one.answer.labels for one in judged]
         return macro_f1(truth, said, self._labels, seed=seed)

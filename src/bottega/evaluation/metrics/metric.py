@@ -11,7 +11,7 @@ from bottega.types import Answer, Example
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """An item, what was answered and its score in [0, 1] (`Metric.score`)."""
 
     item: Example
@@ -31,6 +31,6 @@ class Metric(Protocol):
 
     def score(self, item: Example, answer: Answer, /) -> float: ...
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         """The figure over at least one item, with its 95 % interval."""
         ...

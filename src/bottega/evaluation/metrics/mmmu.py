@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.parsing import open_candidates
 from bottega.parsing.answer_equality import value
 from bottega.parsing.choices import open_forms
@@ -38,11 +38,11 @@ class MMMUAccuracy:
             return float(answer.text in golds)
         return float(_is_open_match(answer.text, golds))
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 
-def by_subject(judged: Sequence[Judged], *, seed: int) -> dict[str, Estimate]:
+def by_subject(judged: Sequence[Judgement], *, seed: int) -> dict[str, Estimate]:
     """The mean score of each subject (the tag of that name), the subjects in their order."""
     scores: dict[str, list[float]] = defaultdict(list)
     for one in judged:
@@ -84,7 +84,7 @@ class MathVisionAccuracy:
         others = [choice for choice in choices if choice != item.answer]
         return float(_is_one(said, _ways(item)) and not _is_one(said, others))
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.parsing.replies import plain
 from bottega.types import Answer, Example
 
@@ -22,7 +22,7 @@ class ExactMatch:
     def score(self, item: Example, answer: Answer, /) -> float:
         return float(answer.valid and _cut(answer.text).lower() == item.answer.lower())
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bottega.errors import SettingError
 from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.types import Answer, Example
 
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
@@ -78,7 +78,7 @@ class Agreement(Protocol):
     def __call__(self, said: str, golds: Sequence[str], /) -> float: ...
 
 
-class Annotated:
+class AnnotatorAgreement:
     """How far an answer agrees with its annotators', of whom each item has one at least."""
 
     def __init__(self, name: str, references: References, agreement: Agreement) -> None:
@@ -99,26 +99,26 @@ class Annotated:
             )
         return self._agreement(answer.text, golds) if answer.valid else 0.0
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         return mean([one.score for one in judged], seed=seed)
 
 
-def vqa_accuracy(references: References, variant: Variant = "original") -> Annotated:
+def vqa_accuracy(references: References, variant: Variant = "original") -> AnnotatorAgreement:
     """The mean over the annotators of min(1, others who say the same / 3).
 
     `original` is the VQA challenge's code, which normalises (`vqa_text`) only if the annotators
     differ: where all wrote "red", "Red" and "red." are wrong. `always-normalised` is what lmms-eval
     and most papers on large models do.
     """
-    return Annotated(f"vqa_accuracy_{variant}", references, _VQA[variant])
+    return AnnotatorAgreement(f"vqa_accuracy_{variant}", references, _VQA[variant])
 
 
-def direct_answer(references: References, variant: Variant = "original") -> Annotated:
+def direct_answer(references: References, variant: Variant = "original") -> AnnotatorAgreement:
     """A-OKVQA's: min(1, annotators who say exactly the same / 3), nobody left out.
 
     The `original` compares the very characters.
     """
-    return Annotated(f"direct_answer_{variant}", references, _DIRECT[variant])
+    return AnnotatorAgreement(f"direct_answer_{variant}", references, _DIRECT[variant])
 
 
 def leave_one_out(matches: int, annotators: int) -> float:
@@ -162,9 +162,9 @@ _DIRECT: Mapping[Variant, Agreement] = {
 UNANSWERABLE = "unanswerable"
 
 
-def vizwiz_accuracy(references: References) -> Annotated:
+def vizwiz_accuracy(references: References) -> AnnotatorAgreement:
     """VQA accuracy by VizWiz's own code: the answer is normalised, the annotators' never are."""
-    return Annotated("vizwiz_accuracy", references, _agreement)
+    return AnnotatorAgreement("vizwiz_accuracy", references, _agreement)
 
 
 def _agreement(said: str, golds: Sequence[str], /) -> float:
@@ -188,7 +188,7 @@ class Answerability:
     def score(self, item: Example, answer: Answer, /) -> float:
         return float((self._suspicion(item, answer) > 0) == self._is_positive(item))
 
-    def estimate(self, judged: Sequence[Judged], /, *, seed: int) -> Estimate:
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
         positive = np.array([self._is_positive(one.item) for one in judged], np.float64)
         suspicion = np.array([self._suspicion(one.item, one.answer) for one in judged])
         value = self._figure(positive, suspicion, np.ones((1, len(judged))))[0]

@@ -22,9 +22,9 @@ from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.report.runs import Given, Item, Shown
+from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
 from bottega.evaluation.report.sections import Row, Section
-from bottega.evaluation.run_store import BUSY_SECONDS, JOURNAL
+from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
 from bottega.image import Image
 
 SIDE = 112
@@ -52,7 +52,7 @@ def keep_thumbnails(
 ) -> int:
     """Adds to the run in `path` those that its items and the method's demonstrations still lack;
     returns how many. Whatever stops it, the next call goes on from there."""
-    with JOURNAL.translated(str(path)), closing(_connected(path)) as connection:
+    with RUN_FILE.translated(str(path)), closing(_connected(path)) as connection:
         missing = {sha256 for (sha256,) in connection.execute(WANTED, (method.name, method.shots))}
         found = [image for image in _images(data) if image.sha256 in missing]
         for batch in _made(found, on_error):
@@ -128,7 +128,7 @@ PICTURES = 36_000_000
 
 
 @dataclass
-class _Once:
+class _TextTable:
     """Texts by number, in the order in which they came."""
 
     places: dict[str, int] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Payload:
 
 
 def payload(sections: Sequence[Section], *, pictures: int = PICTURES) -> Payload:
-    texts = _Once()
+    texts = _TextTable()
     kept, left_out, absent = _pictures(sections, pictures)
     places = {sha256: place for place, sha256 in enumerate(kept)}
     document = {
@@ -166,7 +166,7 @@ def _embeddable(document: bytes) -> bytes:
     return document.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
 
 
-def _section(section: Section, texts: _Once, places: Mapping[str, int]) -> dict[str, object]:
+def _section(section: Section, texts: _TextTable, places: Mapping[str, int]) -> dict[str, object]:
     return {
         "rows": [row.title for row in section.rows],
         "items": [_item(item, texts, places) for item in section.items],
@@ -177,7 +177,7 @@ def _section(section: Section, texts: _Once, places: Mapping[str, int]) -> dict[
     }
 
 
-def _item(item: Item, texts: _Once, places: Mapping[str, int]) -> list[object]:
+def _item(item: Item, texts: _TextTable, places: Mapping[str, int]) -> list[object]:
     example = item.example
     return [
         texts.cut(example.query.text, LONGEST_QUESTION),
@@ -188,7 +188,7 @@ def _item(item: Item, texts: _Once, places: Mapping[str, int]) -> list[object]:
     ]
 
 
-def _answer(row: Row, place: int, texts: _Once, places: Mapping[str, int]) -> object:
+def _answer(row: Row, place: int, texts: _TextTable, places: Mapping[str, int]) -> object:
     """A list for an answer, the error's text for a failure, null for what was not asked."""
     if place in row.failures:
         return texts.cut(row.failures[place], LONGEST_ASIDE)
@@ -210,13 +210,15 @@ def _answer(row: Row, place: int, texts: _Once, places: Mapping[str, int]) -> ob
     ]
 
 
-def _demonstration(shown: Shown, texts: _Once, places: Mapping[str, int]) -> list[object]:
+def _demonstration(
+    shown: Demonstration, texts: _TextTable, places: Mapping[str, int]
+) -> list[object]:
     pictures = [places.get(sha256, -1) for sha256 in shown.images]
     words = texts.cut(shown.text, LONGEST_ASIDE)
     return [texts(shown.answer), pictures, _rounded(shown.score, 3), words]
 
 
-def _replies(given: Given, texts: _Once) -> Iterator[list[int]]:
+def _replies(given: RecordedAnswer, texts: _TextTable) -> Iterator[list[int]]:
     """What the model wrote, and how many samples wrote the same; then the parsed rationale where
     no reply holds it."""
     counts = Counter(given.replies)

@@ -23,7 +23,7 @@ from bottega.evaluation.page import Chart, by_cost, by_shots, house
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shot_series
 from bottega.evaluation.report.references import Reference, references
-from bottega.evaluation.report.runs import KeptRun, read_run
+from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import (
     Breakdown,
     Confusions,
@@ -151,7 +151,7 @@ FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
 
 
 @dataclass(frozen=True)
-class Shown:
+class SectionView:
     """A section with what is drawn and counted of it."""
 
     section: Section
@@ -187,7 +187,7 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
             title=title,
             made=made,
             rule=EXCLUSION_RULE,
-            shown=[_shown(section) for section in sections],
+            shown=[_section_view(section) for section in sections],
             data=Markup(told.json.decode()),
             told=told,
             style=Markup(files(HERE).joinpath("report.css").read_text("utf-8")),
@@ -197,13 +197,13 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
     )
 
 
-def _shown(section: Section) -> Shown:
+def _section_view(section: Section) -> SectionView:
     answered = any(row.result.value is not None for row in section.rows)
     metric = section.metric.replace("_", " ")
     published = references(section.benchmark, section.metrics)
     beside = [one for one in published if any(_matches(one, row) for row in section.rows)]
     errors = Counter(error for row in section.rows for error in row.failures.values())
-    return Shown(
+    return SectionView(
         section,
         by_shots(shot_series(section), f"{metric} by number of demonstrations, as in the table")
         if answered
@@ -283,7 +283,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [path_text(name) for name in names]
 
 
-def _sources(runs: dict[str, KeptRun]) -> str:
+def _sources(runs: dict[str, StoredRun]) -> str:
     return f"run {next(iter(runs))}" if len(runs) == 1 else f"runs {', '.join(runs)}"
 
 

@@ -17,8 +17,8 @@ import orjson
 
 from bottega.errors import StoreError
 from bottega.evaluation.methods import METHODS
-from bottega.evaluation.outcomes import Scored
-from bottega.evaluation.run_store import BUSY_SECONDS, FILE, JOURNAL
+from bottega.evaluation.outcomes import ScoredAnswer
+from bottega.evaluation.run_store import BUSY_SECONDS, FILE, RUN_FILE
 from bottega.image import path_text
 from bottega.types import Answer, Example, Query
 
@@ -26,7 +26,7 @@ from bottega.types import Answer, Example, Query
 Key = tuple[str, int]
 
 
-class Shown(NamedTuple):
+class Demonstration(NamedTuple):
     """A demonstration; images are sha256s."""
 
     answer: str
@@ -36,15 +36,15 @@ class Shown(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RecordedAnswer:
     """An answer with what a reader wants to see of its trace, whose id is "" if no model was
     asked. `replies` are the samples as the model wrote them, `shown` stands in the order shown."""
 
-    scored: Scored
+    scored: ScoredAnswer
     seconds: float
     trace: str
     replies: tuple[str, ...]
-    shown: tuple[Shown, ...]
+    shown: tuple[Demonstration, ...]
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Item:
 
 
 @dataclass(frozen=True)
-class KeptRun:
+class StoredRun:
     """`answers` and `failures` go by the item's place."""
 
     folder: Path
     settings: Mapping[str, Any]
     items: tuple[Item, ...]
-    answers: Mapping[Key, Mapping[int, Given]]
+    answers: Mapping[Key, Mapping[int, RecordedAnswer]]
     failures: Mapping[Key, Mapping[int, str]]
     thumbnails: Mapping[str, bytes]
 
@@ -72,7 +72,7 @@ class KeptRun:
         return tuple(sorted({*self.answers, *self.failures}, key=_rank))
 
 
-def read_run(folder: Path) -> KeptRun:
+def read_run(folder: Path) -> StoredRun:
     """Changes nothing, and may read while the run goes on. Raises `StoreError` if `folder` holds no
     run."""
     path = folder / FILE
@@ -82,15 +82,15 @@ def read_run(folder: Path) -> KeptRun:
             f"{path_text(folder)} holds no run", hint="name the folder of bottega eval --out"
         )
     with (
-        JOURNAL.translated(name),
+        RUN_FILE.translated(name),
         closing(_connected(path)) as connection,
         _snapshot(connection),
-        JOURNAL.reading(name),
+        RUN_FILE.reading(name),
     ):
         if not (settings := dict(connection.execute("SELECT name, value FROM settings"))):
             raise StoreError(f"{name} holds no run yet", hint="wait until it has begun")
         items = tuple(_items(connection))
-        return KeptRun(
+        return StoredRun(
             folder,
             {name: orjson.loads(value) for name, value in settings.items()},
             items,
@@ -123,7 +123,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 @contextmanager
 def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     """All tables as they were at one moment."""
-    JOURNAL.migrate(connection, "the run")
+    RUN_FILE.migrate(connection, "the run")
     connection.execute("BEGIN")
     yield
     connection.execute("ROLLBACK")
@@ -141,17 +141,17 @@ def _items(connection: sqlite3.Connection) -> Iterator[Item]:
 
 def _answers(
     connection: sqlite3.Connection, items: tuple[Item, ...]
-) -> dict[Key, dict[int, Given]]:
-    found: defaultdict[Key, dict[int, Given]] = defaultdict(dict)
+) -> dict[Key, dict[int, RecordedAnswer]]:
+    found: defaultdict[Key, dict[int, RecordedAnswer]] = defaultdict(dict)
     rows = connection.execute(
         "SELECT method, shots, place, answer, scores, seconds, trace, tier, calls, prompt_tokens,"
         " completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
     )
     for method, shots, place, answer, scores, seconds, trace, *costs in rows:
-        scored = Scored(
+        scored = ScoredAnswer(
             place, items[place].example, _answer(answer), tuple(orjson.loads(scores)), *costs
         )
-        found[method, shots][place] = Given(scored, seconds, *_told(trace))
+        found[method, shots][place] = RecordedAnswer(scored, seconds, *_told(trace))
     return dict(found)
 
 
@@ -160,14 +160,14 @@ def _answer(text: str) -> Answer:
     return Answer(**row | {"labels": tuple(map(intern, row["labels"]))})
 
 
-def _told(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Shown, ...]]:
+def _told(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Demonstration, ...]]:
     """Of a trace only what is shown, and its many equal texts once: whole traces of ten thousand
     items would not fit into memory."""
     if trace is None:
         return "", (), ()
     row: dict[str, Any] = orjson.loads(trace)
     shown = tuple(
-        Shown(
+        Demonstration(
             intern(one["answer"]),
             intern(one["text"]),
             tuple(map(intern, one["images"])),

@@ -11,11 +11,11 @@ from typing import Literal
 from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
-from bottega.evaluation.metrics.metric import Judged
+from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.vqa import Answerability
-from bottega.evaluation.outcomes import Scored, titled
-from bottega.evaluation.paired import Paired, compare, paired
-from bottega.evaluation.report.runs import Given, Item, KeptRun, Key
+from bottega.evaluation.outcomes import ScoredAnswer, method_title
+from bottega.evaluation.paired import PairedDifference, compare, paired
+from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
 from bottega.evaluation.runner import Figure, Result, summed
 from bottega.types import Example
 
@@ -102,7 +102,7 @@ def best(rows: Sequence[Row]) -> Row | None:
     return max(asked, key=lambda row: row.result.value or 0.0, default=None)
 
 
-def _said(one: Scored) -> str:
+def _said(one: ScoredAnswer) -> str:
     if not one.answer.valid:
         return INVALID
     return ", ".join(one.answer.labels) or one.answer.text
@@ -163,12 +163,12 @@ class Row:
     one_of_several: bool
     model: str
     result: Result
-    answers: Mapping[int, Given]
+    answers: Mapping[int, RecordedAnswer]
     failures: Mapping[int, str]
 
     @property
     def method(self) -> str:
-        return titled(self.result.method, self.result.shots)
+        return method_title(self.result.method, self.result.shots)
 
     @property
     def title(self) -> str:
@@ -179,7 +179,7 @@ class Row:
         return f"{self.run}: " if self.one_of_several else ""
 
     @property
-    def scored(self) -> list[Scored]:
+    def scored(self) -> list[ScoredAnswer]:
         return [given.scored for given in self.answers.values()]
 
     @property
@@ -199,8 +199,8 @@ class Section:
     items: tuple[Item, ...]
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
-    pairs: tuple[Paired, ...]
-    runs: Mapping[str, KeptRun]
+    pairs: tuple[PairedDifference, ...]
+    runs: Mapping[str, StoredRun]
 
     @property
     def metric(self) -> str:
@@ -217,16 +217,16 @@ class Section:
         return len(self.items)
 
 
-def sections(runs: Mapping[str, KeptRun]) -> list[Section]:
+def sections(runs: Mapping[str, StoredRun]) -> list[Section]:
     """Runs that asked the same items in the same order stand together, so that they can be compared
     item by item."""
-    together: dict[object, dict[str, KeptRun]] = {}
+    together: dict[object, dict[str, StoredRun]] = {}
     for name, run in runs.items():
         together.setdefault(_identity(run), {})[name] = run
     return [_section(some) for some in together.values()]
 
 
-def estimate(metric: str, place: int, scored: Sequence[Scored], seed: int) -> Estimate | None:
+def estimate(metric: str, place: int, scored: Sequence[ScoredAnswer], seed: int) -> Estimate | None:
     """None without an answer, and for a figure that the items' scores alone do not give."""
     if not scored:
         return None
@@ -236,19 +236,19 @@ def estimate(metric: str, place: int, scored: Sequence[Scored], seed: int) -> Es
         labels = list(dict.fromkeys(label for some in (*truth, *said) for label in some))
         return macro_f1(truth, said, labels, seed=seed)
     if metric in ANSWERABILITY:
-        judged = [Judged(one.item, one.answer, one.scores[place]) for one in scored]
+        judged = [Judgement(one.item, one.answer, one.scores[place]) for one in scored]
         return _answerability(metric, judged).estimate(judged, seed=seed)
     if metric.startswith(WHOLE):
         return None
     return mean([one.scores[place] for one in scored], seed=seed)
 
 
-def _answerability(metric: str, judged: Sequence[Judged]) -> Answerability:
+def _answerability(metric: str, judged: Sequence[Judgement]) -> Answerability:
     ids = {str(one.item.query.id) for one in judged if one.item.tags.get("answerable") == "0"}
     return Answerability(ids, ANSWERABILITY[metric])
 
 
-def _identity(run: KeptRun) -> object:
+def _identity(run: StoredRun) -> object:
     items = tuple(
         (item.example.query.text, item.images, item.example.query.choices, labels_of(item.example))
         for item in run.items
@@ -256,7 +256,7 @@ def _identity(run: KeptRun) -> object:
     return run.settings["benchmark"], tuple(run.settings["metrics"]), items
 
 
-def _section(runs: Mapping[str, KeptRun]) -> Section:
+def _section(runs: Mapping[str, StoredRun]) -> Section:
     some, several = next(iter(runs.values())), len(runs) > 1
     rows = [_row(name, several, run, key) for name, run in runs.items() for key in run.methods]
     pairs = [*_within(rows), *_across(rows, _seed(some))]
@@ -270,17 +270,17 @@ def _section(runs: Mapping[str, KeptRun]) -> Section:
     )
 
 
-def _row(name: str, several: bool, run: KeptRun, key: Key) -> Row:
+def _row(name: str, several: bool, run: StoredRun, key: Key) -> Row:
     answers, failures = run.answers.get(key, {}), run.failures.get(key, {})
     model = "no model" if _asks_none(answers) else str(run.settings["model"])
     return Row(name, several, model, _result(run, key, answers, len(failures)), answers, failures)
 
 
-def _asks_none(answers: Mapping[int, Given]) -> bool:
+def _asks_none(answers: Mapping[int, RecordedAnswer]) -> bool:
     return bool(answers) and not any(given.scored.calls for given in answers.values())
 
 
-def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -> Result:
+def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], failed: int) -> Result:
     scored = [given.scored for given in answers.values()]
     metrics: list[str] = run.settings["metrics"]
     found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
@@ -296,9 +296,9 @@ def _result(run: KeptRun, key: Key, answers: Mapping[int, Given], failed: int) -
     )
 
 
-def _within(rows: Sequence[Row]) -> list[Paired]:
+def _within(rows: Sequence[Row]) -> list[PairedDifference]:
     """What `bottega eval` compares."""
-    compared: list[Paired] = []
+    compared: list[PairedDifference] = []
     for name in dict.fromkeys(row.run for row in rows):
         of_run = [row for row in rows if row.run == name]
         for one in paired([(row.result, row.scored) for row in of_run]):
@@ -307,9 +307,9 @@ def _within(rows: Sequence[Row]) -> list[Paired]:
     return compared
 
 
-def _across(rows: Sequence[Row], seed: int) -> list[Paired]:
+def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
     """The same method at the same number of shots, of each run and the one before it."""
-    compared: list[Paired] = []
+    compared: list[PairedDifference] = []
     for key in dict.fromkeys((row.result.method, row.result.shots) for row in rows):
         same = [row for row in rows if (row.result.method, row.result.shots) == key]
         for before, after in pairwise(same):
@@ -322,9 +322,11 @@ def _across(rows: Sequence[Row], seed: int) -> list[Paired]:
     return compared
 
 
-def _renamed(one: Paired, method: str, against: str) -> Paired:
-    return Paired(method, against, one.shots, one.n, one.value, one.low, one.high, one.p_value)
+def _renamed(one: PairedDifference, method: str, against: str) -> PairedDifference:
+    return PairedDifference(
+        method, against, one.shots, one.n, one.value, one.low, one.high, one.p_value
+    )
 
 
-def _seed(run: KeptRun) -> int:
+def _seed(run: StoredRun) -> int:
     return int(run.settings.get("seed", 0))
