@@ -21,7 +21,7 @@ def filled(folder: Path) -> None:
         ledger.note(entry)
     for _ in range(20):
         ledger.note(Entry(MOMENT, "r", "k", "b", "master", "m", "replayed"))
-    ledger.note_shadow("a", 0.9, 1.0, 0.0, MOMENT, "r")
+    ledger.record_shadow("a", 0.9, 1.0, 0.0, MOMENT, "r")
     ledger.close()
 
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from bottega.gateway.config.settings import Listening
+from bottega.gateway.config.settings import ServerSettings
 from bottega.gateway.running.process import base_url
 from bottega.image import Image
 from tests.cli.conftest import Run
@@ -282,7 +282,7 @@ def test_a_port_that_is_taken(run: Run) -> None:
     [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]"), ("localhost", "localhost")],
 )
 def test_the_base_url_is_one_that_clients_can_use(host: str, shown: str) -> None:
-    assert base_url(Listening(host), 80) == f"http://{shown}:80/v1"
+    assert base_url(ServerSettings(host), 80) == f"http://{shown}:80/v1"
 
 
 async def begun(request: web.Request) -> web.StreamResponse:

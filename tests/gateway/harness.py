@@ -25,7 +25,7 @@ from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
-from bottega.gateway.running.process import CUT_SECONDS, configured
+from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
 from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.upstreams.local import LocalUpstream
 from bottega.generation import ScriptedGenerator
@@ -70,7 +70,7 @@ class Harness:
 
 
 @dataclass
-class Spaces:
+class TenantPool:
     """A workshop a namespace, all in one file in memory or on disk."""
 
     tiers: Sequence[Tier]
@@ -143,11 +143,11 @@ def harness(
             )
         )
 
-    spaces = Spaces(tiers, str(folder / "cache.db"), make, furnish)
+    tenants = TenantPool(tiers, str(folder / "cache.db"), make, furnish)
     replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
     gateway = Gateway(
         Answering(served, lambda image: image.data_url, fallback=fallback),
-        spaces,
+        tenants,
         Finalizer(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
         limits=limits or Limits(),
@@ -156,7 +156,7 @@ def harness(
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
     )
-    found = Harness("", gateway, spaces.caches)
+    found = Harness("", gateway, tenants.caches)
     gateway.shadowing = ShadowRunner(
         gateway.answering,
         gateway.settle,
@@ -169,7 +169,7 @@ def harness(
     )
     with running(app) as found.url:
         yield found
-    for cache in spaces.caches.values():
+    for cache in tenants.caches.values():
         cache.close()
 
 
@@ -215,7 +215,7 @@ class Swift(uvicorn.Server):
 
 @contextmanager
 def running(app: Any) -> Iterator[str]:
-    config = configured(app)
+    config = uvicorn_config(app)
     config.port = 0
     server = Swift(config)
     thread = threading.Thread(target=server.run)

@@ -19,7 +19,7 @@ from tests.gateway.harness import running
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
 
 
-def configured(folder: Path, url: str, more: str = "") -> Config:
+def gateway_config(folder: Path, url: str, more: str = "") -> Config:
     text = f"""
         [gateway]
         data = "{folder}"

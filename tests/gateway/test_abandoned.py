@@ -114,7 +114,7 @@ class Late:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(endpoint, "POLL_SECONDS", 0.005)
 
 
 async def leave(found: Harness, asks: Late, model: str = "bottega", **more: Any) -> RequestRecord:

@@ -27,9 +27,9 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.errors import ApiError
 from bottega.gateway.running.build import build
-from bottega.gateway.running.caches import Namespaces
+from bottega.gateway.running.caches import NamespacePool
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Answer, Server, ok, refuse
 
 
@@ -48,7 +48,7 @@ def keys(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 
 def gateway_server(endpoint: Server, folder: Path, more: str = "") -> GatewayServer:
-    return build(configured(folder, endpoint.url, more), ENVIRONMENT)
+    return build(gateway_config(folder, endpoint.url, more), ENVIRONMENT)
 
 
 def test_a_key_may_not_hold_every_slot(
@@ -62,7 +62,7 @@ def test_a_key_may_not_hold_every_slot(
         await asyncio.to_thread(go.wait, 10)
         return await ok("seven")(request)
 
-    config = configured(tmp_path, endpoint.url)
+    config = gateway_config(tmp_path, endpoint.url)
     config = dataclasses.replace(
         config, gateway=dataclasses.replace(config.gateway, max_concurrent=8)
     )
@@ -152,7 +152,7 @@ def test_tools_reach_the_cheapest_tier_that_supports_them(
     endpoint: Server, tmp_path: Path, keys: Callable[..., str]
 ) -> None:
     plain = keys("plain", tiers=["small"])
-    config = configured(tmp_path, endpoint.url)
+    config = gateway_config(tmp_path, endpoint.url)
     small, large = config.tiers
     small = dataclasses.replace(small, tools=False)
     with serving(build(dataclasses.replace(config, tiers=(small, large)), ENVIRONMENT)) as url:
@@ -318,12 +318,12 @@ async def test_opening_many_namespaces_delays_no_other_key() -> None:
         opened.append(namespace)
         raise SettingError("no cache here", hint="")
 
-    spaces = Namespaces(open_one, 8)
+    tenants = NamespacePool(open_one, 8)
 
     def opening(client: str, namespace: str) -> asyncio.Task[Any]:
         token = CLIENT.set(client)
         try:
-            return asyncio.create_task(spaces.open(namespace))
+            return asyncio.create_task(tenants.open(namespace))
         finally:
             CLIENT.reset(token)
 
@@ -334,7 +334,7 @@ async def test_opening_many_namespaces_delays_no_other_key() -> None:
     go.set()
     await asyncio.gather(victim, *many, return_exceptions=True)
     assert opened.index("victim") <= 2
-    await spaces.aclose()
+    await tenants.aclose()
 
 
 OLD = str(GATEWAY_DB.migrations[0])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import NotFoundError, SettingError, StoreError
-from bottega.gateway.accounting.accounts import LONGEST_NAME, TOKEN, Accounts
+from bottega.gateway.accounting.accounts import MAX_NAME_LENGTH, TOKEN, Accounts
 from bottega.knowledge import KnowledgeBase
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     account, token = accounts.add("team-a")
-    monkeypatch.setattr("bottega.gateway.accounting.accounts.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.1)
     with closing(sqlite3.connect(tmp_path / "gateway.db")) as other, other:
         other.execute("ALTER TABLE accounts RENAME TO gone")
     other.close()
@@ -120,7 +120,7 @@ def test_what_cannot_be_read_again_leaves_the_keys_as_they_were(
 def test_each_failure_to_read_the_keys_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.accounting.accounts.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.02)
     file = tmp_path / "gateway.db"
     with closing(Accounts.open(file)) as accounts:
         for failures in range(1, 3):
@@ -231,7 +231,7 @@ MOST = 2**31 - 1
         ("usd_per_month", [None, 0, 0.01, 1e9], [-0.01, float("inf"), float("nan")]),
         ("max_concurrent", [None, 1, MOST], [0, -1, MOST + 1]),
         ("max_namespaces", [None, 0, MOST], [-1, MOST + 1]),
-        ("namespace", ["", "x" * LONGEST_NAME], ["x" * (LONGEST_NAME + 1), "a\n", "\ud800"]),
+        ("namespace", ["", "x" * MAX_NAME_LENGTH], ["x" * (MAX_NAME_LENGTH + 1), "a\n", "\ud800"]),
     ],
 )
 def test_settings_of_a_key_have_exact_limits(
@@ -248,8 +248,8 @@ def test_settings_of_a_key_have_exact_limits(
 
 
 def test_the_name_of_a_key_has_exact_limits(accounts: Accounts) -> None:
-    for name in ("", " ", "x" * (LONGEST_NAME + 1), "a\n", "\ud800"):
+    for name in ("", " ", "x" * (MAX_NAME_LENGTH + 1), "a\n", "\ud800"):
         with pytest.raises(SettingError):
             accounts.add(name)
-    for name in ("x", "x" * LONGEST_NAME):
+    for name in ("x", "x" * MAX_NAME_LENGTH):
         assert accounts.add(name)[0].name == name

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.image_fetcher import by_system, is_public
+from bottega.gateway.image_fetcher import is_public, system_resolve
 
 
 async def test_the_system_resolves_a_name_to_addresses() -> None:
-    assert {*await by_system("127.0.0.1", 80)} == {"127.0.0.1"}
+    assert {*await system_resolve("127.0.0.1", 80)} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ class Desk:
             self.ledger,
             self.open,
             forget=self.forgotten.append,
-            longest_import=100_000,
+            max_import=100_000,
         )
         self.app = Starlette(routes=routes, exception_handlers={ApiError: refused})
 

@@ -17,19 +17,19 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import Keys
+from bottega.gateway.config.settings import KeySettings
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.reranking import GatedReranker
 from bottega.routing import BudgetRouter, CoverageRouter
 from bottega.types import Candidate, Example, Query
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Server, ok, reply
 
 
 def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_path: Path) -> None:
     endpoint.answers = [ok("seven")]
-    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
     with serving(gateway_server) as url:
         _, first = ask(url, "What is 3 + 4?")
         reply, second = ask(url, "What is 4 + 3?")
@@ -64,7 +64,7 @@ def test_a_configuration_becomes_a_gateway_that_learns(endpoint: Server, tmp_pat
 def test_the_operator_says_who_answers_for_a_tier_that_failed(
     endpoint: Server, tmp_path: Path
 ) -> None:
-    text = configured(tmp_path, endpoint.url)
+    text = gateway_config(tmp_path, endpoint.url)
     never = dataclasses.replace(text, route=dataclasses.replace(text.route, fallback="never"))
     gateway_server = build(never, ENVIRONMENT)
 
@@ -84,7 +84,7 @@ def test_the_operator_says_who_answers_for_a_tier_that_failed(
 def test_who_answers_for_another_is_shown_nothing_far_either(
     endpoint: Server, tmp_path: Path
 ) -> None:
-    config = configured(tmp_path, endpoint.url, "at_least = 0.9\n")
+    config = gateway_config(tmp_path, endpoint.url, "at_least = 0.9\n")
     calls = [0]
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -107,7 +107,7 @@ def test_how_near_the_nearest_was_is_told_whoever_answered(
     endpoint: Server, tmp_path: Path
 ) -> None:
     more = "at_least = 0.9\n"
-    config = configured(tmp_path, endpoint.url, more)
+    config = gateway_config(tmp_path, endpoint.url, more)
     covered = dataclasses.replace(config.route, by="coverage", at_least=1.0, cold_start=1)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=covered), ENVIRONMENT)
@@ -122,7 +122,7 @@ def test_how_near_the_nearest_was_is_told_whoever_answered(
 
 
 def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) -> None:
-    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
     with serving(gateway_server) as url:
         ask(url, "one", model="bottega/small")
         ask(url, "two", model="bottega/large")
@@ -137,12 +137,12 @@ def test_a_key_goes_to_its_own_endpoint_alone(endpoint: Server, tmp_path: Path) 
 
 def test_what_was_learnt_is_there_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
     for expected, text in (("large", "What?"), ("small", "What else?")):  # it starts warm
-        with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+        with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
             assert ask(url, text)[1]["x-bottega-route"] == expected
 
 
 def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path) -> None:
-    config = configured(tmp_path / "data", "http://localhost:9/v1")
+    config = gateway_config(tmp_path / "data", "http://localhost:9/v1")
     with pytest.raises(SettingError, match="LARGE_KEY is not set"):
         build(config, {})
     assert not (tmp_path / "data").exists()
@@ -158,9 +158,9 @@ def test_a_file_that_is_no_cache_is_told_before_anything_runs(tmp_path: Path) ->
     """Else every request would fail, and only the log would say why."""
     (tmp_path / "cache.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"cache\.db is not a knowledge base"):
-        build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
+        build(gateway_config(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
     (tmp_path / "cache.db").write_bytes(b"")
-    asyncio.run(build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT).aclose())
+    asyncio.run(build(gateway_config(tmp_path, "http://localhost:9/v1"), ENVIRONMENT).aclose())
 
 
 def test_a_budget_needs_prices(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_budget_needs_prices(tmp_path: Path) -> None:
 
 def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> None:
     more = "[shadow]\nrate = 1.0\n"
-    config = configured(tmp_path, endpoint.url, more)
+    config = gateway_config(tmp_path, endpoint.url, more)
     route = dataclasses.replace(config.route, by="budget", usd_per_1k=0.02)
     endpoint.answers = [ok("seven")]
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
@@ -190,23 +190,23 @@ def test_a_budget_pays_for_shadow_samples(endpoint: Server, tmp_path: Path) -> N
 
 
 def _saved(gateway_server: GatewayServer) -> float:
-    spaces: Any = gateway_server.spaces
-    route: Any = spaces._opened[""].result()[0].pipeline.route
+    tenants: Any = gateway_server.tenants
+    route: Any = tenants._opened[""].result()[0].pipeline.route
     saved: float = route._then._saved
     return saved
 
 
 def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Path) -> None:
-    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         ask(url, "What?")
-    config = configured(tmp_path, endpoint.url)
+    config = gateway_config(tmp_path, endpoint.url)
     other = dataclasses.replace(config, cache=dataclasses.replace(config.cache, embed="pixels"))
     gateway_server = build(other, ENVIRONMENT)
 
     async def open_it() -> None:
         try:
             with pytest.raises(SettingError, match=r"cache.embed is 'pixels'") as error:
-                await gateway_server.spaces.open("")
+                await gateway_server.tenants.open("")
             assert "reindex" in error.value.hint
         finally:
             await gateway_server.aclose()
@@ -215,7 +215,7 @@ def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Pa
 
 
 def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> None:
-    config = configured(tmp_path, "http://localhost:9/v1")
+    config = gateway_config(tmp_path, "http://localhost:9/v1")
     public = config.told(host="0.0.0.0", port=None, data=None)
     with pytest.raises(SettingError, match="there are none") as error:
         build(public, ENVIRONMENT)
@@ -232,19 +232,20 @@ def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> N
     accounts.close()
     with pytest.raises(SettingError, match="there are none"):  # not open to clients without a key
         build(config, ENVIRONMENT)
-    gateway_server = build(dataclasses.replace(config, keys=Keys(required=False)), ENVIRONMENT)
+    open_config = dataclasses.replace(config, keys=KeySettings(required=False))
+    gateway_server = build(open_config, ENVIRONMENT)
     assert gateway_server.gateway.authenticate is None
     asyncio.run(gateway_server.aclose())
 
 
 def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
     more = "[shadow]\nrate = 1.0\ngate = true\n"
-    config = configured(tmp_path, "http://localhost:9/v1", more)
+    config = gateway_config(tmp_path, "http://localhost:9/v1", more)
 
     async def gate(samples: int) -> Any:
         gateway_server = build(config, ENVIRONMENT)
         try:
-            tenant = await gateway_server.spaces.open("team")
+            tenant = await gateway_server.tenants.open("team")
             assert gateway_server.gateway.shadowing is not None
             assert isinstance(tenant.pipeline.rerank, GatedReranker)
             assert tenant.ungated is not None
@@ -268,10 +269,10 @@ async def test_an_unmeasured_gate_is_measured_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, gated: bool
 ) -> None:
     more = f"[shadow]\nrate = 1e-9\ngate = {str(gated).lower()}\n"
-    gateway_server = build(configured(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
+    gateway_server = build(gateway_config(tmp_path, "http://localhost:9/v1", more), ENVIRONMENT)
     try:
         with caplog.at_level("INFO"):
-            measure: Any = (await gateway_server.spaces.open("team")).shadow
+            measure: Any = (await gateway_server.tenants.open("team")).shadow
         assert measure.begins() is gated
         assert caplog.text.count("has too few samples") == gated
         for _ in range(20):
@@ -297,12 +298,12 @@ def _near() -> Candidate:
 async def test_every_route_is_built(
     tmp_path: Path, by: str, router: type | None, asks: dict[str, object]
 ) -> None:
-    config = configured(tmp_path, "http://localhost:9/v1")
+    config = gateway_config(tmp_path, "http://localhost:9/v1")
     text = f"[tiers.x]\nmodel = 'openai:a'\n[tiers.y]\nmodel = 'openai:b'\n[route]\nby = {by}"
     route = parse_config(text).route
     gateway_server = build(dataclasses.replace(config, route=route), ENVIRONMENT)
     try:
-        pipeline = (await gateway_server.spaces.open("")).pipeline
+        pipeline = (await gateway_server.tenants.open("")).pipeline
         assert router is None or isinstance(pipeline.route, router)
         assert (pipeline.escalate is not None) == bool(asks)
         assert [one.asks for one in gateway_server.tier_set.served] == [asks, {}]
@@ -313,7 +314,7 @@ async def test_every_route_is_built(
 async def test_entries_are_counted_again_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway_server = build(configured(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
+    gateway_server = build(gateway_config(tmp_path, "http://localhost:9/v1"), ENVIRONMENT)
     failures = [StoreError("cache.db is closed")]
     counted, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -324,7 +325,7 @@ async def test_entries_are_counted_again_after_a_failure(
         return {"": 3}
 
     monkeypatch.setattr("bottega.gateway.running.server.COUNT_SECONDS", 0.01)
-    monkeypatch.setattr(gateway_server.spaces, "counts", counts)
+    monkeypatch.setattr(gateway_server.tenants, "counts", counts)
     counting = asyncio.create_task(gateway_server._count())
     await asyncio.wait_for(counted.wait(), 5)
     counting.cancel()

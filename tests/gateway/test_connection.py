@@ -115,9 +115,9 @@ def test_trailers_have_an_end(kept: Harness) -> None:
 def test_what_comes_too_slowly_is_not_waited_for(
     kept: Harness, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "head_seconds", 0.2)
+    monkeypatch.setattr(Connection, "header_seconds", 0.2)
     monkeypatch.setattr(Connection, "message_seconds", 0.2)
-    monkeypatch.setattr(Connection, "look_every", 0.05)
+    monkeypatch.setattr(Connection, "check_seconds", 0.05)
     begun = time.monotonic()
     assert ask(kept, half) == b""
     assert time.monotonic() - begun < 5
@@ -132,9 +132,9 @@ class Slow(ScriptedGenerator):
 def test_an_answer_may_take_longer_than_a_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "head_seconds", 0.1)
+    monkeypatch.setattr(Connection, "header_seconds", 0.1)
     monkeypatch.setattr(Connection, "message_seconds", 0.1)
-    monkeypatch.setattr(Connection, "look_every", 0.05)
+    monkeypatch.setattr(Connection, "check_seconds", 0.05)
     with harness(tmp_path, apprentice=Slow(lambda prompt: "seven")) as found:
         said = ask(found, HEAD + b"Connection: close\r\n" + PLAIN)
     assert status(said) == 200 and b"seven" in said
@@ -144,8 +144,8 @@ def test_who_does_not_read_the_answer_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a tier's slots, and all who wait for the same answer, are held as long as it likes."""
-    monkeypatch.setattr(Connection, "reading_seconds", 0.2)
-    monkeypatch.setattr(Connection, "look_every", 0.05)
+    monkeypatch.setattr(Connection, "write_seconds", 0.2)
+    monkeypatch.setattr(Connection, "check_seconds", 0.05)
     long = ScriptedGenerator(lambda prompt: "seven " * 2_000_000)
     streamed = BODY[:-1] + b', "stream": true}'
     with harness(tmp_path, apprentice=long) as found:

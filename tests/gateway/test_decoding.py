@@ -25,7 +25,7 @@ from bottega.image import Image
 from bottega.knowledge import PixelEmbedder
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Server
 
 
@@ -239,7 +239,7 @@ class Embedding:
 
 
 def gateway_server(endpoint: Server, folder: Path) -> GatewayServer:
-    config = configured(folder, endpoint.url)
+    config = gateway_config(folder, endpoint.url)
     config = dataclasses.replace(
         config,
         cache=dataclasses.replace(config.cache, embed="pixels"),
@@ -288,6 +288,6 @@ def test_a_gateway_refuses_pixels_beyond_its_limits(endpoint: Server, tmp_path: 
     gateway = gateway_server(endpoint, tmp_path)
     with serving(gateway) as url:
         assert refused(lambda: ask(url, parts)) == (400, "limit_exceeded")
-        gateway.gateway.decoding.most_bytes = 16 * MB
+        gateway.gateway.decoding.max_bytes = 16 * MB
         assert refused(lambda: ask(url, parts[:1])) == (413, "images_too_large")
     assert [body for body in endpoint.bodies if body] == []

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
 from bottega.gateway.errors import ApiError
-from bottega.gateway.image_fetcher import Fetcher
+from bottega.gateway.image_fetcher import ImageFetcher
 from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, redirects, shows
 
 
@@ -29,9 +29,9 @@ async def test_an_image_is_fetched_by_name_and_by_address(world: World) -> None:
 
 
 async def test_nothing_is_fetched_unless_it_is_enabled(world: World) -> None:
-    error = await world.refused(world.url(), enabled=False)
+    error = await world.rejected(world.url(), enabled=False)
     assert "not fetched from URLs" in str(error)
-    assert Fetcher().enabled is False and not world.requests and not world.resolved
+    assert ImageFetcher().enabled is False and not world.requests and not world.resolved
 
 
 async def test_the_forbidden_server_is_there(world: World) -> None:
@@ -48,7 +48,7 @@ async def test_three_redirects_are_followed_and_no_more(world: World) -> None:
     assert [request.path_qs for request in world.requests] == ["/cat.png", "/a", "/b?c=d", "/e"]
     world.requests.clear()
     world.answer = redirects(*["/loop"] * 100)
-    assert "more than 3 times" in str(await world.refused(world.url()))
+    assert "more than 3 times" in str(await world.rejected(world.url()))
     assert len(world.requests) == 4
 
 
@@ -58,10 +58,10 @@ async def test_hosts_may_be_listed(world: World) -> None:
     for host in ("pictures.example", "a.cdn.example"):
         assert await world.fetcher(hosts=hosts).fetch(world.url(host)) == PIXEL
     for host in ("cdn.example", "xcdn.example", "a.pictures.example", OUTSIDE):
-        await world.refused(world.url(host), hosts=hosts)
+        await world.rejected(world.url(host), hosts=hosts)
     world.answer = redirects(world.url("xcdn.example"))
-    await world.refused(world.url(), hosts=hosts)
-    await world.refused(world.url(), hosts=[])
+    await world.rejected(world.url(), hosts=hosts)
+    await world.rejected(world.url(), hosts=[])
 
 
 SENT = {"Host", "Accept", "Accept-Encoding", "User-Agent", "Connection"}
@@ -131,7 +131,7 @@ async def test_what_a_server_may_not_send(world: World, answer: Answer, said: st
     if said is None:
         assert await world.fetcher().fetch(world.url()) == PIXEL
     else:
-        assert said in str(await world.refused(world.url(), max_bytes=100_000, seconds=0.5))
+        assert said in str(await world.rejected(world.url(), max_bytes=100_000, seconds=0.5))
 
 
 async def test_no_more_than_the_allowed_number_of_fetches_run_at_once(world: World) -> None:
@@ -166,7 +166,7 @@ async def test_only_200_is_an_image(world: World, status: int) -> None:
         return web.Response(status=status, content_type="image/png")
 
     world.answer = answer
-    assert str(status) in str(await world.refused(world.url()))
+    assert str(status) in str(await world.rejected(world.url()))
 
 
 async def test_a_name_server_that_is_silent_has_its_time_too(world: World) -> None:
@@ -174,14 +174,14 @@ async def test_a_name_server_that_is_silent_has_its_time_too(world: World) -> No
         await asyncio.sleep(30)
         return []
 
-    assert "within" in str(await world.refused(world.url(), resolve=never, seconds=0.2))
+    assert "within" in str(await world.rejected(world.url(), resolve=never, seconds=0.2))
 
 
 async def test_a_host_that_does_not_listen_is_a_refusal(world: World) -> None:
     with socket.socket() as unused:
         unused.bind((OUTSIDE, 0))
         port = unused.getsockname()[1]
-        error = await world.refused(f"http://pictures.example:{port}/", ports=[port])
+        error = await world.rejected(f"http://pictures.example:{port}/", ports=[port])
     assert str(error) == "The image was not fetched: its server failed."
 
 
@@ -222,7 +222,7 @@ async def test_tls_is_verified_by_the_name_though_the_address_is_pinned(
         fetcher = world.fetcher(ports=[port], connect=trusted)
         assert await fetcher.fetch(f"https://pictures.example:{port}/") == PIXEL
         for host in ("other.example", OUTSIDE):
-            await world.refused(f"https://{host}:{port}/", ports=[port], connect=trusted)
-        await world.refused(f"https://pictures.example:{port}/", ports=[port])  # not trusted
+            await world.rejected(f"https://{host}:{port}/", ports=[port], connect=trusted)
+        await world.rejected(f"https://pictures.example:{port}/", ports=[port])  # not trusted
     finally:
         await runner.cleanup()

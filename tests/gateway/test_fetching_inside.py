@@ -102,7 +102,7 @@ NAMES = {
 @pytest.mark.parametrize("form", FORMS)
 async def test_no_way_of_writing_it_leads_inside(world: World, form: str) -> None:
     world.names |= NAMES
-    await world.refused(f"http://{form}:{world.port}/cat.png")
+    await world.rejected(f"http://{form}:{world.port}/cat.png")
     assert not world.requests
 
 
@@ -110,7 +110,7 @@ async def test_no_way_of_writing_it_leads_inside(world: World, form: str) -> Non
 async def test_no_way_of_writing_it_leads_inside_after_a_redirect(world: World, form: str) -> None:
     world.names |= NAMES
     world.answer = redirects(f"http://{form}:{world.port}/cat.png")
-    await world.refused(world.url())
+    await world.rejected(world.url())
     assert len(world.requests) == 1
 
 
@@ -150,7 +150,7 @@ async def test_no_way_of_writing_it_leads_inside_after_a_redirect(world: World, 
     ],
 )
 async def test_no_other_scheme_port_or_user(world: World, url: str) -> None:
-    await world.refused(url.replace("{port}", str(world.port)))
+    await world.rejected(url.replace("{port}", str(world.port)))
     assert not world.requests
 
 
@@ -176,7 +176,7 @@ async def test_no_other_scheme_port_or_user(world: World, url: str) -> None:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_each_redirect_is_checked(world: World, location: str, status: int) -> None:
     world.answer = redirects(location.replace("{port}", str(world.port)), status=status)
-    await world.refused(world.url())
+    await world.rejected(world.url())
     assert len(world.requests) == 1
 
 
@@ -184,31 +184,31 @@ async def test_a_name_that_changes_its_mind_is_pinned(world: World) -> None:
     world.names["rebinding.example"] = [[OUTSIDE], [INSIDE]]
     assert await world.fetcher().fetch(world.url("rebinding.example")) == PIXEL
     assert world.resolved == ["rebinding.example"] and world.intrusions == 0
-    await world.refused(world.url("rebinding.example"))
+    await world.rejected(world.url("rebinding.example"))
 
 
 async def test_a_redirect_to_the_same_name_is_resolved_and_checked_anew(world: World) -> None:
     world.names["rebinding.example"] = [[OUTSIDE], [INSIDE]]
     world.answer = redirects("/again")
-    await world.refused(world.url("rebinding.example"))
+    await world.rejected(world.url("rebinding.example"))
     assert len(world.requests) == 1 and len(world.resolved) == 2
 
 
 @pytest.mark.parametrize("answer", [[OUTSIDE, INSIDE], [INSIDE, OUTSIDE], [OUTSIDE, "::1"]])
 async def test_one_bad_address_among_good_ones_is_enough(world: World, answer: list[str]) -> None:
     world.names["mixed.example"] = [answer]
-    await world.refused(world.url("mixed.example"))
+    await world.rejected(world.url("mixed.example"))
     assert not world.requests
 
 
 async def test_what_is_inside_and_what_is_unknown_sound_alike(world: World) -> None:
-    inside = await world.refused(world.url("inner.example"))
-    assert str(inside) == str(await world.refused(world.url("unknown.example")))
+    inside = await world.rejected(world.url("inner.example"))
+    assert str(inside) == str(await world.rejected(world.url("unknown.example")))
     assert INSIDE not in str(inside)
 
 
 @pytest.mark.parametrize("form", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1", "127.0.0.1."])
 async def test_an_address_is_written_in_one_way_only(world: World, form: str) -> None:
     """Even one that is allowed: what connects might read it otherwise than what checked it."""
-    assert "malformed" in str(await world.refused(world.url(form)))
+    assert "malformed" in str(await world.rejected(world.url(form)))
     assert not world.requests and not world.resolved

@@ -30,7 +30,7 @@ def test_everything_is_kept(ledger: Ledger, file: Path) -> None:
         5.0, "r", "a", "ns", "apprentice", "m", "passed", 2, 0.5, 10, 3, 1, 0.25, 0.75, 200, 0.05
     )
     ledger.note(whole)
-    ledger.note_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+    ledger.record_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
@@ -197,8 +197,8 @@ def test_a_locked_file_fails_nothing_and_is_told(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(module, "MOST_WAITING", 10)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MAX_WAITING", 10)
     ledger = Ledger.open(file)
     blocker = sqlite3.connect(file, isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
@@ -216,7 +216,7 @@ def test_a_locked_file_fails_nothing_and_is_told(
     assert [("requests go on" in each) for each in told] == [True, False]
     assert told[1] == "the ledger is written again; 15 rows were lost"
     again = Ledger.open(file)
-    assert again.lost_by_all() == 15
+    assert again.total_lost() == 15
     assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
     again.close()
 
@@ -229,11 +229,11 @@ def test_each_failure_and_each_recovery_is_logged_once(
 
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert ledger._done(fail) is False
+            assert ledger._succeeds(fail) is False
             assert [record.levelname for record in caplog.records] == ["ERROR"]
-            assert ledger._done(fail) is False
-            assert ledger._done(lambda: None) is True
-            assert ledger._done(lambda: None) is True
+            assert ledger._succeeds(fail) is False
+            assert ledger._succeeds(lambda: None) is True
+            assert ledger._succeeds(lambda: None) is True
             assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
             caplog.clear()
 
@@ -284,7 +284,7 @@ def test_old_rows_go_and_what_was_spent_stays(file: Path) -> None:
     ledger = Ledger.open(file, clock=lambda: NOVEMBER)
     for day in range(12):
         ledger.note(replace(entry(cost=1.0), time=NOVEMBER - day * 86_400.0))
-        ledger.note_shadow("ns", 0.5, 1.0, 1.0, NOVEMBER - day * 86_400.0, "r")
+        ledger.record_shadow("ns", 0.5, 1.0, 1.0, NOVEMBER - day * 86_400.0, "r")
     ledger.flush()
     assert ledger.prune(5.5) == 12
     assert (count(file), count(file, "shadows")) == (6, 6)

@@ -109,7 +109,7 @@ def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     while count(file, "notes") != 1 and time.monotonic() < end:
         time.sleep(0.01)
     assert ledger.read("SELECT name FROM notes") == [("repeat:new",)]
-    assert ledger.forget_repeats() == 0
+    assert ledger.delete_old_repeats() == 0
     ledger.close()
 
 
@@ -127,7 +127,7 @@ def test_repeats_are_forgotten_by_number(file: Path) -> None:
     now += 1.0
     assert ledger.repeat("a") is None
     now += 0.5
-    assert ledger.forget_repeats() == 2
+    assert ledger.delete_old_repeats() == 2
     assert ledger.repeat("c") is not None
     ledger.close()
 
@@ -136,7 +136,7 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
     ledger._file._connection.execute("PRAGMA max_page_count = 1")
     for number in range(500):
         ledger.note(entry(number))
-        ledger.note_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
+        ledger.record_shadow("ns", 0.9, 1.0, 0.0, 6.0, "r")
     ledger.close()
     assert ledger.lost == 1000
     ledger._file = Ledger.open(ledger.path)._file  # closed again by the fixture
@@ -145,7 +145,7 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
 def test_overflow_drops_the_oldest_rows_of_each_kind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_WAITING", 3)
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 60.0)
     with monkeypatch.context() as patch:
 
@@ -156,11 +156,11 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
         for number in range(5):
             ledger.note(entry(number))
         for number in range(4):
-            ledger.note_shadow("ns", 0.9, 1.0, 0.0, float(number), "r")
+            ledger.record_shadow("ns", 0.9, 1.0, 0.0, float(number), "r")
         with pytest.raises(StoreError):
             ledger.flush()
     assert ledger.lost == 3
     ledger.flush()
-    assert ledger.lost_by_all() == 3
+    assert ledger.total_lost() == 3
     assert ledger.read("SELECT request_id FROM entries") == [("r2",), ("r3",), ("r4",)]
     assert ledger.read("SELECT time FROM shadows") == [(1.0,), (2.0,), (3.0,)]

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, SettingError, StoreError
-from bottega.gateway.telemetry.logs import Style, log_request, logging_to
+from bottega.gateway.telemetry.logs import Style, log_request, log_to
 from bottega.generation import OpenAIGenerator
 from bottega.types import Message, Prompt, Sampling
 from tests.gateway.entries import done
@@ -50,7 +50,7 @@ def test_warnings_are_logged_as_lines() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         before = warnings.showwarning
-        with logging_to(out):
+        with log_to(out):
             warnings.warn("something is slow", UserWarning, stacklevel=1)
         assert warnings.showwarning is before
     [line] = parsed(out)
@@ -59,7 +59,7 @@ def test_warnings_are_logged_as_lines() -> None:
 
 def test_one_line_a_request() -> None:
     out = io.StringIO()
-    with logging_to(out):
+    with log_to(out):
         log_request(done())
         log_request(
             done(state="failed", status=502, similarity=None, cost_usd=None),
@@ -99,7 +99,7 @@ def test_no_line_holds_a_secret_wherever_it_stood(
     # As uvicorn sets itself up: past everybody else, onto stderr.
     monkeypatch.setattr(own, "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(own, "propagate", False)
-    with logging_to(out, style, secrets=[PLAIN, ""]):
+    with log_to(out, style, secrets=[PLAIN, ""]):
         log.warning(EVERYTHING)
         log.warning("%s", EVERYTHING)
         log.warning("failed: %s", ValueError(PROMPT))
@@ -128,7 +128,7 @@ def test_no_line_holds_a_secret_wherever_it_stood(
 def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
     for length in range(1960, 2001):
         out = io.StringIO()
-        with logging_to(out):
+        with log_to(out):
             log.warning("a " * (length // 2) + KEY)
         assert "secret" not in out.getvalue()
         assert "sk-b" not in out.getvalue()
@@ -136,7 +136,7 @@ def test_a_secret_is_not_shown_by_half_where_a_line_is_cut() -> None:
 
 async def test_nor_do_those_of_tasks_and_threads() -> None:
     out = io.StringIO()
-    with logging_to(out, "text", secrets=[PLAIN]):
+    with log_to(out, "text", secrets=[PLAIN]):
 
         async def fail() -> None:
             raise ValueError(f"{PROMPT} {EVERYTHING}")
@@ -160,7 +160,7 @@ async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Se
     out = io.StringIO()
     endpoint.answers = [refuse(400, f"bad {PROMPT!r} for the key {PASSWORD}, {EVERYTHING}")]
     model = OpenAIGenerator("m", base_url=endpoint.url, api_key=PASSWORD, retries=0)
-    with logging_to(out, secrets=[PASSWORD]):
+    with log_to(out, secrets=[PASSWORD]):
         try:
             await model.generate(Prompt((Message("user", (PROMPT,)),)), Sampling())
         except RejectedError as error:
@@ -172,7 +172,7 @@ async def test_what_an_upstream_says_of_the_request_is_not_repeated(endpoint: Se
 
 def test_text_is_for_people_and_one_line_stays_one() -> None:
     out = io.StringIO()
-    with logging_to(out, "text"):
+    with log_to(out, "text"):
         log_request(done(model="a\nb\x1b[31m\u2028c"))
         log.warning("two\nlines\r\x1b]0;title\x07")
     lines = out.getvalue().splitlines()
@@ -192,7 +192,7 @@ def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
             return super().write(text)
 
     out, entry = Stuck(), done()
-    with logging_to(out) as writer:
+    with log_to(out) as writer:
         log_request(entry)
         time.sleep(0.05)
         clock = time.perf_counter()
@@ -209,14 +209,14 @@ def test_a_terminal_that_stands_still_makes_nobody_wait() -> None:
 def test_a_reader_that_left_is_no_failure() -> None:
     out = io.StringIO()
     out.close()
-    with logging_to(out) as writer:
+    with log_to(out) as writer:
         log_request(done())
     assert writer.lost == 1
 
 
 def test_a_line_that_cannot_be_made_is_told() -> None:
     out = io.StringIO()
-    with logging_to(out):
+    with log_to(out):
         log.warning("%d", "no number")
         log_request(replace(done(), similarity="high"))  # type: ignore[arg-type]
     assert [line["event"] for line in parsed(out)] == ["a line failed"] * 2
@@ -225,7 +225,7 @@ def test_a_line_that_cannot_be_made_is_told() -> None:
 def test_loggers_are_as_before_afterwards() -> None:
     before = logging.getLogger().handlers[:], logging.getLogger("bottega").level
     hook = threading.excepthook
-    with logging_to(io.StringIO()):
+    with log_to(io.StringIO()):
         assert logging.getLogger().handlers != before[0]
     assert (logging.getLogger().handlers, logging.getLogger("bottega").level) == before
     assert threading.excepthook is hook
@@ -233,7 +233,7 @@ def test_loggers_are_as_before_afterwards() -> None:
 
 def test_a_library_that_is_loaded_later_writes_once(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
-    with logging_to(out):
+    with log_to(out):
         library = logging.getLogger("library_that_is_loaded_later")
         library.addHandler(logging.StreamHandler())
         library.propagate = False

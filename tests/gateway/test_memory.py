@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.running.server import return_large_blocks
+from bottega.gateway.running.server import unmap_large_blocks
 
 # Eight times 16 MB, with small blocks that stay between them.
 DECODING = """
 import sys
 from pathlib import Path
 from PIL import Image as Pillow
-from bottega.gateway.running.server import return_large_blocks
+from bottega.gateway.running.server import unmap_large_blocks
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 if sys.argv[1] == "returned":
-    return_large_blocks()
+    unmap_large_blocks()
 before, kept = resident(), []
 for _ in range(4):
     images = []
@@ -38,7 +38,7 @@ def grown(how: str) -> float:
 
 
 @pytest.mark.skipif(
-    not (Path("/proc/self/statm").exists() and return_large_blocks()), reason="not glibc on Linux"
+    not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
 )
 def test_memory_of_images_is_given_back() -> None:
     assert grown("kept") > 30  # or else the next line would say nothing

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.gateway.ports import Tenant
-from bottega.gateway.running.caches import Namespaces
+from bottega.gateway.running.caches import NamespacePool
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Tier
@@ -29,22 +29,22 @@ async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) 
         pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
         return Tenant(pipeline), base
 
-    spaces = Namespaces(open_one, 2)
-    first, again = await asyncio.gather(spaces.open("a"), spaces.open("a"))
+    tenants = NamespacePool(open_one, 2)
+    first, again = await asyncio.gather(tenants.open("a"), tenants.open("a"))
     assert first is again
     del again
-    await spaces.open("b")
-    await spaces.open("c")
+    await tenants.open("b")
+    await tenants.open("c")
     assert opened == ["a", "b", "c"]
-    assert spaces.counts() == {"b": 0, "c": 0}
+    assert tenants.counts() == {"b": 0, "c": 0}
     assert await _is_open(bases["a"])  # a request holds it
     del first
     end = time.monotonic() + 5
     while await _is_open(bases["a"]):
         assert time.monotonic() < end
-    assert len(await asyncio.to_thread(spaces.base, "a")) == 0
+    assert len(await asyncio.to_thread(tenants.base, "a")) == 0
     assert opened == ["a", "b", "c", "a"]
-    await spaces.aclose()
+    await tenants.aclose()
     for base in bases.values():
         assert not await _is_open(base)
 
@@ -65,9 +65,9 @@ async def test_an_opening_that_failed_is_tried_again(tmp_path: Path) -> None:
         calls.append(name)
         raise StoreError("the disk is gone")
 
-    spaces = Namespaces(open_one, 2)
+    tenants = NamespacePool(open_one, 2)
     for _ in range(2):
         with pytest.raises(StoreError):
-            await spaces.open("a")
+            await tenants.open("a")
     assert calls == ["a", "a"]
-    await spaces.aclose()
+    await tenants.aclose()

@@ -15,7 +15,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Server, ok
 
 
@@ -43,7 +43,7 @@ def warned(gateway_server: GatewayServer) -> list[str]:
 def test_a_pinned_answer_outlives_what_the_master_says_later(
     endpoint: Server, tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configured(tmp_path, endpoint.url)
+    config = gateway_config(tmp_path, endpoint.url)
     gateway_server = build(config, ENVIRONMENT)
     endpoint.answers = [ok("seven"), ok("eight"), ok("nine")]
     master = "bottega:route=large,no-replay"

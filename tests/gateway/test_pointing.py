@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.running.build import build_around
+from bottega.gateway.running.build import build_for_pipeline
 from bottega.gateway.running.pipeline_target import config_of, load_pipeline
 from bottega.pipeline import Pipeline
 from bottega.types import Query
@@ -79,7 +79,7 @@ def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
 def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
     pipeline: Pipeline = load_pipeline("shop:pipeline")
     config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
-    with serving(build_around(pipeline, config)) as url:
+    with serving(build_for_pipeline(pipeline, config)) as url:
         reply, headers = ask(url, "hello")
         with pytest.raises(urllib.error.HTTPError) as refused:
             ask(url, "hello", model="bottega:namespace=team")
@@ -124,7 +124,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
     )
     pipeline = load_pipeline("shop:pipeline")
     config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
-    with serving(build_around(pipeline, config)) as url:
+    with serving(build_for_pipeline(pipeline, config)) as url:
         yield sys.modules["shop"], url
 
 

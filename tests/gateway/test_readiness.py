@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import ServerFailedError
 from bottega.gateway.running.build import build
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Server, ok, reply
 
 FINE = {"status": "ready", "paused": [], "misconfigured": []}
@@ -24,7 +24,7 @@ def readiness(url: str) -> Any:
 
 
 def test_it_names_the_tiers_that_are_left_alone(endpoint: Server, tmp_path: Path) -> None:
-    gateway_server = build(configured(tmp_path, endpoint.url), ENVIRONMENT)
+    gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
     endpoint.answers = [ok("seven")]
     with serving(gateway_server) as url:
         assert readiness(url) == FINE
@@ -43,7 +43,7 @@ def test_it_names_a_tier_whose_key_is_refused_until_it_answers(
     endpoint: Server, tmp_path: Path, status: int, stream: bool
 ) -> None:
     refused, well = reply({"error": {"message": "no"}}, status=status), ok("seven")
-    with serving(build(configured(tmp_path, endpoint.url), ENVIRONMENT)) as url:
+    with serving(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)) as url:
         endpoint.bodies.clear()
         endpoint.answers = [refused, well, reply({"error": {"message": "?"}}, status=400), well]
         assert _asked(url, "one", stream) == 502

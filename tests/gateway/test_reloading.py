@@ -15,10 +15,10 @@ from bottega.gateway.config.settings import Config
 from bottega.gateway.errors import ApiError
 from bottega.gateway.running.admission import Admission
 from bottega.gateway.running.build import build
-from bottega.gateway.running.process import Draining
+from bottega.gateway.running.process import DrainingServer
 from bottega.gateway.running.reload import RELOADED, reload
 from bottega.types import Usage
-from tests.gateway.houses import ENVIRONMENT, configured
+from tests.gateway.houses import ENVIRONMENT, gateway_config
 
 CHANGED = """
 [limits]
@@ -33,7 +33,7 @@ max_concurrent = 3
 
 
 def changed(config: Config, more: str = CHANGED) -> Config:
-    new = configured(config.gateway.data, "http://localhost:9/v1", more)
+    new = gateway_config(config.gateway.data, "http://localhost:9/v1", more)
     listening = dataclasses.replace(
         new.gateway, max_concurrent=5, allowed_hosts=("gate.local",), finish_seconds=9.0
     )
@@ -45,7 +45,7 @@ def changed(config: Config, more: str = CHANGED) -> Config:
 async def test_a_reload_changes_what_it_can_and_names_the_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configured(tmp_path, "http://localhost:9/v1")
+    config = gateway_config(tmp_path, "http://localhost:9/v1")
     gateway_server = build(config, ENVIRONMENT)
     before = gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))
     with caplog.at_level(logging.INFO):
@@ -78,7 +78,7 @@ async def test_a_reload_changes_what_it_can_and_names_the_rest(
 async def test_an_invalid_configuration_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = configured(tmp_path, "http://localhost:9/v1")
+    config = gateway_config(tmp_path, "http://localhost:9/v1")
     gateway_server = build(config, ENVIRONMENT)
 
     def invalid() -> Config:
@@ -102,8 +102,8 @@ async def test_without_a_file_sighup_drains() -> None:
     async def app(scope: object, receive: object, send: object) -> None: ...
 
     admission = Admission(app, 1)
-    server = Draining(uvicorn.Config(app), admission, 1.0)
+    server = DrainingServer(uvicorn.Config(app), admission, 1.0)
     server._loop = asyncio.get_running_loop()
-    server._hung_up()
+    server._on_sighup()
     await asyncio.sleep(0.01)
     assert admission.closing and server.should_exit and not server.force_exit

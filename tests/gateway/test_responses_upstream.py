@@ -14,7 +14,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from bottega.gateway.endpoint import Reply, RequestRecord
-from bottega.gateway.responses.endpoint import Responses
+from bottega.gateway.responses.endpoint import ResponsesEndpoint
 from bottega.gateway.upstreams.sse import LAST, event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
@@ -346,7 +346,7 @@ async def test_a_stream_that_is_left_between_two_events_is_closed_to_its_source(
     async def body() -> bytes:
         return b'{"model": "m", "input": "hi", "stream": true}'
 
-    reply = await Responses(chat).answer(RequestRecord("req_1"), {}, body)
+    reply = await ResponsesEndpoint(chat).answer(RequestRecord("req_1"), {}, body)
     assert reply.events is not None
     await anext(reply.events)
     await reply.events.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.gateway.running.build import build
 from tests.gateway.harness import Harness, asked, client, harness, raw
-from tests.gateway.houses import ENVIRONMENT, configured, serving
+from tests.gateway.houses import ENVIRONMENT, gateway_config, serving
 from tests.server import Server, ok
 
 COLOUR, SHAPE = "Which colour is it?", "Which shape is it?"
@@ -59,7 +59,7 @@ def test_both_of_two_questions_with_other_choices_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nearest", "bm25"])
 def test_a_configured_gateway_shows_it_too(endpoint: Server, tmp_path: Path, kind: str) -> None:
     endpoint.answers = [ok("seven")]
-    config = configured(tmp_path, endpoint.url, f'retrieve = "{kind}"\n[replay]\nseconds = 0\n')
+    config = gateway_config(tmp_path, endpoint.url, f'retrieve = "{kind}"\n[replay]\nseconds = 0\n')
     with serving(build(config, ENVIRONMENT)) as url, client(url) as real:
         for model, text, shown in (
             ("bottega/large", COLOUR, 0),

@@ -187,8 +187,8 @@ def test_the_master_may_have_another_name(ledger: Ledger) -> None:
 
 def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
     for number in range(40):
-        ledger.note_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
-    ledger.note_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
+        ledger.record_shadow("a", 0.9, float(number < 36), float(number < 28), 1000.0, "r")
+    ledger.record_shadow("b", 0.9, 0.0, 1.0, 1000.0, "r")
     note(ledger, "master")
     quality = of(ledger, "a").quality
     assert quality is not None
@@ -206,7 +206,7 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
 
 
 def test_one_sample_proves_nothing(ledger: Ledger) -> None:
-    ledger.note_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
+    ledger.record_shadow("a", 0.9, 1.0, 1.0, 1000.0, "r")
     quality = of(ledger).quality
     assert quality is not None
     assert quality.shown.low is not None
@@ -264,7 +264,7 @@ def test_sums_of_answers_and_of_samples_count_together(
     ledger.flush()
     reader = SavingsReader(ledger, 0.0, None, "master")
     for most, values in ((4, costs), (3, [])):
-        monkeypatch.setattr(savings_module, "MANY", most)
+        monkeypatch.setattr(savings_module, "MAX_EXACT_COSTS", most)
         found = reader.costs()["a"]
         assert sorted(found.values) == values
         assert (found.n, found.mean) == (4, 3.0)

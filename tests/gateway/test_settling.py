@@ -14,7 +14,7 @@ import pytest
 
 from bottega.errors import RejectedError, StoreError
 from bottega.gateway.ports import Body, Completed, Tenant
-from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.pipeline import Pipeline
@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_stored_is_counted(
         return replace(tenant, keeper=NotKept(error))
 
     with harness(tmp_path, furnish=furnish) as found:
-        found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
+        found.gateway.settle = replace(found.gateway.settle, warn=WarningLogger(counted.append))
         assert raw(found, asked(1), "bottega/master").headers["x-bottega-route"] == "master"
         found.wait(1)
     assert counted == [what]
@@ -249,7 +249,7 @@ def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
         raise StoreError("the disk is full")
 
     with harness(tmp_path, change=partial(replace, record=fails)) as found:
-        found.gateway.settle = replace(found.gateway.settle, warn=Warn(counted.append))
+        found.gateway.settle = replace(found.gateway.settle, warn=WarningLogger(counted.append))
         raw(found, asked(1))
         assert found.wait(1).state == "answered"
     assert counted == ["not recorded"]

@@ -14,7 +14,7 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from tests.gateway.houses import ENVIRONMENT, ask, configured, serving
+from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Server, ok
 
 QUESTION = "What is 3 + 4?"
@@ -22,7 +22,7 @@ QUESTION = "What is 3 + 4?"
 
 @contextmanager
 def gateway(endpoint: Server, folder: Path, more: str = "") -> Iterator[tuple[GatewayServer, str]]:
-    gateway_server = build(configured(folder, endpoint.url, more), ENVIRONMENT)
+    gateway_server = build(gateway_config(folder, endpoint.url, more), ENVIRONMENT)
     with serving(gateway_server) as url:
         endpoint.bodies.clear()
         yield gateway_server, url
@@ -112,7 +112,7 @@ def test_other_instructions_and_an_earlier_turn_are_another_request(
 
 def test_an_answer_that_was_deleted_is_not_replayed(endpoint: Server, taught: Path) -> None:
     with gateway(endpoint, taught) as (gateway_server, url):
-        base = gateway_server.spaces.base("")  # type: ignore[attr-defined]
+        base = gateway_server.tenants.base("")  # type: ignore[attr-defined]
         base.delete([example.id for example in base])
         reply, _ = ask(url, QUESTION)
     assert reply["choices"][0]["message"]["content"] == "bought again"
@@ -172,7 +172,7 @@ def test_old_repeats_are_forgotten(tmp_path: Path) -> None:
     assert ledger.repeat("key") is None
     ledger.set_repeat("other", "example")
     ledger.flush()
-    assert ledger.forget_repeats() == 1
+    assert ledger.delete_old_repeats() == 1
     assert ledger.repeat("other") == (1061.0, "example")
     assert ledger.gate("a") == "{}"
     ledger.close()

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError
-from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.logs import WarningLogger
 
 PRIVATE = "the query 'my diagnosis' has no image"
 
@@ -15,7 +15,7 @@ def test_a_reason_is_logged_once_without_words_and_counted_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counts = Counter[str]()
-    warn = Warn(lambda what: counts.update([what]))
+    warn = WarningLogger(lambda what: counts.update([what]))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             warn("no demonstrations", SettingError(PRIVATE, hint=PRIVATE))

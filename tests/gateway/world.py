@@ -14,7 +14,7 @@ from aiohttp import web
 from PIL import Image as Pillow
 
 from bottega.gateway.errors import ApiError
-from bottega.gateway.image_fetcher import Fetcher
+from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.image import Image
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
@@ -44,19 +44,19 @@ class World:
         )
         return [str(address[0]) for *_, address in found]
 
-    def fetcher(self, **settings: Any) -> Fetcher:
+    def fetcher(self, **settings: Any) -> ImageFetcher:
         defaults: dict[str, Any] = {
             "enabled": True,
             "ports": [self.port],
             "allowed": lambda address: address == OUTSIDE,
             "resolve": self.resolve,
         }
-        return Fetcher(**defaults | settings)
+        return ImageFetcher(**defaults | settings)
 
     def url(self, host: str = "pictures.example", path: str = "/cat.png") -> str:
         return f"http://{host}:{self.port}{path}"
 
-    async def refused(self, url: str, **settings: Any) -> ApiError:
+    async def rejected(self, url: str, **settings: Any) -> ApiError:
         with pytest.raises(ApiError) as caught:
             await self.fetcher(**settings).fetch(url, "messages[0].content[1].image_url.url")
         error = caught.value

@@ -11,7 +11,7 @@ import typer
 from bottega.cli.output import DataFolder, Json, clock, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.savings import Figure, Route, Savings
+from bottega.gateway.accounting.savings import Estimate, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
 
 EPOCH = datetime(1970, 1, 2)
@@ -129,11 +129,11 @@ def _how(route: Route) -> str:
     return f"{route.state}: {route.tier}" if route.tier else route.state
 
 
-def _money(figure: Figure) -> str:
+def _money(figure: Estimate) -> str:
     if figure.low is None or figure.high is None:
         return f"about {figure.value:.4f} USD (no interval: too few answers, n = {figure.n})"
     return f"{figure.value:.4f} USD [{figure.low:.4f}, {figure.high:.4f}]"
 
 
-def _share(figure: Figure, sign: str = "") -> str:
+def _share(figure: Estimate, sign: str = "") -> str:
     return f"{figure.value:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]"

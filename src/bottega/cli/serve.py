@@ -126,17 +126,17 @@ def _run(
     read: Callable[[], Config] | None,
 ) -> None:
     with _needed():
-        from bottega.gateway.running.build import build, build_around
-        from bottega.gateway.running.process import base_url, bound, bound_for_metrics, run
-        from bottega.gateway.telemetry.logs import Style, logging_to
+        from bottega.gateway.running.build import build, build_for_pipeline
+        from bottega.gateway.running.process import base_url, bind_metrics_socket, bind_socket, run
+        from bottega.gateway.telemetry.logs import Style, log_to
 
     with (
-        bound(config.gateway) as listener,
-        bound_for_metrics(config.gateway) or nullcontext() as metrics,
+        bind_socket(config.gateway) as listener,
+        bind_metrics_socket(config.gateway) or nullcontext() as metrics,
     ):
-        gateway_server = build(config) if pipeline is None else build_around(pipeline, config)
+        gateway_server = build(config) if pipeline is None else build_for_pipeline(pipeline, config)
         url = base_url(config.gateway, listener.getsockname()[1])
-        with logging_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
+        with log_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
             announce = partial(_announce, gateway_server, url, demo, kept)
             run(gateway_server, listener, announce, metrics=metrics, read=read)
 

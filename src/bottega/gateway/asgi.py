@@ -18,7 +18,7 @@ from bottega.gateway.chat import Gateway
 from bottega.gateway.endpoint import PROBE_PATHS, ChatEndpoint, Receive, Scope, Send, request_id
 from bottega.gateway.errors import ApiError, send_error, to_api_error
 from bottega.gateway.origins import check_host
-from bottega.gateway.responses.endpoint import Responses
+from bottega.gateway.responses.endpoint import ResponsesEndpoint
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
@@ -27,7 +27,7 @@ CREATED = 1767225600  # of the virtual models: clients want a number
 
 class App:
     """The ASGI application. `more` are further routes, such as the administration's;
-    `troubles` is what `/readyz` tells of tiers."""
+    `tier_problems` is what `/readyz` tells of tiers."""
 
     def __init__(
         self,
@@ -35,18 +35,18 @@ class App:
         chat_endpoint: ChatEndpoint,
         *,
         is_ready: Callable[[], bool] = lambda: True,
-        troubles: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        tier_problems: Callable[[], Mapping[str, Sequence[str]]] = dict,
         metrics: Callable[[], tuple[bytes, str]] | None = None,
         more: Sequence[BaseRoute] = (),
         lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
-        responses = replace(chat_endpoint, answer=Responses(chat_endpoint.answer).answer)
+        responses = replace(chat_endpoint, answer=ResponsesEndpoint(chat_endpoint.answer).answer)
         self._doors = dict.fromkeys(CHAT, chat_endpoint) | dict.fromkeys(RESPONSES, responses)
         self._is_ready = is_ready
         self._gateway = gateway
         # Set once its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
-        self._rest = _rest(gateway, self, troubles, metrics, more, lifespan)
+        self._rest = _rest(gateway, self, tier_problems, metrics, more, lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -88,7 +88,7 @@ class App:
 def _rest(
     gateway: Gateway,
     app: App,
-    troubles: Callable[[], Mapping[str, Sequence[str]]],
+    tier_problems: Callable[[], Mapping[str, Sequence[str]]],
     metrics: Callable[[], tuple[bytes, str]] | None,
     more: Sequence[BaseRoute],
     lifespan: Callable[[], AbstractAsyncContextManager[None]] | None,
@@ -99,7 +99,7 @@ def _rest(
     async def readyz(request: Request) -> Response:
         ready = app.is_ready()
         status = "ready" if ready else "not ready"
-        return _json({"status": status, **troubles()}, 200 if ready else 503)
+        return _json({"status": status, **tier_problems()}, 200 if ready else 503)
 
     async def models(request: Request) -> Response:
         account = gateway.check_key(request.headers)

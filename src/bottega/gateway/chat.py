@@ -17,7 +17,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.completion import Answered, Answering, Asked, Question, Streaming
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.endpoint import NOBODY, Reply, RequestRecord
+from bottega.gateway.endpoint import ANONYMOUS, Reply, RequestRecord
 from bottega.gateway.errors import ApiError, to_api_error, unknown_key
 from bottega.gateway.fields import allowed_fields
 from bottega.gateway.finalization import Finalizer
@@ -139,7 +139,7 @@ class Gateway:
         """Whose key the headers bear. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts)
-            return NOBODY
+            return ANONYMOUS
         scheme, _, token = headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else ""
         account = self.authenticate(key or None)
@@ -150,7 +150,7 @@ class Gateway:
     def models_of(self, account: Account) -> list[str]:
         """Return the model ids that the key may request."""
         access = self.access
-        if access is None or account is NOBODY:
+        if access is None or account is ANONYMOUS:
             return list(self.models)
         tiers = self.models.items()
         return [id for id, tier in tiers if not tier or access.may_choose(account, tier)]
@@ -159,7 +159,7 @@ class Gateway:
         account = self.check_key(headers)
         record.account, record.namespace = account, account.namespace
         CLIENT.set(account.id)
-        if self.access is not None and account is not NOBODY:
+        if self.access is not None and account is not ANONYMOUS:
             self.access.enter(account)
             record.entered = True
         if self.limiter is None:
@@ -181,12 +181,12 @@ class Gateway:
 
     def _may_use_master(self, account: Account) -> bool:
         master = self.answering.served[-1].name
-        if self.access is None or account is NOBODY:
+        if self.access is None or account is ANONYMOUS:
             return True
         return self.access.may_reach(account, master)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
-        if self.access is None or account is NOBODY:
+        if self.access is None or account is ANONYMOUS:
             return
         if overrides.tier is not None:
             self.access.check_tiers(account, [overrides.tier])
@@ -373,7 +373,7 @@ def _namespace(account: Account, overrides: Overrides) -> str:
     own, wanted = account.namespace, overrides.namespace
     if wanted is None or wanted == own:
         return own
-    if account is NOBODY or account.admin or (own and wanted.startswith(f"{own}/")):
+    if account is ANONYMOUS or account.admin or (own and wanted.startswith(f"{own}/")):
         return wanted
     raise ApiError(
         f"this key has no access to the namespace {wanted[:100]!r}",

@@ -30,7 +30,7 @@ from bottega.gateway.errors import ApiError, unsupported_request
 from bottega.gateway.overrides import Overrides
 from bottega.gateway.ports import Body, Call, Completed, Served, Tenant
 from bottega.gateway.requests import Chat, Part, parts_of
-from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.upstreams.http import queue_state
 from bottega.gateway.upstreams.stream import MisconfiguredError
 from bottega.image import Image
@@ -107,7 +107,7 @@ class Answering:
     served: Sequence[Served]
     data_url: DataUrl
     random: random.Random = field(default_factory=random.Random)
-    warn: Warn = field(default_factory=Warn)
+    warn: WarningLogger = field(default_factory=WarningLogger)
     fallback: Fallback = "any"
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     finish_seconds: float = 60.0

@@ -113,23 +113,23 @@ def embedding_cost(image: Image) -> DecodeCost:
 
 
 class DecodeBudget:
-    """Budget of at most `most_bytes` of decoded images at a time, estimated from their headers,
+    """Budget of at most `max_bytes` of decoded images at a time, estimated from their headers,
     plus up to 64 MB of small images, which never wait for large ones. Large images are also
     limited to half of the processors, to leave the rest to other requests."""
 
-    def __init__(self, most_bytes: int = BUDGET, *, wait_seconds: float = WAIT_SECONDS) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int = BUDGET, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.max_bytes = max_bytes
         self.wait_seconds = wait_seconds
         processors = os.cpu_count() or 1
-        self._large = FairSemaphore(most_bytes, max(1, processors // 2))
+        self._large = FairSemaphore(max_bytes, max(1, processors // 2))
         self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
 
     def check(self, images: Collection[Image]) -> None:
         """Raise `ApiError` (413) for images that exceed the whole budget. Blocks."""
-        if (need := bytes_needed(images)) > self.most_bytes:
+        if (need := bytes_needed(images)) > self.max_bytes:
             raise ApiError(
                 f"decoding the images of the request takes {need // MB} MB, more than the"
-                f" {self.most_bytes // MB} MB that all requests share",
+                f" {self.max_bytes // MB} MB that all requests share",
                 status=413,
                 code="images_too_large",
                 param="messages",
@@ -153,8 +153,8 @@ class DecodeBudget:
         need = BYTES_PER_PIXEL * sum(image.width * image.height for image in images)
         if need > SMALL:
             need = await asyncio.to_thread(bytes_needed, images, cost)
-        need = min(need, self.most_bytes)
-        lane = self._small if need <= min(SMALL, self.most_bytes) else self._large
+        need = min(need, self.max_bytes)
+        lane = self._small if need <= min(SMALL, self.max_bytes) else self._large
         try:
             await lane.acquire(need, self.wait_seconds)
         except TimeoutError:

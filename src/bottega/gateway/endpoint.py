@@ -61,7 +61,7 @@ async def _wait_until_idle(task: asyncio.Task[Result], seconds: float, idle: asy
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Paths for monitoring, which are always answered.
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics")
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 class WatchedRequest:
@@ -108,7 +108,7 @@ class DisconnectWatcher:
 
     def _look_again(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(
-            LOOK_SECONDS, self._look, list(self._new)
+            POLL_SECONDS, self._look, list(self._new)
         )
 
     def _look(self, seen: list[WatchedRequest]) -> None:
@@ -122,8 +122,8 @@ class DisconnectWatcher:
             self._look_again()
 
 
-NOBODY = Account("", "nobody")
-NOTHING = Usage()
+ANONYMOUS = Account("", "nobody")
+NO_USAGE = Usage()
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -142,7 +142,7 @@ class RequestRecord:
     request_id: str
     begun: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
-    account: Account = NOBODY
+    account: Account = ANONYMOUS
     entered: bool = False
     hold: Hold | None = None
     has_left: Callable[[], bool] = lambda: False
@@ -154,7 +154,7 @@ class RequestRecord:
     why: str = ""  # it passed straight through, or failed
     shots: int = 0
     similarity: float | None = None
-    usage: Usage = NOTHING
+    usage: Usage = NO_USAGE
     cost_usd: float | None = 0.0
     dismissed_usd: float = 0.0
     stored: str | None = None
@@ -187,7 +187,7 @@ class ChatEndpoint:
 
     answer: Answer
     over: Callable[[RequestRecord], None]
-    most_bytes: int
+    max_bytes: int
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -202,7 +202,7 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            raw = await _body(headers, receive, self.most_bytes)
+            raw = await _body(headers, receive, self.max_bytes)
             self.watch.begin(watched)
             return raw
 

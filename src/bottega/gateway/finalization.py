@@ -13,7 +13,7 @@ from bottega.gateway.demonstrations import worked
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import Call, Completed
 from bottega.gateway.requests import INSTRUCTING, Chat, parts_of
-from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.knowledge.records import identity
 from bottega.parsing import spoken
@@ -27,7 +27,7 @@ class Finalizer:
     complete reply was stored, and the id of the stored example."""
 
     price: Pricer
-    warn: Warn = field(default_factory=Warn)
+    warn: WarningLogger = field(default_factory=WarningLogger)
     estimates: TokenEstimates = field(default_factory=TokenEstimates)
     remember: Callable[[str, str], None] = lambda key, example: None
 

@@ -78,7 +78,7 @@ def _is_special_v6(address: IPv6Address) -> bool:
     )
 
 
-LONGEST_URL = 8192
+MAX_URL = 8192
 NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 # What inet_aton takes for an address: 127.1, 0x7f.1, 017700000001, 2130706433.
 ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
@@ -96,16 +96,16 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[AbstractResolver], aiohttp.BaseConnector]
 
 
-async def by_system(host: str, port: int) -> list[str]:
+async def system_resolve(host: str, port: int) -> list[str]:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
-def directly(resolver: AbstractResolver) -> aiohttp.BaseConnector:
+def direct_connector(resolver: AbstractResolver) -> aiohttp.BaseConnector:
     return aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True)
 
 
-class Fetcher:
+class ImageFetcher:
     """Each URL, and each of at most `redirects` that follow, is parsed once, resolved once and
     refused if any of its addresses is not `allowed`; the connection goes to these addresses,
     whatever the name means a moment later. TLS is verified by the name.
@@ -125,8 +125,8 @@ class Fetcher:
         redirects: int = 3,
         concurrency: int = 16,
         allowed: Callable[[str], bool] = is_public,
-        resolve: Resolve = by_system,
-        connect: Connect = directly,
+        resolve: Resolve = system_resolve,
+        connect: Connect = direct_connector,
     ) -> None:
         self.enabled = enabled
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
@@ -139,54 +139,54 @@ class Fetcher:
         """`param` names the field that held the URL. Raises `ApiError` (400) for whatever goes
         wrong; no message tells what the inner network looks like."""
         if not self.enabled:
-            raise _refusal(
+            raise _api_error(
                 "Images are not fetched from URLs here.",
                 param,
                 "send the image as data:image/png;base64,...",
             )
         try:
             async with asyncio.timeout(self._seconds), self._slots:
-                data = await self._follow(url)
+                data = await self._fetch(url)
             return await asyncio.to_thread(Image.from_bytes, data)
-        except _Refused as refused:
-            raise _refusal(f"The image was not fetched: {refused}.", param) from refused
+        except _FetchError as rejected:
+            raise _api_error(f"The image was not fetched: {rejected}.", param) from rejected
         except ImageError as error:
-            raise _refusal(f"What the URL shows is not used: {error}.", param) from error
+            raise _api_error(f"What the URL shows is not used: {error}.", param) from error
         except TimeoutError as error:
             said = f"The image was not fetched within {self._seconds:g} seconds."
-            raise _refusal(said, param) from error
+            raise _api_error(said, param) from error
         # ValueError: what aiohttp says of a malformed header or URL.
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _refusal("The image was not fetched: its server failed.", param) from error
+            raise _api_error("The image was not fetched: its server failed.", param) from error
 
-    async def _follow(self, url: str) -> bytes:
-        target = self._checked(url)
+    async def _fetch(self, url: str) -> bytes:
+        target = self._check_url(url)
         for _ in range(self._redirects + 1):
             found = await self._get(target, await self._addresses(target))
             if isinstance(found, bytes):
                 return found
-            target = self._checked(found, target)
-        raise _Refused(f"it is redirected more than {self._redirects} times")
+            target = self._check_url(found, target)
+        raise _FetchError(f"it is redirected more than {self._redirects} times")
 
-    def _checked(self, text: str, base: URL | None = None) -> URL:
-        if len(text) > LONGEST_URL or AMBIGUOUS.search(text):
-            raise _Refused("its URL is too long, or holds blanks or backslashes")
+    def _check_url(self, text: str, base: URL | None = None) -> URL:
+        if len(text) > MAX_URL or AMBIGUOUS.search(text):
+            raise _FetchError("its URL is too long, or holds blanks or backslashes")
         try:
             url = URL(text)
             url = url if base is None else base.join(url)
             host, port = url.raw_host, url.port
         except ValueError as error:
-            raise _Refused("its URL cannot be read") from error
+            raise _FetchError("its URL cannot be read") from error
         if url.scheme not in ("http", "https") or not host:
-            raise _Refused("only http:// and https:// URLs are fetched")
+            raise _FetchError("only http:// and https:// URLs are fetched")
         if url.raw_user is not None or url.raw_password is not None:
-            raise _Refused("its URL holds a user name or a password")
+            raise _FetchError("its URL holds a user name or a password")
         if port not in self._ports:
-            raise _Refused("its port is not among those that are allowed")
+            raise _FetchError("its port is not among those that are allowed")
         if not _is_plain(host):
-            raise _Refused("its host name is malformed")
+            raise _FetchError("its host name is malformed")
         if self._hosts is not None and not self._is_listed(host):
-            raise _Refused("its host is not among those that are allowed")
+            raise _FetchError("its host is not among those that are allowed")
         return url
 
     def _is_listed(self, host: str) -> bool:
@@ -203,14 +203,14 @@ class Fetcher:
             found = []
         # The same words for a name that is unknown: nobody shall list the names of an inner net.
         if not found or not all(map(self._allowed, found)):
-            raise _Refused("its host has no public address")
+            raise _FetchError("its host has no public address")
         return found
 
     async def _get(self, url: URL, addresses: Sequence[str]) -> bytes | str:
         """The body, or where to look instead."""
         async with (
             aiohttp.ClientSession(
-                connector=self._connect(_Pinned(addresses)),
+                connector=self._connect(_PinnedResolver(addresses)),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
@@ -223,11 +223,11 @@ class Fetcher:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
-            raise _Refused(f"its server answered {response.status}")
+            raise _FetchError(f"its server answered {response.status}")
         if not response.content_type.startswith("image/"):
-            raise _Refused("its server sent something else than an image")
+            raise _FetchError("its server sent something else than an image")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _Refused("its server sent it compressed, though asked not to")
+            raise _FetchError("its server sent it compressed, though asked not to")
         data = bytearray()
         if (response.content_length or 0) <= self._max_bytes:
             async for chunk in response.content.iter_any():
@@ -236,14 +236,14 @@ class Fetcher:
                     break
             else:
                 return bytes(data)
-        raise _Refused(f"it is larger than {self._max_bytes:,} bytes")
+        raise _FetchError(f"it is larger than {self._max_bytes:,} bytes")
 
 
-class _Refused(Exception):
+class _FetchError(Exception):
     pass
 
 
-class _Pinned(AbstractResolver):
+class _PinnedResolver(AbstractResolver):
     """Whatever is asked, it says what was found and checked before."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -282,7 +282,7 @@ def _is_plain(host: str) -> bool:
     return bool(NAME.fullmatch(host)) and not ENDS_IN_A_NUMBER.fullmatch(host)
 
 
-def _refusal(message: str, param: str | None, hint: str = "") -> ApiError:
+def _api_error(message: str, param: str | None, hint: str = "") -> ApiError:
     return ApiError(
         message,
         status=400,

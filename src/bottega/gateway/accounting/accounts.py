@@ -22,12 +22,12 @@ from bottega.knowledge.records import is_text
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.8
-LONGEST_NAME = 200
+POLL_SECONDS = 0.8
+MAX_NAME_LENGTH = 200
 # Clients such as VLMEvalKit take only keys that begin with sk-.
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
-NOBODY = "0" * 12, "0" * 64
+NO_KEY = "0" * 12, "0" * 64
 COLUMNS = (
     "id, name, namespace, admin, may_store, requests_per_minute, usd_per_month, created, revoked,"
     " max_concurrent, tiers, max_namespaces"
@@ -56,7 +56,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _StoredAccount:
     account: Account
     digest: bytes
 
@@ -70,20 +70,20 @@ class Accounts:
         self.path = path
         self._connection = connection
         self._lock = threading.Lock()
-        self._known: Mapping[str, _Known] = {}
+        self._accounts: Mapping[str, _StoredAccount] = {}
         self._stamp: object = None
         self._version: tuple[int, int] | None = None
         self._failing = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._keep_looking, name="bottega-accounts", daemon=True
+            target=self._refresh_loop, name="bottega-accounts", daemon=True
         )
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool = True) -> Accounts:
         accounts = cls(Path(path), connect(Path(path), create=create))
         try:
-            accounts._look()
+            accounts._refresh()
         except BaseException:
             accounts._connection.close()
             raise
@@ -94,8 +94,8 @@ class Accounts:
         """Whose key it is, None if it is nobody's or revoked. Takes microseconds, and as long for
         an unknown key as for a known one."""
         found = TOKEN.fullmatch(token or "")
-        id, secret = found.groups() if found else NOBODY
-        known = self._known.get(id, UNKNOWN)
+        id, secret = found.groups() if found else NO_KEY
+        known = self._accounts.get(id, NO_ACCOUNT)
         right = hmac.compare_digest(sha256(secret.encode()).digest(), known.digest)
         return known.account if right and known.account.revoked is None else None
 
@@ -139,13 +139,13 @@ class Accounts:
                 f"INSERT INTO accounts ({COLUMNS}, secret) VALUES ({','.join('?' * len(values))})",
                 values,
             )
-        self._look()
+        self._refresh()
         return account, f"sk-bottega-{account.id}-{secret}"
 
     def list(self) -> list[Account]:
         """The oldest first, revoked ones too."""
-        self._look()
-        return [known.account for known in self._known.values()]
+        self._refresh()
+        return [known.account for known in self._accounts.values()]
 
     def revoke(self, id: str) -> Account:
         """By its id, or by the key itself, for one that leaked. Revoking again changes nothing."""
@@ -156,10 +156,10 @@ class Accounts:
                 "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?",
                 (time.time(), id),
             )
-        self._look()
-        if id not in self._known:  # what was given is not repeated: it may be a key
+        self._refresh()
+        if id not in self._accounts:  # what was given is not repeated: it may be a key
             raise NotFoundError("no key has this id", hint="`bottega keys ls` shows the ids")
-        return self._known[id].account
+        return self._accounts[id].account
 
     def claim_namespace(self, id: str, namespace: str, most: int) -> bool:
         """Record that the key uses this namespace. Return False if it has already used `most` other
@@ -181,10 +181,10 @@ class Accounts:
         with self._lock:
             self._connection.close()
 
-    def _keep_looking(self) -> None:
-        while not self._stop.wait(LOOK_SECONDS):
+    def _refresh_loop(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
             try:
-                self._look()
+                self._refresh()
             except BottegaError as error:
                 if not self._failing:
                     log.error("keys are as they were last read: %s", error)
@@ -192,7 +192,7 @@ class Accounts:
             else:
                 self._failing = False
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Reads the accounts if they changed since. The ledger writes to the same file, and rows
         are only added and revoked: their numbers tell."""
         name = path_text(self.path)
@@ -209,11 +209,11 @@ class Accounts:
                 rows = self._connection.execute(
                     f"SELECT secret, {COLUMNS} FROM accounts ORDER BY created, id"
                 )
-                self._known = {row[1]: _known(*row) for row in rows}
+                self._accounts = {row[1]: _accounts(*row) for row in rows}
             self._stamp, self._version = stamp, (version, changed)
 
 
-def _known(
+def _accounts(
     digest: bytes,
     id: str,
     name: str,
@@ -227,7 +227,7 @@ def _known(
     max_concurrent: int | None,
     tiers: str | None,
     max_namespaces: int | None,
-) -> _Known:
+) -> _StoredAccount:
     if not (isinstance(digest, bytes) and is_text(id) and is_text(name) and is_text(namespace)):
         raise TypeError(f"account {id!a} is damaged")
     account = Account(
@@ -244,26 +244,28 @@ def _known(
         None if tiers is None else tuple(filter(None, tiers.split(","))),
         max_namespaces,
     )
-    return _Known(account, digest)
+    return _StoredAccount(account, digest)
 
 
-UNKNOWN = _Known(Account("", "nobody", revoked=0.0), sha256(secrets.token_bytes(32)).digest())
+NO_ACCOUNT = _StoredAccount(
+    Account("", "nobody", revoked=0.0), sha256(secrets.token_bytes(32)).digest()
+)
 
 
 def _check_name(name: str) -> None:
-    if not is_text(name) or not name.isprintable() or not 0 < len(name.strip()) <= LONGEST_NAME:
+    if not is_text(name) or not name.isprintable() or not 0 < len(name.strip()) <= MAX_NAME_LENGTH:
         raise SettingError(
-            f"an account cannot be called {name[:LONGEST_NAME]!a}",
-            hint=f"give up to {LONGEST_NAME} printable characters, such as 'team-a'",
+            f"an account cannot be called {name[:MAX_NAME_LENGTH]!a}",
+            hint=f"give up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
         )
 
 
 def _check_namespace(namespace: str) -> None:
     printable = is_text(namespace) and (namespace.isprintable() or not namespace)
-    if not printable or len(namespace) > LONGEST_NAME:
+    if not printable or len(namespace) > MAX_NAME_LENGTH:
         raise SettingError(
-            f"{namespace[:LONGEST_NAME]!a} cannot name a namespace",
-            hint=f"give up to {LONGEST_NAME} printable characters, such as 'team-a'",
+            f"{namespace[:MAX_NAME_LENGTH]!a} cannot name a namespace",
+            hint=f"give up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
         )
 
 
@@ -294,6 +296,6 @@ def _check_access(
     for name in tiers or ():
         if not (isinstance(name, str) and TIER.fullmatch(name)):
             raise SettingError(
-                f"tiers must be tier names, got {str(name)[:LONGEST_NAME]!a}",
+                f"tiers must be tier names, got {str(name)[:MAX_NAME_LENGTH]!a}",
                 hint="give names such as apprentice,master, or * for all",
             )

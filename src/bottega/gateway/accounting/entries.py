@@ -17,12 +17,12 @@ from bottega.image import path_text
 State = Literal["answered", "replayed", "passed", "failed", "shadow"]
 Value = str | int | float | None
 Row = tuple[Any, ...]  # as SQLite gives it
-MONTHS_ACCOUNT = tuple[str, str]
+AccountMonth = tuple[str, str]
 
-MOST_USD = 1e12
-MOST_COUNT = 2**62
-PRUNED_AT_ONCE = 5_000
-AT_ONCE = 250
+MAX_USD = 1e12
+MAX_COUNT = 2**62
+PRUNE_BATCH = 5_000
+INSERT_BATCH = 250
 
 
 @dataclass(slots=True)  # not frozen: that takes three times as long to make
@@ -80,7 +80,7 @@ class Batch:
     entries: Sequence[Entry] = ()
     shadows: Sequence[Shadow] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
-    spent: Mapping[MONTHS_ACCOUNT, Spent] = field(default_factory=dict)
+    spent: Mapping[AccountMonth, Spent] = field(default_factory=dict)
     lost: int = 0
 
     @property
@@ -130,8 +130,8 @@ class EntryFile:
     def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
         """Many with one statement: between two the event loop gets to run, and must be waited
         for."""
-        for start in range(0, len(rows), AT_ONCE):
-            some = rows[start : start + AT_ONCE]
+        for start in range(0, len(rows), INSERT_BATCH):
+            some = rows[start : start + INSERT_BATCH]
             marks = f"({', '.join('?' * len(some[0]))})"
             self._connection.execute(
                 f"INSERT INTO {table} VALUES {', '.join([marks] * len(some))}",
@@ -142,7 +142,7 @@ class EntryFile:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
-    def spent_since(self, month: str) -> dict[MONTHS_ACCOUNT, Spent]:
+    def spent_since(self, month: str) -> dict[AccountMonth, Spent]:
         rows = self.read("SELECT * FROM spending WHERE month >= ?", month)
         with GATEWAY_DB.reading(self.name):
             return {
@@ -157,7 +157,7 @@ class EntryFile:
             return sum(
                 self._connection.execute(
                     f"DELETE FROM {table} WHERE rowid IN"
-                    f" (SELECT rowid FROM {table} WHERE time < ? LIMIT {PRUNED_AT_ONCE})",
+                    f" (SELECT rowid FROM {table} WHERE time < ? LIMIT {PRUNE_BATCH})",
                     (before,),
                 ).rowcount
                 for table in ("entries", "shadows")
@@ -181,7 +181,7 @@ def month_of(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m")
 
 
-def month_around(moment: float) -> tuple[float, float]:
+def month_bounds(moment: float) -> tuple[float, float]:
     """When the moment's month begins and ends."""
     begins = datetime.fromtimestamp(moment, UTC).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0
@@ -192,7 +192,7 @@ def month_around(moment: float) -> tuple[float, float]:
 
 def dollars(cost: float | None) -> float | None:
     """None for what is no amount of money: one infinite cost would spend every budget."""
-    return cost if cost is not None and 0 <= cost < MOST_USD else None
+    return cost if cost is not None and 0 <= cost < MAX_USD else None
 
 
 def _entry_row(entry: Entry) -> tuple[Value, ...]:
@@ -235,7 +235,7 @@ def _text(text: str) -> str:
 
 
 def _count(number: int) -> int:
-    return min(max(number, 0), MOST_COUNT)
+    return min(max(number, 0), MAX_COUNT)
 
 
 def _finite(number: float | None) -> float | None:

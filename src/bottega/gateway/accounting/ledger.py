@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.entries import (
-    MONTHS_ACCOUNT,
+    AccountMonth,
     Batch,
     Entry,
     EntryFile,
@@ -20,7 +20,7 @@ from bottega.gateway.accounting.entries import (
     State,
     Value,
     dollars,
-    month_around,
+    month_bounds,
     month_of,
 )
 
@@ -29,13 +29,13 @@ __all__ = ["Entry", "Ledger", "Shadow", "State"]
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 0.3
-AGAIN_SECONDS = 1.0
-MOST_WAITING = 100_000
+RETRY_SECONDS = 1.0
+MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
 GATE, REPEAT, MASTER, LOST = "gate:", "repeat:", "master", "lost"
 NOTHING = Spent()
-Purses = dict[MONTHS_ACCOUNT, Spent]
+AccountSpending = dict[AccountMonth, Spent]
 
 
 class Ledger:
@@ -68,15 +68,15 @@ class Ledger:
         self._entries: list[Entry] = []
         self._shadows: list[Shadow] = []
         self._notes: dict[str, str] = {}
-        self._untold = 0  # lost, and not yet written down
+        self._unsaved_lost = 0  # lost, and not yet written down
         self._set_month(clock())
         # What an account spent is always in one of the three.
-        self._waiting: Purses = {}
-        self._under_way: Purses = {}
-        self._stored: Purses = {}
+        self._waiting: AccountSpending = {}
+        self._writing: AccountSpending = {}
+        self._stored: AccountSpending = {}
         self._failing = False
         self._pruned_at = float("-inf")
-        self._news, self._stop = threading.Event(), threading.Event()
+        self._wake_event, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -111,9 +111,9 @@ class Ledger:
             if cost:
                 key = (self._month_at(entry.time), entry.account)
                 self._waiting[key] = self._waiting.get(key, NOTHING).plus(Spent(cost, cost))
-        self._tell()
+        self._wake()
 
-    def note_shadow(
+    def record_shadow(
         self,
         namespace: str,
         similarity: float,
@@ -125,7 +125,7 @@ class Ledger:
         shadow = Shadow(time, request_id, namespace, similarity, with_score, without_score)
         with self._lock:
             self._shadows.append(shadow)
-        self._tell()
+        self._wake()
 
     def set_gate(self, namespace: str, state: str) -> None:
         """Keeps a gate's state, a JSON text, as rows are kept: without waiting."""
@@ -145,7 +145,7 @@ class Ledger:
         then = float(moment)
         return (then, example) if then > self._clock() - self._repeat_seconds else None
 
-    def forget_repeats(self) -> int:
+    def delete_old_repeats(self) -> int:
         """Delete records older than `repeat_seconds`. Return their number."""
         with self._file_lock:
             return self._file.forget_notes(REPEAT, self._clock() - self._repeat_seconds)
@@ -157,7 +157,7 @@ class Ledger:
     def master(self) -> str | None:
         return self._note(MASTER)
 
-    def lost_by_all(self) -> int:
+    def total_lost(self) -> int:
         """Rows that any process lost and could say so."""
         return int(self._note(LOST) or 0)
 
@@ -185,11 +185,11 @@ class Ledger:
             try:
                 self._file.write(batch)
             except BaseException:
-                self._put_back(batch)
+                self._restore(batch)
                 raise
             with self._lock:
-                self._stored = _together(self._stored, self._under_way)
-                self._under_way = {}
+                self._stored = _merged(self._stored, self._writing)
+                self._writing = {}
             stored = self._file.spent_since(month_of(self._clock()))
             with self._lock:
                 self._stored = stored
@@ -208,10 +208,10 @@ class Ledger:
     def close(self) -> None:
         """Writes what waits. What cannot be written is logged and lost."""
         self._stop.set()
-        self._news.set()
+        self._wake_event.set()
         if self._thread is not None:
             self._thread.join()
-        if not self._done(self.flush):
+        if not self._succeeds(self.flush):
             with self._lock:
                 self.lost += len(self._entries) + len(self._shadows)
             log.error("%d rows could not be written to %s: lost", self.lost, self.path.name)
@@ -222,7 +222,7 @@ class Ledger:
         with self._lock:
             key = (self._month_at(self._clock()), account)
             spent = self._stored.get(key, NOTHING)
-            for purse in (self._under_way, self._waiting):
+            for purse in (self._writing, self._waiting):
                 if key in purse:
                     spent = spent.plus(purse[key])
             return spent
@@ -234,12 +234,12 @@ class Ledger:
 
     def _set_month(self, moment: float) -> None:
         self._month = month_of(moment)
-        self._month_begins, self._month_ends = month_around(moment)
+        self._month_begins, self._month_ends = month_bounds(moment)
 
     def _set_note(self, name: str, value: str) -> None:
         with self._lock:
             self._notes[name] = value
-        self._tell()
+        self._wake()
 
     def _note(self, name: str) -> str | None:
         with self._file_lock:  # nothing is on its way to the file
@@ -249,9 +249,9 @@ class Ledger:
             rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
             return str(rows[0][0]) if rows else None
 
-    def _tell(self) -> None:
-        if not self._news.is_set():
-            self._news.set()
+    def _wake(self) -> None:
+        if not self._wake_event.is_set():
+            self._wake_event.set()
         if self._thread is None:
             self._start()
 
@@ -259,20 +259,20 @@ class Ledger:
         with self._lock:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
-                    target=self._write_on, name="bottega-ledger", daemon=True
+                    target=self._write_loop, name="bottega-ledger", daemon=True
                 )
                 self._thread.start()
 
-    def _write_on(self) -> None:
+    def _write_loop(self) -> None:
         while not self._stop.is_set():
-            self._news.wait()
+            self._wake_event.wait()
             self._stop.wait(FLUSH_SECONDS)  # what comes together is written together
-            self._news.clear()
-            if not (self._done(self.flush) and self._done(self._prune_now_and_then)):
-                self._stop.wait(AGAIN_SECONDS)
-                self._news.set()
+            self._wake_event.clear()
+            if not (self._succeeds(self.flush) and self._succeeds(self._prune_hourly)):
+                self._stop.wait(RETRY_SECONDS)
+                self._wake_event.set()
 
-    def _done(self, work: Callable[[], None]) -> bool:
+    def _succeeds(self, work: Callable[[], None]) -> bool:
         """Whether it could be done; a failure is logged once, not with every attempt."""
         try:
             work()
@@ -286,37 +286,39 @@ class Ledger:
         self._failing = False
         return True
 
-    def _prune_now_and_then(self) -> None:
+    def _prune_hourly(self) -> None:
         now = time.monotonic()
         if now - self._pruned_at <= PRUNE_SECONDS:
             return
         self._pruned_at = now
         if self._repeat_seconds:
-            self.forget_repeats()
+            self.delete_old_repeats()
         if self._keep_days is not None:
             self.prune(self._keep_days)
 
     def _take(self) -> Batch:
         with self._lock:
-            self._under_way = self._waiting
-            batch = Batch(self._entries, self._shadows, self._notes, self._waiting, self._untold)
+            self._writing = self._waiting
+            batch = Batch(
+                self._entries, self._shadows, self._notes, self._waiting, self._unsaved_lost
+            )
             self._entries, self._shadows = [], []
-            self._notes, self._waiting, self._untold = {}, {}, 0
+            self._notes, self._waiting, self._unsaved_lost = {}, {}, 0
             return batch
 
-    def _put_back(self, batch: Batch) -> None:
+    def _restore(self, batch: Batch) -> None:
         with self._lock:
             entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
-            lost = max(0, len(entries) - MOST_WAITING) + max(0, len(shadows) - MOST_WAITING)
-            self._entries, self._shadows = entries[-MOST_WAITING:], shadows[-MOST_WAITING:]
+            lost = max(0, len(entries) - MAX_WAITING) + max(0, len(shadows) - MAX_WAITING)
+            self._entries, self._shadows = entries[-MAX_WAITING:], shadows[-MAX_WAITING:]
             self._notes = {**batch.notes, **self._notes}
-            self._waiting = _together(batch.spent, self._waiting)
-            self._under_way = {}
-            self._untold += batch.lost + lost
+            self._waiting = _merged(batch.spent, self._waiting)
+            self._writing = {}
+            self._unsaved_lost += batch.lost + lost
             self.lost += lost
 
 
-def _together(one: Mapping[MONTHS_ACCOUNT, Spent], other: Purses) -> Purses:
+def _merged(one: Mapping[AccountMonth, Spent], other: AccountSpending) -> AccountSpending:
     both = dict(one)
     for key, spent in other.items():
         both[key] = both.get(key, NOTHING).plus(spent)

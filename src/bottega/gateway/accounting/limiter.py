@@ -23,7 +23,7 @@ DECAY = 0.95  # factor on the sums of earlier calls at each new call
 
 
 @dataclass
-class _Observed:
+class _UsageSums:
     """Decaying sums over the calls to one model."""
 
     expected: float = 0.0
@@ -42,7 +42,7 @@ class TokenEstimates:
     most one token per byte."""
 
     def __init__(self) -> None:
-        self._models: defaultdict[str, _Observed] = defaultdict(_Observed)
+        self._models: defaultdict[str, _UsageSums] = defaultdict(_UsageSums)
 
     def learn(
         self,
@@ -92,7 +92,7 @@ class TokenEstimates:
         return math.ceil(rate * seconds)
 
 
-SOON = 1.0
+RETRY_SECONDS = 1.0
 # Tolerates rounding of float sums: 0.1 + 0.2 must fit into a budget of 0.3.
 ROUNDING = 1 + 1e-9
 
@@ -105,7 +105,7 @@ class Spending(Protocol):
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     tokens: float
     at: float
 
@@ -128,7 +128,7 @@ class Limiter:
     def __init__(self, spending: Spending, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._spending = spending
         self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[str, _TokenBucket] = {}
         self._holds: defaultdict[str, set[Hold]] = defaultdict(set)
 
     def admit(self, account: Account) -> float | None:
@@ -167,7 +167,7 @@ class Limiter:
         if limit is None:
             return None
         now = self._clock()
-        bucket = self._buckets.setdefault(account.id, _Bucket(limit, now))
+        bucket = self._buckets.setdefault(account.id, _TokenBucket(limit, now))
         bucket.tokens = min(limit, bucket.tokens + (now - bucket.at) * limit / 60)
         bucket.at = now
         if bucket.tokens < 1:
@@ -224,6 +224,9 @@ def _reserved(budget: float) -> BudgetError:
         status=429,
         type="rate_limit_error",
         code="rate_limit_exceeded",
-        headers={"retry-after": f"{SOON:.0f}", "retry-after-ms": f"{SOON * 1000:.0f}"},
+        headers={
+            "retry-after": f"{RETRY_SECONDS:.0f}",
+            "retry-after-ms": f"{RETRY_SECONDS * 1000:.0f}",
+        },
         hint="wait until they end, or send a lower max_tokens to reserve less",
     )

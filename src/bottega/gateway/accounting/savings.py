@@ -18,9 +18,9 @@ from bottega.gateway.accounting.ledger import Ledger
 Floats = NDArray[np.float64]
 MASTER = "master"
 RESAMPLES = 2000
-FEW = 10  # answers of the master
+MIN_ANSWERS = 10  # answers of the master
 SEED = 0
-NONE = np.zeros(RESAMPLES + 1)
+ZEROS = np.zeros(RESAMPLES + 1)
 # Agresti and Coull, The American Statistician 52 (1998), for shares; Agresti and Min, Statistics in
 # Medicine 24 (2005), for differences of paired ones.
 AGREEMENT = {0.0: 2.0, 1.0: 2.0}
@@ -28,7 +28,7 @@ DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
 
 
 @dataclass(frozen=True)
-class Figure:
+class Estimate:
     """With its 95 % interval, None where `n` is too small for one."""
 
     value: float
@@ -38,26 +38,26 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Alone:
+class MasterOnlyCost:
     """What the master alone would have cost: an estimate. Its own answers cost what they cost, and
     so do its failures that were paid for; each of the `estimated` requests that others answered
     costs the mean of its answers in the same namespace or, for `borrowed` ones, in all. Each `n`
     counts the answers behind the means. `saved` is less what was spent."""
 
-    usd: Figure
-    saved: Figure
+    usd: Estimate
+    saved: Estimate
     estimated: int
     borrowed: int
 
 
 @dataclass(frozen=True)
-class Quality:
+class DemonstrationGain:
     """How far answers agree with the master's, with demonstrations and without, on the same
     questions; `gain` is the mean of the differences."""
 
-    shown: Figure
-    bare: Figure
-    gain: Figure
+    shown: Estimate
+    bare: Estimate
+    gain: Estimate
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Savings:
     routes: tuple[Route, ...]
     spent_usd: float
     unpriced: int
-    alone: Alone | None
-    quality: Quality | None
+    alone: MasterOnlyCost | None
+    quality: DemonstrationGain | None
     lost: int
 
 
@@ -104,25 +104,25 @@ def savings(
         routes,
         spent,
         sum(route.unpriced for route in routes),
-        _alone(reading, spent),
+        _master_only_cost(reading, spent),
         _quality(reading.shadows()),
-        ledger.lost_by_all(),
+        ledger.total_lost(),
     )
 
 
-def _alone(reading: SavingsReader, spent: float) -> Alone | None:
+def _master_only_cost(reading: SavingsReader, spent: float) -> MasterOnlyCost | None:
     answers, others = reading.costs(), reading.others()
     if not answers:
         return None
     means, sizes = _means(answers), {where: costs.n for where, costs in answers.items()}
     # For a namespace without an answer of the master's.
-    pooled = sum((means[where] * n for where, n in sizes.items()), NONE) / sum(sizes.values())
-    estimated = sum((count * means.get(where, pooled) for where, count in others.items()), NONE)
+    pooled = sum((means[where] * n for where, n in sizes.items()), ZEROS) / sum(sizes.values())
+    estimated = sum((count * means.get(where, pooled) for where, count in others.items()), ZEROS)
     usd = estimated + reading.paid()
     borrowed = sum(count for where, count in others.items() if where not in answers)
-    sure = all(sizes.get(where, sum(sizes.values())) >= FEW for where in others)
+    sure = all(sizes.get(where, sum(sizes.values())) >= MIN_ANSWERS for where in others)
     n = sum(n for where, n in sizes.items() if borrowed or not others or where in others)
-    return Alone(
+    return MasterOnlyCost(
         _figure(usd, n, sure=sure),
         _figure(usd - spent, n, sure=sure),
         sum(others.values()),
@@ -130,7 +130,7 @@ def _alone(reading: SavingsReader, spent: float) -> Alone | None:
     )
 
 
-def _means(answers: Mapping[str, Costs]) -> dict[str, Floats]:
+def _means(answers: Mapping[str, AnswerCosts]) -> dict[str, Floats]:
     """Of each namespace, the mean, and after it the means of bootstrap samples."""
     draw, means = np.random.default_rng(SEED), {}
     for where, costs in answers.items():
@@ -145,21 +145,23 @@ def _means(answers: Mapping[str, Costs]) -> dict[str, Floats]:
     return means
 
 
-def _figure(draws: Floats, n: int, *, sure: bool) -> Figure:
+def _figure(draws: Floats, n: int, *, sure: bool) -> Estimate:
     if not sure:
-        return Figure(float(draws[0]), None, None, n)
+        return Estimate(float(draws[0]), None, None, n)
     low, high = np.percentile(draws[1:], [2.5, 97.5])
-    return Figure(float(draws[0]), float(low), float(high), n)
+    return Estimate(float(draws[0]), float(low), float(high), n)
 
 
-def _quality(samples: Sequence[Row]) -> Quality | None:
+def _quality(samples: Sequence[Row]) -> DemonstrationGain | None:
     if not samples:
         return None
     shown, bare = np.asarray(samples, np.float64).T
-    return Quality(_wald(shown, AGREEMENT), _wald(bare, AGREEMENT), _wald(shown - bare, DIFFERENCE))
+    return DemonstrationGain(
+        _wald(shown, AGREEMENT), _wald(bare, AGREEMENT), _wald(shown - bare, DIFFERENCE)
+    )
 
 
-def _wald(values: Floats, added: Mapping[float, float]) -> Figure:
+def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
     """Their mean, and the interval that Wald's method gives after so many values were added. With
     few or equal values it stays wide, where the bootstrap's shrinks to a point."""
     numbers = np.concatenate([values, list(added)])
@@ -168,11 +170,11 @@ def _wald(values: Floats, added: Mapping[float, float]) -> Figure:
     variance = np.average((numbers - middle) ** 2, weights=weights)
     reach = 1.96 * math.sqrt(variance / weights.sum())
     low, high = max(middle - reach, min(added)), min(middle + reach, max(added))
-    return Figure(float(values.mean()), float(low), float(high), len(values))
+    return Estimate(float(values.mean()), float(low), float(high), len(values))
 
 
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
-MANY = 2_000
+MAX_EXACT_COSTS = 2_000
 SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where}"
 # Times of the first and the last entry; each subquery uses an index.
 SPAN = """
@@ -234,9 +236,9 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Costs:
+class AnswerCosts:
     """Costs of the master's priced answers in one namespace in US dollars: number, mean and
-    standard deviation, and each cost in `values` unless there are more than `MANY`."""
+    standard deviation, and each cost in `values` unless there are more than `MAX_EXACT_COSTS`."""
 
     n: int
     mean: float
@@ -270,14 +272,16 @@ class SavingsReader:
             if how != "shadow" and self.namespace in (None, where)
         )
 
-    def costs(self) -> dict[str, Costs]:
+    def costs(self) -> dict[str, AnswerCosts]:
         """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         for where, how, n, total, squares in self._sums(OWN, "", self.master):
             if how in ("answered", "shadow"):
                 before = sums[where]
                 sums[where] = (before[0] + n, before[1] + total, before[2] + squares)
-        few = orjson.dumps([where for where, (n, *_) in sums.items() if n <= MANY]).decode()
+        few = orjson.dumps(
+            [where for where, (n, *_) in sums.items() if n <= MAX_EXACT_COSTS]
+        ).decode()
         values = defaultdict[str, list[float]](list)
         for where, cost in self.ledger.read(COSTS, few, self.master, self.since):
             values[where].append(cost)
@@ -308,8 +312,8 @@ class SavingsReader:
         return self.ledger.read(whole, *since_values(self.since), *values)
 
 
-def _costs(n: float, total: float, squares: float, values: Sequence[float]) -> Costs:
+def _costs(n: float, total: float, squares: float, values: Sequence[float]) -> AnswerCosts:
     if values:  # exact, unlike the rounded sums
-        return Costs(len(values), float(np.mean(values)), float(np.std(values)), values)
+        return AnswerCosts(len(values), float(np.mean(values)), float(np.std(values)), values)
     mean = total / n
-    return Costs(int(n), mean, math.sqrt(max(0.0, squares / n - mean**2)))
+    return AnswerCosts(int(n), mean, math.sqrt(max(0.0, squares / n - mean**2)))

@@ -41,12 +41,12 @@ STATUS: tuple[tuple[type[BottegaError], int], ...] = (
 )
 
 
-def answered(document: object, status: int = 200) -> Response:
+def json_response(document: object, status: int = 200) -> Response:
     body = orjson.dumps(document)
     return Response(body, status, {**HEADERS, "content-type": "application/json"})
 
 
-def refusal(error: BottegaError) -> ApiError:
+def api_error(error: BottegaError) -> ApiError:
     if isinstance(error, ApiError):
         return error
     status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
@@ -55,7 +55,7 @@ def refusal(error: BottegaError) -> ApiError:
     return ApiError(str(error), status=status, type=kind, headers=headers, hint=error.hint)
 
 
-def number(request: Request, name: str, default: int, most: int) -> int:
+def query_number(request: Request, name: str, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
         raise ApiError(
@@ -64,7 +64,7 @@ def number(request: Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
-async def sent(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -79,12 +79,12 @@ def check_length(length: int, most: int) -> None:
         )
 
 
-async def sent_object(
+async def read_object(
     request: Request, fields: Mapping[str, tuple[type, ...]], most: int
 ) -> dict[str, object]:
     """A JSON object of these fields and no others; null is as good as none."""
     try:
-        row = orjson.loads(await sent(request, most))
+        row = orjson.loads(await read_body(request, most))
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
     if not isinstance(row, dict):
@@ -100,9 +100,9 @@ async def sent_object(
 
 OpenCache = Callable[[str], KnowledgeBase]
 
-PAGE, LONGEST_PAGE = 20, 200
-MOST = 2**53
-MOST_NAMED = 100
+PAGE, MAX_PAGE = 20, 200
+MAX_OFFSET = 2**53
+MAX_REPORTED = 100
 IN_MEMORY = 1024 * 1024
 # Whatever the bytes are, a browser runs nothing of them.
 IMAGE_HEADERS = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
@@ -111,11 +111,11 @@ PROVENANCE, IMPORTED = "provenance", "imported"
 
 class Caches:
     def __init__(
-        self, open_cache: OpenCache, forget: Callable[[str], None], longest_import: int
+        self, open_cache: OpenCache, forget: Callable[[str], None], max_import: int
     ) -> None:
         self._open = open_cache
         self._forget = forget
-        self._longest_import = longest_import
+        self._longest_import = max_import
 
     async def stats(self, request: Request, _: Account) -> Response:
         def work() -> dict[str, object]:
@@ -124,26 +124,30 @@ class Caches:
             del counted["path"]
             return {**counted, "namespaces": cache.namespaces()}
 
-        return answered(await asyncio.to_thread(work))
+        return json_response(await asyncio.to_thread(work))
 
     async def browse(self, request: Request, _: Account) -> Response:
         """The newest first."""
-        limit = number(request, "limit", PAGE, LONGEST_PAGE)
-        offset = number(request, "offset", 0, MOST)
+        limit = query_number(request, "limit", PAGE, MAX_PAGE)
+        offset = query_number(request, "offset", 0, MAX_OFFSET)
 
         def work() -> dict[str, object]:
             cache = self._open(_namespace(request))
             found = cache.ids(where=_filter(request))[::-1]
             page = found[offset : offset + limit]
-            return {"total": len(found), "offset": offset, "examples": _still_there(cache, page)}
+            return {
+                "total": len(found),
+                "offset": offset,
+                "examples": _describe_existing(cache, page),
+            }
 
-        return answered(await asyncio.to_thread(work))
+        return json_response(await asyncio.to_thread(work))
 
     async def show(self, request: Request, _: Account) -> Response:
         def work() -> dict[str, object]:
-            return _described(self._open(_namespace(request)), _id(request))
+            return _describe(self._open(_namespace(request)), _id(request))
 
-        return answered(await asyncio.to_thread(work))
+        return json_response(await asyncio.to_thread(work))
 
     async def image(self, request: Request, _: Account) -> Response:
         """The bytes as they are stored."""
@@ -163,22 +167,22 @@ class Caches:
             self._forget(namespace)
             return {"removed": removed, "examples": len(cache)}
 
-        return answered(await asyncio.to_thread(work))
+        return json_response(await asyncio.to_thread(work))
 
     async def pin(self, request: Request, _: Account) -> Response:
-        return await self._pinned(request, KnowledgeBase.pin)
+        return await self._set_pinned(request, KnowledgeBase.pin)
 
     async def unpin(self, request: Request, _: Account) -> Response:
-        return await self._pinned(request, KnowledgeBase.unpin)
+        return await self._set_pinned(request, KnowledgeBase.unpin)
 
-    async def _pinned(
+    async def _set_pinned(
         self, request: Request, change: Callable[[KnowledgeBase, list[str]], int]
     ) -> Response:
         def work() -> dict[str, object]:
             cache = self._open(_namespace(request))
             return {"changed": change(cache, [_id(request)]), "pinned": cache.stats().pinned}
 
-        return answered(await asyncio.to_thread(work))
+        return json_response(await asyncio.to_thread(work))
 
     async def import_(self, request: Request, account: Account) -> Response:
         """Lines of JSON with images as data URLs: the lines of `export`, or of `load_jsonl`. What
@@ -191,7 +195,7 @@ class Caches:
                 await asyncio.to_thread(file.write, chunk)
             file.seek(0)
             added = await asyncio.to_thread(self._import, file, _namespace(request), account)
-        return answered(added)
+        return json_response(added)
 
     def _import(
         self, lines: Iterable[bytes], namespace: str, account: Account
@@ -199,8 +203,8 @@ class Caches:
         bad: list[BottegaError] = []
         cache = self._open(namespace)
         examples = read_jsonl(lines, "the upload", whole_replies=True, on_error=bad.append)
-        added = cache.add((_imported(one, account) for one in examples), on_error=bad.append)
-        named = [{"reason": str(error), "hint": error.hint} for error in bad[:MOST_NAMED]]
+        added = cache.add((_as_imported(one, account) for one in examples), on_error=bad.append)
+        named = [{"reason": str(error), "hint": error.hint} for error in bad[:MAX_REPORTED]]
         return {
             "new": added.new,
             "duplicates": added.duplicates,
@@ -239,20 +243,20 @@ def _data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-def _imported(example: Example, account: Account) -> Example:
+def _as_imported(example: Example, account: Account) -> Example:
     tags = {**example.tags, PROVENANCE: IMPORTED}
     return replace(example, tags=tags, source=f"imported by {account.name}")
 
 
-def _still_there(cache: KnowledgeBase, ids: Sequence[str]) -> list[dict[str, object]]:
+def _describe_existing(cache: KnowledgeBase, ids: Sequence[str]) -> list[dict[str, object]]:
     found = []
     for id in ids:
         with suppress(NotFoundError):  # deleted or evicted meanwhile
-            found.append(_described(cache, id))
+            found.append(_describe(cache, id))
     return found
 
 
-def _described(cache: KnowledgeBase, id: str) -> dict[str, object]:
+def _describe(cache: KnowledgeBase, id: str) -> dict[str, object]:
     example, metadata = cache.get(id), cache.metadata(id)
     query = example.query
     images = [

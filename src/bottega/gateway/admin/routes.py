@@ -17,13 +17,13 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
-from bottega.gateway.admin.caches import Caches, OpenCache, answered, refusal, sent_object
+from bottega.gateway.admin.caches import Caches, OpenCache, api_error, json_response, read_object
 from bottega.gateway.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-LONGEST_IMPORT = 256 * 1024 * 1024
-LONGEST_KEY = 64 * 1024
+MAX_IMPORT = 256 * 1024 * 1024
+MAX_KEY_BODY = 64 * 1024
 KEY_FIELDS: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "namespace": (str,),
@@ -44,13 +44,13 @@ def admin_routes(
     open_cache: OpenCache,
     *,
     forget: Callable[[str], None] = lambda namespace: None,
-    longest_import: int = LONGEST_IMPORT,
+    max_import: int = MAX_IMPORT,
 ) -> list[BaseRoute]:
     """`open_cache` gives the handle of a namespace that the gateway itself uses; nothing here
     closes it. `forget` is told a namespace from which examples were deleted, so that no exact
     repeat brings them back. Both are called in threads. What is refused is raised as `ApiError`."""
     admin = _Admin(accounts, ledger)
-    caches = Caches(open_cache, forget, longest_import)
+    caches = Caches(open_cache, forget, max_import)
     handlers: list[tuple[str, str, Handler]] = [
         ("GET", "/keys", admin.list_keys),
         ("POST", "/keys", admin.add_key),
@@ -67,20 +67,20 @@ def admin_routes(
         ("GET", "/export", caches.export),
     ]
     return [
-        Route(f"/admin{path}", _guarded(accounts, handler, path), methods=[method])
+        Route(f"/admin{path}", _require_admin(accounts, handler, path), methods=[method])
         for method, path, handler in handlers
     ]
 
 
-def _guarded(
+def _require_admin(
     accounts: Accounts, handler: Handler, path: str
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        account = _administrator(accounts, request)
+        account = _check_admin(accounts, request)
         try:
             response = await handler(request, account)
         except BottegaError as error:
-            raise refusal(error) from error
+            raise api_error(error) from error
         if request.method not in ("GET", "HEAD"):
             log.info("admin %s: %s /admin%s", account.id, request.method, path)
         return response
@@ -88,7 +88,7 @@ def _guarded(
     return handle
 
 
-def _administrator(accounts: Accounts, request: Request) -> Account:
+def _check_admin(accounts: Accounts, request: Request) -> Account:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     account = accounts.authenticate(token.strip() if scheme.lower() == "bearer" else None)
     if account is None:
@@ -117,20 +117,20 @@ class _Admin:
 
     async def list_keys(self, request: Request, _: Account) -> Response:
         found = await asyncio.to_thread(self.accounts.list)
-        return answered({"keys": [self._described(account) for account in found]})
+        return json_response({"keys": [self._describe(account) for account in found]})
 
     async def add_key(self, request: Request, _: Account) -> Response:
         """The only answer that ever holds the key."""
-        fields: dict[str, Any] = await sent_object(request, KEY_FIELDS, LONGEST_KEY)
+        fields: dict[str, Any] = await read_object(request, KEY_FIELDS, MAX_KEY_BODY)
         account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
-        return answered({"key": token, "account": self._described(account)}, 201)
+        return json_response({"key": token, "account": self._describe(account)}, 201)
 
     async def revoke_key(self, request: Request, _: Account) -> Response:
         id = request.path_params["id"]
         if TOKEN.fullmatch(id):
             raise ApiError("a key is revoked by its id", hint="paths stand in logs: give no keys")
         account = await asyncio.to_thread(self.accounts.revoke, id)
-        return answered(self._described(account))
+        return json_response(self._describe(account))
 
     async def savings(self, request: Request, _: Account) -> Response:
         params = request.query_params
@@ -141,9 +141,9 @@ class _Admin:
             since=_since(params.get("since")),
             master=params.get("master"),
         )
-        return answered(found)
+        return json_response(found)
 
-    def _described(self, account: Account) -> dict[str, object]:
+    def _describe(self, account: Account) -> dict[str, object]:
         spent = self.ledger.spent_this_month(account.id)
         return {**asdict(account), "spent_this_month_usd": spent}
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import (
-    Cache,
-    ClientLimits,
+    CacheSettings,
     Config,
-    Keys,
-    Listening,
+    KeySettings,
+    LimitSettings,
     Place,
     Read,
-    Replay,
-    Route,
-    Shadow,
+    ReplaySettings,
+    RouteSettings,
+    ServerSettings,
+    ShadowSettings,
     TierSettings,
     as_table,
     check_known,
@@ -80,13 +80,13 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
     config = Config(
         file,
         _tiers(document.get("tiers"), at / "tiers"),
-        gateway=section("gateway", Listening),
-        route=section("route", Route),
-        cache=section("cache", Cache),
-        replay=section("replay", Replay),
-        limits=section("limits", ClientLimits),
-        shadow=section("shadow", Shadow),
-        keys=section("keys", Keys),
+        gateway=section("gateway", ServerSettings),
+        route=section("route", RouteSettings),
+        cache=section("cache", CacheSettings),
+        replay=section("replay", ReplaySettings),
+        limits=section("limits", LimitSettings),
+        shadow=section("shadow", ShadowSettings),
+        keys=section("keys", KeySettings),
     )
     config = replace(config, route=_usual(config), cache=_usual_cache(config.cache))
     _check_route(config, document.get("route", {}), at / "route")
@@ -95,7 +95,7 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
     return config
 
 
-def _usual(config: Config) -> Route:
+def _usual(config: Config) -> RouteSettings:
     """Without a word on it one tier answers everything, and of several a coin chooses."""
     route = config.route
     if route.by is None:
@@ -105,7 +105,7 @@ def _usual(config: Config) -> Route:
     return route
 
 
-def _usual_cache(cache: Cache) -> Cache:
+def _usual_cache(cache: CacheSettings) -> CacheSettings:
     """An example that is about something else does harm; scores of bm25 have no such scale."""
     if cache.at_least is None and cache.retrieve == "nearest":
         return replace(cache, at_least=AT_LEAST)

@@ -187,7 +187,7 @@ MB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Listening:
+class ServerSettings:
     """[gateway]"""
 
     host: str = "127.0.0.1"
@@ -246,7 +246,7 @@ class TierSettings:
 
 
 @dataclass(frozen=True)
-class Route:
+class RouteSettings:
     """[route]. `cold_start`: so many first queries of a namespace all go to the master.
     `fallback`: who may answer for a tier that failed."""
 
@@ -263,7 +263,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheSettings:
     """[cache]. `at_least`: what is less similar is not shown, whoever answers. `longest`:
     characters of an answer that may be kept. `open_namespaces`: so many are held open at once."""
 
@@ -279,7 +279,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplaySettings:
     """[replay]: exact repeats. `identity` says whether the same pixels in another file are one."""
 
     seconds: float = within(3600.0, 0)
@@ -289,7 +289,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class ClientLimits:
+class LimitSettings:
     """[limits]: what one request may hold, and whether the gateway fetches images for it. `fields`
     are request fields that are forwarded in addition to the default ones."""
 
@@ -309,7 +309,7 @@ class ClientLimits:
 
 
 @dataclass(frozen=True)
-class Shadow:
+class ShadowSettings:
     """[shadow]: of the apprentice's answers so many are compared with the master's; `gate` shows
     demonstrations only where these comparisons found that they help, and has every answer compared
     until there are enough of them."""
@@ -319,7 +319,7 @@ class Shadow:
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeySettings:
     """[keys]. `required` None means unless the host is loopback. The others apply to keys that were
     created without their own limit; `max_concurrent` None means half of gateway.max_concurrent."""
 
@@ -335,13 +335,13 @@ class Config:
 
     file: str
     tiers: tuple[TierSettings, ...]
-    gateway: Listening = Listening()
-    route: Route = Route()
-    cache: Cache = Cache()
-    replay: Replay = Replay()
-    limits: ClientLimits = ClientLimits()
-    shadow: Shadow = Shadow()
-    keys: Keys = Keys()
+    gateway: ServerSettings = ServerSettings()
+    route: RouteSettings = RouteSettings()
+    cache: CacheSettings = CacheSettings()
+    replay: ReplaySettings = ReplaySettings()
+    limits: LimitSettings = LimitSettings()
+    shadow: ShadowSettings = ShadowSettings()
+    keys: KeySettings = KeySettings()
 
     @property
     def master(self) -> TierSettings:

@@ -11,8 +11,8 @@ import orjson
 
 from bottega.gateway.endpoint import Answer, Reply, RequestRecord
 from bottega.gateway.errors import ApiError
-from bottega.gateway.responses.input import Translated, translated
-from bottega.gateway.responses.output import Events, Frame, whole
+from bottega.gateway.responses.input import ChatTranslation, translate
+from bottega.gateway.responses.output import ResponseEvents, ResponseTemplate, response_body
 from bottega.gateway.upstreams.sse import LAST
 
 MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
@@ -28,7 +28,7 @@ SPELLED = re.compile("|".join(map(re.escape, NAMES)))
 
 
 @dataclass(frozen=True)
-class Responses:
+class ResponsesEndpoint:
     """`chat` answers chat completions."""
 
     chat: Answer
@@ -39,28 +39,30 @@ class Responses:
         headers: Mapping[str, str],
         body: Callable[[], Awaitable[bytes]],
     ) -> Reply:
-        asked: list[tuple[Mapping[str, object], Translated]] = []
+        asked: list[tuple[Mapping[str, object], ChatTranslation]] = []
 
         async def chat_body() -> bytes:
             raw = await body()
             given = _object(raw)
             if given is None:
                 return raw  # the gateway says what is wrong with it
-            asked.append((given, translated(given)))
+            asked.append((given, translate(given)))
             return _written(asked[0][1])
 
         try:
             reply = await self.chat(record, headers, chat_body)
         except ApiError as error:
             origins = asked[0][1].origins if asked else ()
-            raise in_responses_terms(error, origins) from error
-        frame = Frame(record.request_id.removeprefix("req_"), asked[0][0])
+            raise to_responses_error(error, origins) from error
+        template = ResponseTemplate(record.request_id.removeprefix("req_"), asked[0][0])
         if reply.events is None:
-            return replace(reply, payload=whole(reply.payload, frame))
-        return replace(reply, events=_translated(reply.events, Events(frame, record.model)))
+            return replace(reply, payload=response_body(reply.payload, template))
+        return replace(
+            reply, events=_translated(reply.events, ResponseEvents(template, record.model))
+        )
 
 
-def in_responses_terms(error: ApiError, origins: Sequence[str]) -> ApiError:
+def to_responses_error(error: ApiError, origins: Sequence[str]) -> ApiError:
     """What was wrong with the chat body, said of the request that it was made of."""
 
     message, param = str(error), error.param
@@ -91,7 +93,7 @@ def _object(raw: bytes) -> Mapping[str, object] | None:
     return given if isinstance(given, dict) else None
 
 
-def _written(chat: Translated) -> bytes:
+def _written(chat: ChatTranslation) -> bytes:
     try:
         return orjson.dumps(chat.body)
     except orjson.JSONEncodeError as error:  # it reads deeper than it writes
@@ -100,7 +102,9 @@ def _written(chat: Translated) -> bytes:
         ) from error
 
 
-async def _translated(chunks: AsyncGenerator[bytes], events: Events) -> AsyncGenerator[bytes]:
+async def _translated(
+    chunks: AsyncGenerator[bytes], events: ResponseEvents
+) -> AsyncGenerator[bytes]:
     try:
         async for chunk in chunks:
             if chunk == LAST:

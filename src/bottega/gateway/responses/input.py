@@ -15,16 +15,18 @@ from bottega.gateway.ports import Body
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)
-OF_A_FUNCTION = ("name", "description", "parameters", "strict")
-OF_A_SCHEMA = ("type", "name", "description", "schema", "strict")
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 Kind = TypeVar("Kind")
 
 
 def chat_tools(tools: object) -> list[Body]:
-    return [{"type": "function", "function": _without_type(tool)} for tool in functions_of(tools)]
+    return [
+        {"type": "function", "function": _without_type(tool)} for tool in parse_functions(tools)
+    ]
 
 
-def functions_of(tools: object) -> list[Body]:
+def parse_functions(tools: object) -> list[Body]:
     """What is understood of each. Raises `ApiError` for tools that OpenAI's own servers run."""
     if tools is None:
         return []
@@ -52,7 +54,7 @@ def chat_tool_choice(choice: object) -> object:
     return _not_a_function(choice.get("type"), "tool_choice.type")
 
 
-def told_tool_choice(choice: object) -> object:
+def echoed_tool_choice(choice: object) -> object:
     chat = chat_tool_choice(choice)
     if not isinstance(chat, dict):
         return chat or "auto"
@@ -64,7 +66,7 @@ def told_tool_choice(choice: object) -> object:
 
 
 def chat_format(shape: object) -> Body | None:
-    told = told_format(shape)
+    told = echoed_format(shape)
     if told["type"] == "text":
         return None
     if told["type"] == "json_object":
@@ -72,7 +74,7 @@ def chat_format(shape: object) -> Body | None:
     return {"type": "json_schema", "json_schema": _without_type(told)}
 
 
-def told_format(shape: object) -> Body:
+def echoed_format(shape: object) -> Body:
     if shape is None:
         return {"type": "text"}
     if not isinstance(shape, dict):
@@ -81,12 +83,12 @@ def told_format(shape: object) -> Body:
         case "text" | "json_object" as plain:
             return {"type": plain}
         case "json_schema":
-            text_of(shape, "name", "text.format")
+            required_text(shape, "name", "text.format")
             if not isinstance(shape.get("schema"), dict):
                 wrong_type("text.format.schema", "an object", shape.get("schema"))
             optional(shape, "description", str, "text.format")
             optional(shape, "strict", bool, "text.format")
-            return {name: shape[name] for name in OF_A_SCHEMA if shape.get(name) is not None}
+            return {name: shape[name] for name in SCHEMA_FIELDS if shape.get(name) is not None}
     expected = "one of text, json_object, json_schema"
     return wrong_type("text.format.type", expected, shape.get("type"))
 
@@ -97,11 +99,11 @@ def _function(tool: object, where: str) -> Body:
     required(tool, "type", where)
     if tool["type"] != "function":
         _not_a_function(tool["type"], f"{where}.type")
-    text_of(tool, "name", where)
+    required_text(tool, "name", where)
     optional(tool, "description", str, where)
     optional(tool, "parameters", dict, where)
     optional(tool, "strict", bool, where)
-    told = {name: tool[name] for name in OF_A_FUNCTION if tool.get(name) is not None}
+    told = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
     return {"type": "function", **told}
 
 
@@ -110,10 +112,10 @@ def _named(choice: object, where: str) -> Body:
         wrong_type(where, "an object", choice)
     if choice.get("type") != "function":
         _not_a_function(choice.get("type"), f"{where}.type")
-    return {"type": "function", "function": {"name": text_of(choice, "name", where)}}
+    return {"type": "function", "function": {"name": required_text(choice, "name", where)}}
 
 
-def text_of(found: Body, name: str, where: str) -> str:
+def required_text(found: Body, name: str, where: str) -> str:
     required(found, name, where)
     value = found[name]
     if not isinstance(value, str):
@@ -184,7 +186,7 @@ class Conversation:
             case "function_call":
                 self._call(_call(item, where), where)
             case "function_call_output":
-                answered = text_of(item, "call_id", where)
+                answered = required_text(item, "call_id", where)
                 output = _content(item, "output", where)
                 self.say("tool", output, f"{where}.output", tool_call_id=answered)
             case "reasoning":
@@ -212,8 +214,8 @@ def _role(item: Body, where: str) -> str:
 
 
 def _call(item: Body, where: str) -> Body:
-    function = {name: text_of(item, name, where) for name in ("name", "arguments")}
-    return {"id": text_of(item, "call_id", where), "type": "function", "function": function}
+    function = {name: required_text(item, name, where) for name in ("name", "arguments")}
+    return {"id": required_text(item, "call_id", where), "type": "function", "function": function}
 
 
 def _content(item: Body, name: str, where: str) -> str | list[Body]:
@@ -234,7 +236,7 @@ def _part(part: object, where: str) -> Body:
         wrong_type(where, "an object", part)
     kind = part.get("type")
     if isinstance(kind, str) and kind in SPOKEN:
-        return {"type": "text", "text": text_of(part, SPOKEN[kind], where)}
+        return {"type": "text", "text": required_text(part, SPOKEN[kind], where)}
     if kind == "input_image":
         return _image(part, where)
     if kind == "input_file":
@@ -250,7 +252,7 @@ def _image(part: Body, where: str) -> Body:
     if part.get("file_id"):
         hint = "send the image as image_url, a data URL (data:image/png;base64,...)"
         raise unsupported("files are not kept here", f"{where}.file_id", hint)
-    image = {"url": text_of(part, "image_url", where)}
+    image = {"url": required_text(part, "image_url", where)}
     detail = optional(part, "detail", str, where)
     # Clients of the Responses API always say it; it is what chat completions assume.
     return {
@@ -307,14 +309,14 @@ OWN = {
 
 
 @dataclass(frozen=True)
-class Translated:
+class ChatTranslation:
     """`origins` tell where the content of each message stood in the request."""
 
     body: Body
     origins: Sequence[str]
 
 
-def translated(given: Body) -> Translated:
+def translate(given: Body) -> ChatTranslation:
     """Raises `ApiError` for what chat completions cannot say."""
     for name, hint in (*MISSING.items(), *CHAT_ONLY.items()):
         if given.get(name):
@@ -339,7 +341,7 @@ def translated(given: Body) -> Translated:
         body |= {name: value for name, value in asked.items() if value is not None}
     if given.get("stream") is True:
         body["stream_options"] = {"include_usage": True}
-    return Translated(body, conversation.origins)
+    return ChatTranslation(body, conversation.origins)
 
 
 def _check_included(include: object) -> None:

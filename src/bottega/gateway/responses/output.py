@@ -10,18 +10,18 @@ from typing import Any
 import orjson
 
 from bottega.gateway.ports import Body
-from bottega.gateway.responses.input import functions_of, told_format, told_tool_choice
+from bottega.gateway.responses.input import echoed_format, echoed_tool_choice, parse_functions
 from bottega.generation.openai_format import joined, parse_usage
 
 Item = dict[str, object]
-CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Sent back as they came, null where they were left out.
-ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
+ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
 KNOWN_FAILURES = ("server_error", "rate_limit_exceeded")
 
 
 @dataclass(frozen=True)
-class Frame:
+class ResponseTemplate:
     """All of a reply but for what the model said. `given` is the request, checked before."""
 
     key: str  # of the request: all ids are made of it
@@ -31,7 +31,7 @@ class Frame:
     def reply(self, model: str, status: str, output: list[Item], **more: object) -> Item:
         given = self.given
         text, reasoning = _object(given, "text"), _object(given, "reasoning")
-        kept: Item = {name: given.get(name) for name in ECHOED}
+        kept: Item = {name: given.get(name) for name in ECHOED_FIELDS}
         return {
             "id": f"resp_{self.key}",
             "object": "response",
@@ -49,12 +49,12 @@ class Frame:
             "previous_response_id": None,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "store": False,
-            "text": {"format": told_format(text.get("format"))}
+            "text": {"format": echoed_format(text.get("format"))}
             | ({"verbosity": text["verbosity"]} if text.get("verbosity") else {}),
-            "tool_choice": told_tool_choice(given.get("tool_choice")),
+            "tool_choice": echoed_tool_choice(given.get("tool_choice")),
             "tools": [
                 {"description": None, "parameters": None, "strict": None, **tool}
-                for tool in functions_of(given.get("tools"))
+                for tool in parse_functions(given.get("tools"))
             ],
             "truncation": "disabled",
             "usage": None,
@@ -62,8 +62,8 @@ class Frame:
         }
 
     def ended(self, model: str, finish: object, output: list[Item], usage: object) -> Item:
-        reason = cut(finish)
-        told = {"usage": usage_of(usage)}
+        reason = incomplete_reason(finish)
+        told = {"usage": responses_usage(usage)}
         if reason is None:
             more = told | {"completed_at": int(time.time())}
             return self.reply(model, "completed", output, **more)
@@ -78,46 +78,46 @@ class Frame:
         }
         return self.reply(model, "failed", output, error=told)
 
-    def message(self, place: int, content: list[Item], status: str) -> Item:
+    def message(self, index: int, content: list[Item], status: str) -> Item:
         return {
-            "id": f"msg_{self.key}{place:02d}",
+            "id": f"msg_{self.key}{index:02d}",
             "type": "message",
             "role": "assistant",
             "status": status,
             "content": content,
         }
 
-    def call(self, place: int, id: object, name: object, arguments: object, status: str) -> Item:
+    def call(self, index: int, id: object, name: object, arguments: object, status: str) -> Item:
         return {
-            "id": f"fc_{self.key}{place:02d}",
+            "id": f"fc_{self.key}{index:02d}",
             "type": "function_call",
             "status": status,
-            "call_id": id if isinstance(id, str) and id else f"call_{self.key}{place:02d}",
+            "call_id": id if isinstance(id, str) and id else f"call_{self.key}{index:02d}",
             "name": name if isinstance(name, str) else "",
-            "arguments": arguments_of(arguments),
+            "arguments": arguments_text(arguments),
         }
 
 
-def whole(payload: bytes, frame: Frame) -> bytes:
+def response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     completion: dict[str, Any] = orjson.loads(payload)
     choice = completion["choices"][0]
     said, finish = choice["message"], choice.get("finish_reason")
-    status = "incomplete" if cut(finish) else "completed"
+    status = "incomplete" if incomplete_reason(finish) else "completed"
     calls = [one for one in said.get("tool_calls") or () if isinstance(one, dict)]
     output: list[Item] = []
     if (content := _content(said)) or not calls:
-        output.append(frame.message(0, content or [text_part("")], status))
+        output.append(template.message(0, content or [text_part("")], status))
     for call in calls:
         function = _object(call, "function")
         told = call.get("id"), function.get("name"), function.get("arguments")
-        output.append(frame.call(len(output), *told, status))
+        output.append(template.call(len(output), *told, status))
     model, usage = completion.get("model"), completion.get("usage")
-    return orjson.dumps(frame.ended(str(model), finish, output, usage))
+    return orjson.dumps(template.ended(str(model), finish, output, usage))
 
 
-def cut(finish: object) -> str | None:
+def incomplete_reason(finish: object) -> str | None:
     """Why an answer is not whole."""
-    return CUT.get(finish) if isinstance(finish, str) else None
+    return INCOMPLETE_REASONS.get(finish) if isinstance(finish, str) else None
 
 
 def text_part(text: str) -> Item:
@@ -128,14 +128,14 @@ def refusal_part(text: str) -> Item:
     return {"type": "refusal", "refusal": text}
 
 
-def arguments_of(value: object) -> str:
+def arguments_text(value: object) -> str:
     """Some servers send the object itself."""
     if isinstance(value, str):
         return value
     return "" if value is None else orjson.dumps(value).decode()
 
 
-def usage_of(usage: object) -> Item | None:
+def responses_usage(usage: object) -> Item | None:
     if not isinstance(usage, dict):
         return None
     known = parse_usage({"usage": usage})
@@ -167,30 +167,30 @@ def _object(found: Mapping[str, object], name: str) -> Mapping[str, object]:
 
 @dataclass
 class _Message:
-    place: int
+    index: int
     parts: dict[str, str] = field(default_factory=dict)  # by type
 
-    def told(self, frame: Frame, status: str) -> Item:
+    def told(self, template: ResponseTemplate, status: str) -> Item:
         parts = [_part(kind, said) for kind, said in self.parts.items()]
-        return frame.message(self.place, parts, status)
+        return template.message(self.index, parts, status)
 
 
 @dataclass
 class _Call:
-    place: int
+    index: int
     id: object = None
     name: object = None
     arguments: str = ""
 
-    def told(self, frame: Frame, status: str) -> Item:
-        return frame.call(self.place, self.id, self.name, self.arguments, status)
+    def told(self, template: ResponseTemplate, status: str) -> Item:
+        return template.call(self.index, self.id, self.name, self.arguments, status)
 
 
-class Events:
+class ResponseEvents:
     """Each method gives the events that are to be sent now."""
 
-    def __init__(self, frame: Frame, model: str) -> None:
-        self._frame = frame
+    def __init__(self, template: ResponseTemplate, model: str) -> None:
+        self._frame = template
         self._model = model
         self._count = 0
         self._items: list[_Message | _Call] = []
@@ -211,7 +211,7 @@ class Events:
     def end(self) -> Iterator[bytes]:
         if not self._items:
             yield from self._open_part("output_text")
-        status = "incomplete" if cut(self._finish) else "completed"
+        status = "incomplete" if incomplete_reason(self._finish) else "completed"
         for item in self._items:
             told = item.told(self._frame, status)
             if isinstance(item, _Message):
@@ -221,7 +221,7 @@ class Events:
                 yield self._event(
                     "response.function_call_arguments.done", **_at(told, item), **rest
                 )
-            yield self._event("response.output_item.done", output_index=item.place, item=told)
+            yield self._event("response.output_item.done", output_index=item.index, item=told)
         output = self._output(status)
         reply = self._frame.ended(self._model, self._finish, output, self._usage)
         yield self._event(f"response.{reply['status']}", response=reply)
@@ -275,7 +275,7 @@ class Events:
         if known is None:
             self._calls[key] = call
             yield self._added(call)
-        if piece := arguments_of(function.get("arguments")):
+        if piece := arguments_text(function.get("arguments")):
             call.arguments += piece
             at = _at(call.told(self._frame, ""), call)
             yield self._event("response.function_call_arguments.delta", **at, delta=piece)
@@ -292,14 +292,14 @@ class Events:
     def _added(self, item: _Message | _Call) -> bytes:
         self._items.append(item)
         told = item.told(self._frame, "in_progress")
-        return self._event("response.output_item.added", output_index=item.place, item=told)
+        return self._event("response.output_item.added", output_index=item.index, item=told)
 
     def _in(self, kind: str) -> Item:
         """Where in the output a part of the message stands."""
         assert self._message is not None
-        place = list(self._message.parts).index(kind)
-        told = self._frame.message(self._message.place, [], "")
-        return _at(told, self._message) | {"content_index": place}
+        index = list(self._message.parts).index(kind)
+        told = self._frame.message(self._message.index, [], "")
+        return _at(told, self._message) | {"content_index": index}
 
     def _output(self, status: str) -> list[Item]:
         return [item.told(self._frame, status) for item in self._items]
@@ -311,7 +311,7 @@ class Events:
 
 
 def _at(told: Item, item: _Message | _Call) -> Item:
-    return {"item_id": told["id"], "output_index": item.place}
+    return {"item_id": told["id"], "output_index": item.index}
 
 
 def _part(kind: str, said: str) -> Item:

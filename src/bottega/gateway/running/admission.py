@@ -17,7 +17,7 @@ from bottega.gateway.limits import Limits
 LIMITS = Limits()
 # The parser joins the pieces of a header anew with each one that comes: what is endless would
 # stop everybody's requests long before the memory is full.
-CUT = (
+HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
@@ -27,77 +27,78 @@ class Connection(HttpToolsProtocol):
     """Headers have a size and a time to come in, bodies a time; who stops reading an answer is
     taken for gone. What comes as a header behind a body counts for nothing."""
 
-    head_seconds = 30.0
+    header_seconds = 30.0
     message_seconds = 120.0
-    reading_seconds = 60.0
-    look_every = 5.0
+    write_seconds = 60.0
+    check_seconds = 5.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
-        self._unread = 0  # bytes since the last of a body, or since the message began
-        self._headed = False
-        self._began: float | None = self.loop.time()
-        self._stuck: float | None = None
-        self._looking = self.loop.call_later(self.look_every, self._look)
+        self._unparsed_bytes = 0  # bytes since the last of a body, or since the message began
+        self._headers_done = False
+        self._message_start: float | None = self.loop.time()
+        self._write_blocked_since: float | None = None
+        self._timer = self.loop.call_later(self.check_seconds, self._check_timeouts)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._looking.cancel()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._unread += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._unread > LIMITS.header_bytes and not self.transport.is_closing():
+        if self._unparsed_bytes > LIMITS.header_bytes and not self.transport.is_closing():
             if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(CUT)
+                self.transport.write(HEADERS_TOO_LARGE)
             self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._began, self._headed = self.loop.time(), False
+        self._message_start, self._headers_done = self.loop.time(), False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._headed:
+        if not self._headers_done:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._headed = True
+        self._headers_done = True
         try:
             LIMITS.check_headers(self.headers)
         except ApiError as error:
             error.headers["connection"] = "close"
-            self.app = cast(Any, partial(_refusing, error))
+            self.app = cast(Any, partial(_error_app, error))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._unread = 0
+        self._unparsed_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unread, self._began = 0, None
+        self._unparsed_bytes, self._message_start = 0, None
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        self._stuck = self.loop.time()
+        self._write_blocked_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._stuck = None
+        self._write_blocked_since = None
         super().resume_writing()
 
-    def _look(self) -> None:
+    def _check_timeouts(self) -> None:
         now = self.loop.time()
-        patience = self.message_seconds if self._headed else self.head_seconds
-        slow = self._began is not None and now - self._began > patience
+        patience = self.message_seconds if self._headers_done else self.header_seconds
+        slow = self._message_start is not None and now - self._message_start > patience
         if (slow and not self.flow.read_paused) or (
-            self._stuck is not None and now - self._stuck > self.reading_seconds
+            self._write_blocked_since is not None
+            and now - self._write_blocked_since > self.write_seconds
         ):
             self.transport.abort()
         else:
-            self._looking = self.loop.call_later(self.look_every, self._look)
+            self._timer = self.loop.call_later(self.check_seconds, self._check_timeouts)
 
 
-async def _refusing(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _error_app(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     await send_error(error, send)
 
 

@@ -18,43 +18,43 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.chat import Gateway, Replaying
 from bottega.gateway.completion import Answering, Fallback
-from bottega.gateway.config.settings import MB, VIRTUAL, ClientLimits, Config
+from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer
-from bottega.gateway.image_fetcher import Fetcher
+from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
 from bottega.gateway.response_cache.keys import Identity
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.response_cache.replay import StoredRepeats
-from bottega.gateway.running.caches import CacheFile, Namespaces
-from bottega.gateway.running.pipeline_target import OnePipeline
-from bottega.gateway.running.server import GatewayServer, Spaces
+from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
+from bottega.gateway.running.pipeline_target import PipelineTenantPool
+from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.shadow import ShadowRunner
-from bottega.gateway.telemetry.logs import Warn
+from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.generation.lru import Recent
 from bottega.image import Image
 from bottega.pipeline import Pipeline
 
 KEEP_ENCODED = 64 * MB
-NOTHING = re.compile(r"(?!)")
+NEVER_MATCHES = re.compile(r"(?!)")
 
 
 def build(config: Config, environment: Mapping[str, str] = os.environ) -> GatewayServer:
     """Opens the ledger and the accounts; models and caches are loaded when it runs. Raises
     `SettingError` and `StoreError`."""
     tier_set = build_tiers(config, environment)
-    with _opened(config) as (accounts, ledger, opened):
+    with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(one.name for one in tier_set.served)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        tier_set = tier_set.decoding_within(decoding).timed(metrics)
-        file = CacheFile(config, tier_set, metrics, ledger, decoding)
+        tier_set = tier_set.with_decode_budget(decoding).timed(metrics)
+        file = NamespaceOpener(config, tier_set, metrics, ledger, decoding)
         file.check()
-        spaces = Namespaces(file.open, config.cache.open_namespaces)
+        tenants = NamespacePool(file.open, config.cache.open_namespaces)
         gateway_server = _gateway_server(
-            config, file.tier_set, spaces, metrics, accounts, ledger, decoding
+            config, file.tier_set, tenants, metrics, accounts, ledger, decoding
         )
         opened.pop_all()
     gateway = gateway_server.gateway
@@ -64,36 +64,40 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         gateway.stored = StoredRepeats(ledger.repeat)
     if config.shadow.rate:
         gateway.shadowing = ShadowRunner(
-            gateway.answering, gateway.settle, gateway_server.over, file.measured, repeats
+            gateway.answering,
+            gateway.settle,
+            gateway_server.over,
+            file.record_shadow_sample,
+            repeats,
         )
 
     def forget(namespace: str) -> None:
         if repeats is not None:
-            spaces.soon(repeats.clear)
+            tenants.call_soon(repeats.clear)
 
-    gateway_server.open_door(admin_routes(accounts, ledger, spaces.base, forget=forget))
+    gateway_server.build_app(admin_routes(accounts, ledger, tenants.base, forget=forget))
     return gateway_server
 
 
-def build_around(pipeline: Pipeline, config: Config) -> GatewayServer:
+def build_for_pipeline(pipeline: Pipeline, config: Config) -> GatewayServer:
     """A gateway for a pipeline that somebody else made."""
-    with _opened(config) as (accounts, ledger, opened):
+    with _open_stores(config) as (accounts, ledger, opened):
         metrics = Metrics(tier.name for tier in pipeline.tiers)
         decoding = DecodeBudget(config.limits.decoding_mb * MB)
-        tier_set = pipeline_tiers(pipeline).decoding_within(decoding).timed(metrics)
+        tier_set = pipeline_tiers(pipeline).with_decode_budget(decoding).timed(metrics)
         if pipeline.retrieve is not None:
             pipeline = replace(pipeline, retrieve=BudgetedRetriever(pipeline.retrieve, decoding))
         gateway_server = _gateway_server(
-            config, tier_set, OnePipeline(pipeline), metrics, accounts, ledger, decoding
+            config, tier_set, PipelineTenantPool(pipeline), metrics, accounts, ledger, decoding
         )
-        gateway_server.gateway.background = NOTHING  # a pipeline answers every text
+        gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         opened.pop_all()
-    gateway_server.open_door()
+    gateway_server.build_app()
     return gateway_server
 
 
 @contextmanager
-def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
+def _open_stores(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
     """Both are closed again if what follows fails."""
     with ExitStack() as opened:
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,7 +112,7 @@ def _opened(config: Config) -> Iterator[tuple[Accounts, Ledger, ExitStack]]:
 def _gateway_server(
     config: Config,
     tier_set: TierSet,
-    spaces: Spaces,
+    tenants: TenantPool,
     metrics: Metrics,
     accounts: Accounts,
     ledger: Ledger,
@@ -116,7 +120,7 @@ def _gateway_server(
 ) -> GatewayServer:
     protected = check_keys(config, accounts)
     limiter = Limiter(ledger)
-    warn = Warn(lambda what: metrics.warned.labels(what).inc())
+    warn = WarningLogger(lambda what: metrics.warned.labels(what).inc())
     gateway = Gateway(
         Answering(
             tier_set.served,
@@ -126,20 +130,20 @@ def _gateway_server(
             decoding=decoding,
             finish_seconds=config.gateway.finish_seconds,
         ),
-        spaces,
+        tenants,
         Finalizer(tier_set.prices, warn),
         models(config),
-        limits=limits_of(config.limits),
+        limits=request_limits(config.limits),
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=limiter,
         replaying=_replaying(config),
-        fetch=fetch_of(config.limits),
+        fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
     )
-    return GatewayServer(config, tier_set, spaces, metrics, accounts, ledger, gateway, limiter)
+    return GatewayServer(config, tier_set, tenants, metrics, accounts, ledger, gateway, limiter)
 
 
 def check_keys(config: Config, accounts: Accounts) -> bool:
@@ -185,15 +189,15 @@ def _replaying(config: Config) -> Replaying | None:
     )
 
 
-def limits_of(given: ClientLimits) -> Limits:
+def request_limits(given: LimitSettings) -> Limits:
     known = {one.name for one in fields(Limits)}
     return Limits(**{name: value for name, value in vars(given).items() if name in known})
 
 
-def fetch_of(given: ClientLimits) -> Fetch | None:
+def build_fetch(given: LimitSettings) -> Fetch | None:
     if not given.fetch_images:
         return None
-    fetcher = Fetcher(
+    fetcher = ImageFetcher(
         enabled=True,
         hosts=given.fetch_hosts or None,
         max_bytes=given.fetch_mb * MB,

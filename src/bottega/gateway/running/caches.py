@@ -26,7 +26,7 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.config.settings import Cache, Config, Route
+from bottega.gateway.config.settings import CacheSettings, Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedKeeper,
     BudgetedRetriever,
@@ -73,8 +73,8 @@ from bottega.routing import (
 from bottega.types import Candidate, Example, Query
 
 
-def routed(
-    route: Route, tiers: Sequence[Tier], retrieve: Retriever, held: int
+def build_router(
+    route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever, held: int
 ) -> tuple[Router, Escalation | None]:
     """Objects of one namespace: what one tenant asks changes no other's routes. `held` examples
     are in its cache already, and warm start so far."""
@@ -86,7 +86,7 @@ def routed(
     return cold_start(left, tiers[-1], then=router) if left > 0 else router, escalation
 
 
-def _router(route: Route, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
+def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
     match route.by:
         case "coin":
             return coin(tiers, route.master_rate or 0.0, route.seed)
@@ -109,11 +109,11 @@ log = logging.getLogger(__name__)
 
 CACHE = "cache.db"
 AGREES = 0.5
-FIRST_MEASURED = (
+UNMEASURED_GATE = (
     "the gate of %r has too few samples: every answer of an apprentice is compared until it has"
     " enough, and no examples are shown until then"
 )
-EVICT: dict[str, Callable[[], Eviction]] = {
+EVICTIONS: dict[str, Callable[[], Eviction]] = {
     "least-recent": LeastRecentlyUsedEviction,
     "least-frequent": LeastFrequentlyUsedEviction,
     "least-saving": LeastSavingsEviction,
@@ -121,7 +121,7 @@ EVICT: dict[str, Callable[[], Eviction]] = {
 }
 
 
-class Near:
+class SimilarityFilter:
     """Leaves out what is less similar than `at_least`."""
 
     def __init__(self, retrieve: Retriever, at_least: float) -> None:
@@ -132,7 +132,7 @@ class Near:
 
 
 @dataclass
-class CacheFile:
+class NamespaceOpener:
     """Opens namespaces, all of one file, all with one embedder. What shadow samples have taught
     the gates is in the ledger, and outlives the process."""
 
@@ -159,7 +159,7 @@ class CacheFile:
         with suppress(StoreBusyError):  # there will be another try when it is needed
             KnowledgeBase.open(self.file, None).close()
 
-    def open(self, namespace: str) -> Opened:
+    def open(self, namespace: str) -> OpenNamespace:
         """Blocks; the first time while the embedder is loaded."""
         base = self._base(namespace)
         try:
@@ -168,10 +168,10 @@ class CacheFile:
             base.close()
             raise
 
-    def measured(self, record: RequestRecord, similarity: float, pair: Pair) -> None:
+    def record_shadow_sample(self, record: RequestRecord, similarity: float, pair: Pair) -> None:
         """A shadow sample: counted, and kept with what its gate knows now."""
         namespace, gate = record.namespace, self._gates[record.namespace]
-        self.ledger.note_shadow(
+        self.ledger.record_shadow(
             namespace, similarity, pair.shown, pair.hidden, time.time(), record.request_id
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
@@ -184,7 +184,7 @@ class CacheFile:
                 self.file,
                 self.embedder,
                 capacity=cache.capacity,
-                evict=EVICT[cache.evict]() if cache.capacity else None,
+                evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,
             )
         except EmbedderMismatchError as error:
@@ -211,7 +211,7 @@ class CacheFile:
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and namespace not in self._told:
             self._told.add(namespace)
-            log.info(FIRST_MEASURED, namespace)
+            log.info(UNMEASURED_GATE, namespace)
         assert pipeline.rerank is not None
         gated = replace(pipeline, rerank=GatedReranker(pipeline.rerank, gate.shows))
         shown = gated if config.shadow.gate else pipeline
@@ -236,13 +236,13 @@ class CacheFile:
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
         cache = config.cache
-        route, escalate = routed(config.route, tiers, found, len(base))
+        route, escalate = build_router(config.route, tiers, found, len(base))
         pipeline = cache_of_thought(
             base,
             tiers=tiers,
             route=route,
             escalate=escalate,
-            retrieve=found if cache.at_least is None else Near(found, cache.at_least),
+            retrieve=found if cache.at_least is None else SimilarityFilter(found, cache.at_least),
             rerank=TopKReranker(cast(Order, cache.order)),
             parse=FinalAnswerParser(),
             reasoning=False,
@@ -272,25 +272,25 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
         return None
 
 
-def _retriever(cache: Cache, base: KnowledgeBase) -> Retriever:
+def _retriever(cache: CacheSettings, base: KnowledgeBase) -> Retriever:
     if cache.retrieve == "bm25":
         return BM25Retriever(base, exclude="same-question")
     return DenseRetriever(partial(base.search, exclude="same-question"))
 
 
-Opened = tuple[Tenant, KnowledgeBase]
+OpenNamespace = tuple[Tenant, KnowledgeBase]
 
 
-class Namespaces:
+class NamespacePool:
     """At most `most` stay open, the least recently used goes first: it is closed once no request
     holds its workshop any more. `open_one` blocks and is called in a thread, one call at a time, so
     that an embedder is loaded once. Clients take turns: one that opens many namespaces does not
     delay the others."""
 
-    def __init__(self, open_one: Callable[[str], Opened], most: int) -> None:
+    def __init__(self, open_one: Callable[[str], OpenNamespace], most: int) -> None:
         self._open_one = open_one
         self._most = most
-        self._opened: OrderedDict[str, asyncio.Future[Opened]] = OrderedDict()
+        self._opened: OrderedDict[str, asyncio.Future[OpenNamespace]] = OrderedDict()
         self._endings: list[weakref.finalize[..., Tenant]] = []
         self._turns = FairSemaphore(1, 1)
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
@@ -299,30 +299,30 @@ class Namespaces:
 
     async def open(self, namespace: str, /) -> Tenant:
         """Raises `StoreError`; the next call tries again."""
-        return (await self._both(namespace))[0]
+        return (await self._open(namespace))[0]
 
     def base(self, namespace: str) -> KnowledgeBase:
         """The handle that the gateway itself uses, for another thread than the event loop's."""
         if self._loop is None:
             raise StoreError("the gateway is not running yet", hint="try again in a moment")
-        return asyncio.run_coroutine_threadsafe(self._both(namespace), self._loop).result()[1]
+        return asyncio.run_coroutine_threadsafe(self._open(namespace), self._loop).result()[1]
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def call_soon(self, work: Callable[[], None]) -> None:
         """On the event loop, from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(work)
 
-    async def _both(self, namespace: str) -> Opened:
+    async def _open(self, namespace: str) -> OpenNamespace:
         self._loop = asyncio.get_running_loop()
         found = self._opened.get(namespace)
         if found is None:
             found = asyncio.ensure_future(self._open_in_turn(namespace))
-            found.add_done_callback(lambda done: self._came(namespace, done))
+            found.add_done_callback(lambda done: self._on_opened(namespace, done))
             self._opened[namespace] = found
         self._opened.move_to_end(namespace)
         return await asyncio.shield(found)
 
-    async def _open_in_turn(self, namespace: str) -> Opened:
+    async def _open_in_turn(self, namespace: str) -> OpenNamespace:
         await self._turns.acquire(1)
         try:
             loop = asyncio.get_running_loop()
@@ -344,7 +344,7 @@ class Namespaces:
         await asyncio.to_thread(self._closer.shutdown)
         self._opener.shutdown(wait=False)
 
-    def _came(self, namespace: str, done: asyncio.Future[Opened]) -> None:
+    def _on_opened(self, namespace: str, done: asyncio.Future[OpenNamespace]) -> None:
         if done.cancelled() or done.exception() is not None:
             self._opened.pop(namespace, None)
             return

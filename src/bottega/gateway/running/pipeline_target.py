@@ -61,7 +61,7 @@ def config_of(pipeline: Pipeline, target: str) -> Config:
     return Config(target, tuple(tiers))
 
 
-class OnePipeline:
+class PipelineTenantPool:
     """Its own cache and recorder are its own affair: the gateway keeps nothing itself. There is no
     second namespace, as nothing of the pipeline tells one tenant's examples from another's."""
 

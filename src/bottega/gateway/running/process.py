@@ -20,10 +20,10 @@ from typing import Any
 import uvicorn
 
 from bottega.errors import SettingError
-from bottega.gateway.config.settings import Config, Listening
+from bottega.gateway.config.settings import Config, ServerSettings
 from bottega.gateway.running.admission import Admission, Connection
 from bottega.gateway.running.reload import reload
-from bottega.gateway.running.server import GatewayServer, return_large_blocks
+from bottega.gateway.running.server import GatewayServer, unmap_large_blocks
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +32,10 @@ SWITCH_SECONDS = 0.0005
 # After draining: what still runs is cut.
 CUT_SECONDS = 1
 # After that: a thread that loads a model cannot be told to stop.
-LEAVE_SECONDS = 5.0
+EXIT_SECONDS = 5.0
 
 
-def bound(listening: Listening) -> socket.socket:
+def bind_socket(listening: ServerSettings) -> socket.socket:
     """The port, before anything is loaded. Raises `SettingError`."""
     host, port = listening.host, listening.port
     try:
@@ -53,31 +53,33 @@ def bound(listening: Listening) -> socket.socket:
     except OSError as error:
         raise SettingError(
             f"nothing can listen on {host}:{port}: {error.strerror}",
-            hint=_elsewhere(error, port),
+            hint=_bind_hint(error, port),
         ) from error
     return found
 
 
-def bound_for_metrics(listening: Listening) -> socket.socket | None:
+def bind_metrics_socket(listening: ServerSettings) -> socket.socket | None:
     """Return the bound socket of the metrics port, None if it is not set. Raises `SettingError`."""
     if listening.metrics_port is None:
         return None
     try:
-        return bound(replace(listening, host=listening.metrics_host, port=listening.metrics_port))
+        return bind_socket(
+            replace(listening, host=listening.metrics_host, port=listening.metrics_port)
+        )
     except SettingError as error:
         raise SettingError(
             str(error), hint="change gateway.metrics_port and gateway.metrics_host"
         ) from error
 
 
-def _elsewhere(error: OSError, port: int) -> str:
+def _bind_hint(error: OSError, port: int) -> str:
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return "--host 127.0.0.1 is this machine alone, --host :: all of its addresses"
     other = port + 1 if 1023 < port < 65535 else 8000
     return f"--port {other} takes another port, --port 0 any that is free"
 
 
-def base_url(listening: Listening, port: int) -> str:
+def base_url(listening: ServerSettings, port: int) -> str:
     """As a client on this machine writes it."""
     host = listening.host
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
@@ -96,41 +98,41 @@ def run(
     `drain_seconds`; a second signal does not wait. SIGHUP applies the settings that `read` returns;
     without `read` it ends the process like SIGTERM."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    return_large_blocks()
-    gateway_server.when_ready = _leave_alone_what_was_loaded
-    config = configured(gateway_server.app)
+    unmap_large_blocks()
+    gateway_server.when_ready = _freeze_garbage_collector
+    config = uvicorn_config(gateway_server.app)
     seconds = gateway_server.config.gateway.drain_seconds
     sockets = [listener]
     if metrics is not None:
         gateway_server.inner.metrics_port = metrics.getsockname()[1]
         sockets.append(metrics)
-    server = Draining(config, gateway_server.app, seconds, started, _leave_soon)
+    server = DrainingServer(config, gateway_server.app, seconds, started, _schedule_exit)
     if read is not None:
         server.reload = partial(reload, gateway_server, read)
     server.run(sockets)
     log.info("stopped")
 
 
-def _leave_alone_what_was_loaded() -> None:
+def _freeze_garbage_collector() -> None:
     """By the collector, which would walk over all of it again and again."""
     gc.collect()
     gc.freeze()
 
 
-def _leave_soon() -> None:
-    leaving = threading.Timer(LEAVE_SECONDS, _leave)
+def _schedule_exit() -> None:
+    leaving = threading.Timer(EXIT_SECONDS, _exit)
     leaving.daemon = True
     leaving.start()
 
 
-def _leave() -> None:
+def _exit() -> None:
     """What was kept is durable: nothing is lost but the rest of a model's loading."""
     log.warning("stopped, while something was still being loaded or closed")
     logging.getLogger().handlers[0].close()
     os._exit(0)
 
 
-def configured(app: Any) -> uvicorn.Config:
+def uvicorn_config(app: Any) -> uvicorn.Config:
     """As the gateway meets its clients."""
     return uvicorn.Config(
         app,
@@ -145,7 +147,7 @@ def configured(app: Any) -> uvicorn.Config:
     )
 
 
-class Draining(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
@@ -164,7 +166,7 @@ class Draining(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP"):  # its default ends the process without draining
-            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
         await super().startup(sockets)
         if self.started:
             self._told()
@@ -177,7 +179,7 @@ class Draining(uvicorn.Server):
         self._admission.closing = True
         self._loop.call_soon_threadsafe(self._drain)
 
-    def _hung_up(self) -> None:
+    def _on_sighup(self) -> None:
         if self.reload is not None:
             self.reload()
         else:

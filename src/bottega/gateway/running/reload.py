@@ -9,7 +9,7 @@ from typing import Any
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.build import fetch_of, key_defaults, limits_of
+from bottega.gateway.running.build import build_fetch, key_defaults, request_limits
 from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import PriceTable
@@ -43,7 +43,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     ):  # else the user's pipeline has its own
         gateway_server.tier_set.prices.override(prices)
     gateway = gateway_server.gateway
-    gateway.limits, gateway.fetch = limits_of(applied.limits), fetch_of(applied.limits)
+    gateway.limits, gateway.fetch = request_limits(applied.limits), build_fetch(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.answering.finish_seconds = applied.gateway.finish_seconds

@@ -31,7 +31,7 @@ M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 BLOCK = 1 << 20
 
 
-def return_large_blocks() -> bool:
+def unmap_large_blocks() -> bool:
     """Make malloc map each block of 1 MB or more separately and unmap it when it is freed. Return
     whether the C library supports this.
 
@@ -47,11 +47,11 @@ def return_large_blocks() -> bool:
 
 log = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 5.0
+RETRY_SECONDS = 5.0
 COUNT_SECONDS = 15.0
 
 
-class Spaces(Tenants, Protocol):
+class TenantPool(Tenants, Protocol):
     def counts(self) -> dict[str, int]: ...
 
     async def aclose(self) -> None: ...
@@ -64,7 +64,7 @@ class GatewayServer:
 
     config: Config
     tier_set: TierSet
-    spaces: Spaces
+    tenants: TenantPool
     metrics: Metrics
     accounts: Accounts
     ledger: Ledger
@@ -75,7 +75,7 @@ class GatewayServer:
     app: Admission = field(init=False)
     inner: App = field(init=False)
 
-    def open_door(self, more: Sequence[BaseRoute] = ()) -> None:
+    def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
         """`more` are further routes, such as the administration's."""
         chat_endpoint = ChatEndpoint(
             self.gateway.answer, self.over, self.gateway.limits.body_mb * MB
@@ -84,10 +84,10 @@ class GatewayServer:
             self.gateway,
             chat_endpoint,
             is_ready=lambda: self.is_ready,
-            troubles=self.tier_set.troubles,
+            tier_problems=self.tier_set.tier_problems,
             metrics=lambda: (self.metrics.exposition(), CONTENT_TYPE),
             more=more,
-            lifespan=self.living,
+            lifespan=self.lifespan,
         )
         self.inner = app
         self.app = Admission(app, self.config.gateway.max_concurrent)
@@ -96,7 +96,7 @@ class GatewayServer:
 
     def over(self, record: RequestRecord) -> None:
         """What is kept of a request: a row, counts and a line."""
-        entry = entry_of(record)
+        entry = ledger_entry(record)
         self.ledger.note(entry)
         self.metrics.observe(entry)
         log_request(entry, record.why, record.fallback)
@@ -106,9 +106,9 @@ class GatewayServer:
             record.hold.release()
 
     @asynccontextmanager
-    async def living(self) -> AsyncGenerator[None]:
+    async def lifespan(self) -> AsyncGenerator[None]:
         """The port is open while models and embedders are loaded: `/readyz` says when they are."""
-        work = [asyncio.create_task(self.warm()), asyncio.create_task(self._count())]
+        work = [asyncio.create_task(self.warm_up()), asyncio.create_task(self._count())]
         try:
             yield
         finally:
@@ -117,11 +117,11 @@ class GatewayServer:
             await asyncio.gather(*work, return_exceptions=True)
             await self.aclose()
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """Ends when the cache is open and a tier can answer; until then it tries again."""
         while True:
             opened, answering = await asyncio.gather(
-                self._succeeds("the cache", self.spaces.open("")),
+                self._succeeds("the cache", self.tenants.open("")),
                 asyncio.gather(
                     *(
                         self._succeeds(one.name, one.upstream.check())
@@ -131,7 +131,7 @@ class GatewayServer:
             )
             if opened and any(answering):
                 break
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
         for one in self.tier_set.served:  # the tables of prices take long to load
             await asyncio.to_thread(self.tier_set.prices, one.upstream.model, Usage())
         self.is_ready = True
@@ -152,7 +152,7 @@ class GatewayServer:
     async def _count(self) -> None:
         while True:
             try:
-                for name, count in (await asyncio.to_thread(self.spaces.counts)).items():
+                for name, count in (await asyncio.to_thread(self.tenants.counts)).items():
                     self.metrics.cache_entries(name, count)
             except BottegaError as error:  # closed meanwhile, or a disk that fails
                 log.warning("the cache's entries are not counted: %s", error)
@@ -162,12 +162,12 @@ class GatewayServer:
         if self.gateway.shadowing is not None:
             await self.gateway.shadowing.aclose()
         await self.tier_set.aclose()
-        await self.spaces.aclose()
+        await self.tenants.aclose()
         await asyncio.to_thread(self.ledger.close)
         await asyncio.to_thread(self.accounts.close)
 
 
-def entry_of(record: RequestRecord) -> Entry:
+def ledger_entry(record: RequestRecord) -> Entry:
     usage = record.usage
     return Entry(
         record.begun,

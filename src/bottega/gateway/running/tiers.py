@@ -25,8 +25,8 @@ from bottega.types import Usage
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
 # What tells how sure an answer is. A local model says it unasked, and one sample is what it gives.
-REMOTE_ASKS: Body = {"logprobs": True}
-LOCAL_ASKS: Body = {"n": 1}
+REMOTE_CONFIDENCE_FIELDS: Body = {"logprobs": True}
+LOCAL_CONFIDENCE_FIELDS: Body = {"n": 1}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TierSet:
     secrets: tuple[str, ...] = ()
     endpoints: Mapping[str, HttpUpstream] = field(default_factory=dict)
 
-    def decoding_within(self, budget: DecodeBudget) -> TierSet:
+    def with_decode_budget(self, budget: DecodeBudget) -> TierSet:
         """Return self after setting the shared decode budget on local models."""
         for one in self.served:
             if isinstance(one.upstream, LocalUpstream):
@@ -58,7 +58,7 @@ class TierSet:
         )
         return replace(self, served=tuple(served), endpoints=endpoints)
 
-    def troubles(self) -> dict[str, list[str]]:
+    def tier_problems(self) -> dict[str, list[str]]:
         """The tiers that are left alone for now, as they failed too often, and those whose last
         call was refused for a key, quota, model name or address."""
         ends = self.endpoints.items()
@@ -127,7 +127,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
 def _served(tier: TierSettings, key: str, config: Config) -> Served:
     generator, upstream = _remote(tier, key) if tier.is_remote else _local(tier, config)
     unsure = config.route.by == "confidence" and tier is not config.master
-    asks = REMOTE_ASKS if tier.is_remote else LOCAL_ASKS
+    asks = REMOTE_CONFIDENCE_FIELDS if tier.is_remote else LOCAL_CONFIDENCE_FIELDS
     if config.route.samples is not None:
         asks = {"n": config.route.samples}
     return Served(

@@ -39,7 +39,7 @@ from bottega.generation.http_client import redactor
 Scrub = Callable[[str], str]
 
 # Before the rest is looked at: megabytes of base64 are quick to find and slow to search.
-BYTES = re.compile(r"data:[\w.+-]+/[\w.+-]+[^\s,\"']*,[^\s\"'<>]*|[A-Za-z0-9+/=_-]{100,}")
+BASE64 = re.compile(r"data:[\w.+-]+/[\w.+-]+[^\s,\"']*,[^\s\"'<>]*|[A-Za-z0-9+/=_-]{100,}")
 QUERY = re.compile(r"\?[^\s\"'<>=]*=[^\s\"'<>]*")
 HEADER = re.compile(
     r"((?:authorization|cookie|api[-_]?key|token|secret|password)[\"']?\s*[:=]\s*)"
@@ -47,10 +47,10 @@ HEADER = re.compile(
     re.IGNORECASE,
 )
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-LONGEST_SEARCHED = 64 * 1024
-LONGEST = 2_000
-REMEMBERED = 1_024  # the same models and namespaces come again and again
-SHORT = 200
+MAX_SEARCHED = 64 * 1024
+MAX_TEXT = 2_000
+CACHED_TEXTS = 1_024  # the same models and namespaces come again and again
+SHORT_TEXT = 200
 ONE_WORD = 40
 REQUEST = "req_"  # of our own ids, of which no two are alike
 
@@ -61,20 +61,20 @@ def scrubber(secrets: Iterable[str] = ()) -> Scrub:
     redact = redactor(known)
 
     def scrub(text: str) -> str:
-        text = BYTES.sub("[bytes]", text)
-        if len(text) > LONGEST_SEARCHED:
+        text = BASE64.sub("[bytes]", text)
+        if len(text) > MAX_SEARCHED:
             return "[too long to be searched for secrets]"
         # Cut only now: half a secret is not recognised.
-        return HEADER.sub(r"\1[redacted]", redact(QUERY.sub("?[redacted]", text)))[:LONGEST]
+        return HEADER.sub(r"\1[redacted]", redact(QUERY.sub("?[redacted]", text)))[:MAX_TEXT]
 
-    again = lru_cache(REMEMBERED)(scrub)
+    scrub_cached = lru_cache(CACHED_TEXTS)(scrub)
 
-    def quickly(text: str) -> str:
+    def scrub_fast(text: str) -> str:
         if len(text) <= ONE_WORD and text not in known and text.removeprefix(REQUEST).isalnum():
             return text  # what looks like a secret has a sign in it
-        return again(text) if len(text) < SHORT else scrub(text)
+        return scrub_cached(text) if len(text) < SHORT_TEXT else scrub(text)
 
-    return quickly
+    return scrub_fast
 
 
 def printable(text: str) -> str:
@@ -85,19 +85,19 @@ def printable(text: str) -> str:
 log = logging.getLogger(__name__)
 
 
-class Warn:
+class WarningLogger:
     """An error's message may quote the client, and a client may cause it all day: its kind is
     logged, once, and `count` is told each time."""
 
     def __init__(self, count: Callable[[str], None] = lambda what: None) -> None:
         self._count = count
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def __call__(self, what: str, error: BottegaError | None = None) -> None:
         self._count(what)
         kind = "" if error is None else type(error).__name__
-        if (what, kind) not in self._told:
-            self._told.add((what, kind))
+        if (what, kind) not in self._logged:
+            self._logged.add((what, kind))
             log.warning(
                 "%s: %s (told once; bottega_warnings_total counts)", what, kind or "see above"
             )
@@ -105,12 +105,12 @@ class Warn:
 
 Style = Literal["json", "text"]
 STYLES: tuple[Style, ...] = ("json", "text")
-MOST_WAITING = 10_000  # lines, while a terminal stands still
-AT_ONCE = 500
-TOGETHER_SECONDS = 0.25
+MAX_WAITING = 10_000  # lines, while a terminal stands still
+WRITE_BATCH = 500
+FLUSH_SECONDS = 0.25
 FRAMES = 12
 # What these say is about files, settings, packages and hosts.
-ABOUT_SETUP = (
+SETUP_ERRORS = (
     SettingError,
     StoreError,
     MissingDependencyError,
@@ -126,20 +126,20 @@ def log_request(entry: Entry, why: str = "", fallback: str = "") -> None:
     it was meant for that failed. It goes straight to the writers: the logging module takes longer
     than the rest of a replay."""
     for writer in _writers:
-        writer.put(_Done(entry, why, time.time(), fallback))
+        writer.put(_RequestLine(entry, why, time.time(), fallback))
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What of an error may stand in a log."""
     name = type(error).__name__
-    if isinstance(error, ABOUT_SETUP):
+    if isinstance(error, SETUP_ERRORS):
         return f"{name}: {error}"
     if isinstance(error, EndpointError) and error.status is not None:
         return f"{name} {error.status}"
     return name
 
 
-class _Done(NamedTuple):
+class _RequestLine(NamedTuple):
     entry: Entry
     why: str
     at: float
@@ -147,7 +147,7 @@ class _Done(NamedTuple):
 
 
 @contextmanager
-def logging_to(
+def log_to(
     stream: TextIO | None = None, style: Style = "json", secrets: Iterable[str] = ()
 ) -> Iterator[Writer]:
     """All loggers of the process write there, instead of where they did. What was logged is
@@ -162,9 +162,9 @@ def logging_to(
     logging.getLogger().handlers[:] = [writer]
     _writers.append(writer)
     kind = logging.getLoggerClass()
-    logging.setLoggerClass(_Later)
+    logging.setLoggerClass(_CapturedLogger)
     ours.setLevel(logging.INFO)
-    threading.excepthook = _of_thread
+    threading.excepthook = _log_thread_error
     warnings.showwarning = _log_warning
     try:
         yield writer
@@ -179,7 +179,7 @@ def logging_to(
         writer.close()
 
 
-class _Later(logging.Logger):
+class _CapturedLogger(logging.Logger):
     """Of a library that is loaded meanwhile: a handler of its own would write a second line."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:
@@ -203,7 +203,7 @@ def _log_warning(message: Warning | str, *_: object, **__: object) -> None:
     logging.getLogger("bottega.warnings").warning("%s", str(message))
 
 
-def _of_thread(hook: threading.ExceptHookArgs) -> None:
+def _log_thread_error(hook: threading.ExceptHookArgs) -> None:
     if hook.exc_value is not None:
         ours = logging.getLogger("bottega.threads")
         ours.error("a thread ended", exc_info=hook.exc_value)
@@ -220,42 +220,42 @@ class Writer(logging.Handler):
         self._stream = stream
         self._line = _json_line if style == "json" else _text_line
         self._scrub = scrub
-        self._waiting: deque[logging.LogRecord | _Done] = deque()
-        self._news, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._write_on, name="bottega-logs", daemon=True)
+        self._waiting: deque[logging.LogRecord | _RequestLine] = deque()
+        self._wake_event, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._write_loop, name="bottega-logs", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         self.put(record)
 
-    def put(self, record: logging.LogRecord | _Done) -> None:
-        if len(self._waiting) < MOST_WAITING:
+    def put(self, record: logging.LogRecord | _RequestLine) -> None:
+        if len(self._waiting) < MAX_WAITING:
             self._waiting.append(record)
         else:
             self.lost += 1
-        if not self._news.is_set():
-            self._news.set()
+        if not self._wake_event.is_set():
+            self._wake_event.set()
 
     def close(self) -> None:
         self._stop.set()
-        self._news.set()
+        self._wake_event.set()
         self._thread.join(timeout=1.0)
         super().close()
 
-    def _write_on(self) -> None:
-        told_lost = 0
+    def _write_loop(self) -> None:
+        reported_lost = 0
         while not self._stop.is_set() or self._waiting:
-            self._news.wait()
-            self._stop.wait(TOGETHER_SECONDS)
-            self._news.clear()
-            while self._waiting or self.lost > told_lost:
-                told_lost = self._write(told_lost)
+            self._wake_event.wait()
+            self._stop.wait(FLUSH_SECONDS)
+            self._wake_event.clear()
+            while self._waiting or self.lost > reported_lost:
+                reported_lost = self._write(reported_lost)
 
-    def _write(self, told_lost: int) -> int:
+    def _write(self, reported_lost: int) -> int:
         """Some of the lines; how many that were lost it told of."""
-        some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+        some = [self._waiting.popleft() for _ in range(min(WRITE_BATCH, len(self._waiting)))]
         lines, lost = [self._text(one) for one in some], self.lost
-        if lost > told_lost:
+        if lost > reported_lost:
             lines.append(self._line(_fields("warning", "lines lost", count=lost)))
         try:
             self._stream.write("".join(f"{line}\n" for line in lines))
@@ -265,14 +265,16 @@ class Writer(logging.Handler):
             return self.lost
         return lost
 
-    def _text(self, record: logging.LogRecord | _Done) -> str:
+    def _text(self, record: logging.LogRecord | _RequestLine) -> str:
         try:
-            if isinstance(record, _Done):
+            if isinstance(record, _RequestLine):
                 return self._line(_request(record, self._scrub))
             return self._line(_event(record, self._scrub))
         except Exception as error:  # a message that its arguments do not fit
-            name = "bottega.requests" if isinstance(record, _Done) else record.name
-            return self._line(_fields("error", "a line failed", logger=name, error=told(error)))
+            name = "bottega.requests" if isinstance(record, _RequestLine) else record.name
+            return self._line(
+                _fields("error", "a line failed", logger=name, error=error_text(error))
+            )
 
 
 _writers: list[Writer] = []
@@ -280,21 +282,21 @@ _writers: list[Writer] = []
 
 def _fields(level: str, event: str, at: float | None = None, **more: object) -> dict[str, object]:
     return {
-        "time": _clock(time.time() if at is None else at),
+        "time": _iso_time(time.time() if at is None else at),
         "level": level,
         "event": event,
     } | more
 
 
-def _clock(at: float) -> str:
+def _iso_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def _request(done: _Done, scrub: Scrub) -> dict[str, object]:
+def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
     """Written out, as there is one for every request: putting it together takes half as long."""
     entry = done.entry
     return {
-        "time": _clock(done.at),
+        "time": _iso_time(done.at),
         "level": "info",
         "event": "request",
         "request": scrub(entry.request_id),
@@ -318,11 +320,11 @@ def _request(done: _Done, scrub: Scrub) -> dict[str, object]:
 def _event(record: logging.LogRecord, scrub: Scrub) -> dict[str, object]:
     arguments = record.args
     if isinstance(arguments, tuple):
-        arguments = tuple(told(a) if isinstance(a, BaseException) else a for a in arguments)
+        arguments = tuple(error_text(a) if isinstance(a, BaseException) else a for a in arguments)
     text = str(record.msg) % arguments if arguments else str(record.msg)
     ours = record.name.partition(".")[0] == "bottega"
     if isinstance(record.msg, BaseException):
-        text = told(record.msg)
+        text = error_text(record.msg)
     elif not ours:  # asyncio, for one, shows whole exceptions below
         text = text.strip().partition("\n")[0]
     fields = _fields(record.levelname.lower(), scrub(text), record.created, logger=record.name)
@@ -335,12 +337,12 @@ def _failure(error: BaseException, scrub: Scrub) -> Mapping[str, object]:
     chain: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(chain) < FRAMES:
-        chain.append(told(seen))
+        chain.append(error_text(seen))
         seen = seen.__cause__ or seen.__context__
     frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
     return {
         "error": scrub(" <- ".join(chain)),
-        "hint": scrub(error.hint) if isinstance(error, ABOUT_SETUP) else None,
+        "hint": scrub(error.hint) if isinstance(error, SETUP_ERRORS) else None,
         "at": " ".join(f"{frame.filename}:{frame.lineno}:{frame.name}" for frame in frames),
     }
 

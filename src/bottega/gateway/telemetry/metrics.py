@@ -53,7 +53,7 @@ class Histogram:
         return list(zip(names, accumulate(self._counts), strict=True)), self._sum
 
 
-class Reading(Collector):
+class LazyCollector(Collector):
     """What is only put together when somebody reads it."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
@@ -86,7 +86,7 @@ def histogram(
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
 SIMILARITY = (*FAR, *NEAR, 0.995)  # pictures of one kind differ in the last few per cent
 SHOTS = (0, 1, 2, 4, 8, 16, 32)
@@ -95,7 +95,7 @@ OTHER = "other"
 BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 
 
-class Breaks(Protocol):
+class BreakerState(Protocol):
     @property
     def state(self) -> str: ...
 
@@ -111,18 +111,18 @@ class Metrics:
     def __init__(self, routes: Iterable[str] = (), *, namespaces: int = NAMESPACES) -> None:
         self._registry = CollectorRegistry()
         self._routes = {*routes, ""}
-        self._most_namespaces = namespaces
+        self._max_namespaces = namespaces
         self._namespaces: set[str] = set()
         self._tallies: dict[_Key, _Tally] = {}
         self.upstream = Histogram(SECONDS)
-        self.retrieval, self.store = Histogram(SHORT), Histogram(SHORT)
+        self.retrieval, self.store = Histogram(STAGE_SECONDS), Histogram(STAGE_SECONDS)
         self.in_flight = self._gauge("requests_in_flight", "Requests under way")
         self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
         self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
         self.warned = self._counter("warnings", "What went wrong behind answers", "reason")
-        self._registry.register(Reading(self._families))
+        self._registry.register(LazyCollector(self._families))
 
     def observe(self, entry: Entry) -> None:
         """Once for each request, after its end."""
@@ -130,12 +130,12 @@ class Metrics:
         (self._tallies.get(key) or self._tally(*key)).add(entry)
 
     def cache_entries(self, namespace: str, count: int) -> None:
-        if (known := self._told_apart(namespace)) != OTHER:
+        if (known := self._namespace_label(namespace)) != OTHER:
             self._entries.labels(known).set(count)
 
-    def breaker(self, route: str, breaker: Breaks) -> None:
+    def breaker(self, route: str, breaker: BreakerState) -> None:
         """Asked whenever the metrics are read."""
-        self._breaker.labels(self._known(route)).set_function(lambda: BREAKER[breaker.state])
+        self._breaker.labels(self._route_label(route)).set_function(lambda: BREAKER[breaker.state])
 
     def lost_rows(self, count: Callable[[], float]) -> None:
         """Asked whenever the metrics are read."""
@@ -148,23 +148,23 @@ class Metrics:
 
     def _tally(self, namespace: str, route: str, state: str, status: int) -> _Tally:
         code = status if 100 <= status < 600 else 0
-        known = (self._told_apart(namespace), self._known(route), state, code)
+        known = (self._namespace_label(namespace), self._route_label(route), state, code)
         return self._tallies.setdefault(known, _Tally())
 
-    def _told_apart(self, namespace: str) -> str:
+    def _namespace_label(self, namespace: str) -> str:
         if namespace not in self._namespaces:
-            if len(self._namespaces) >= self._most_namespaces:
+            if len(self._namespaces) >= self._max_namespaces:
                 return OTHER
             self._namespaces.add(namespace)
         return namespace
 
-    def _known(self, route: str) -> str:
+    def _route_label(self, route: str) -> str:
         return route if route in self._routes else OTHER
 
     def _families(self) -> Iterator[Metric]:
         """All tallies, added up by what each family is told apart by."""
         requests, tokens = Counter[Labelled](), Counter[Labelled]()
-        unpriced, asked = Counter[Labelled](), Counter[Labelled]()
+        unpriced, by_namespace = Counter[Labelled](), Counter[Labelled]()
         cost, spent = defaultdict[Labelled, float](float), defaultdict[Labelled, float](float)
         seconds: dict[Labelled, Histogram] = {}
         similarity, shots = Histogram(SIMILARITY), Histogram(SHOTS)
@@ -173,7 +173,7 @@ class Metrics:
         for (namespace, route, state, status), one in [*known, *self._tallies.items()]:
             if state:
                 requests[route, state, str(status or OTHER)] += one.requests
-                asked[namespace,] += one.requests
+                by_namespace[namespace,] += one.requests
                 spent[namespace,] += one.cost
             tokens[route, "prompt"] += one.prompt
             tokens[route, "completion"] += one.completion
@@ -190,7 +190,7 @@ class Metrics:
         yield counter("tokens", "Tokens as upstreams counted them", ["route", "kind"], tokens)
         yield counter("cost_usd", "US dollars, where the price is known", ["route"], cost)
         yield counter("unpriced_requests", "Of no known price", ["route"], unpriced)
-        yield counter("namespace_requests", "Requests", ["namespace"], asked)
+        yield counter("namespace_requests", "Requests", ["namespace"], by_namespace)
         yield counter("namespace_cost_usd", "US dollars", ["namespace"], spent)
         best = "Of the best example found, shown or not, where one was looked for"
         yield histogram("similarity", best, (), {(): similarity})
