@@ -93,11 +93,11 @@ def against_raw(embed: FlmrEmbedder, index: LateInteractionIndex, raw: TokenInde
             images = model.query_images(values, states)
         raw.search(torch.cat([words, images], dim=1)[0].numpy(), 20)
 
-    taken = {step: [timed(step)] for step in (whole, alone)}
+    take_rows = {step: [timed(step)] for step in (whole, alone)}
     for _ in range(REPEATS):
-        for step, seconds in taken.items():
+        for step, seconds in take_rows.items():
             seconds.append(timed(step))
-    return min(taken[whole]) / min(taken[alone])
+    return min(take_rows[whole]) / min(take_rows[alone])
 
 
 def timed(step: Callable[[], None]) -> float:

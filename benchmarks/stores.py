@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 from benchmarks.clocks import clocks, since
 from benchmarks.store_peers import Peer, peers
 from bottega import Eq, Example, Image, KnowledgeBase, Query
-from bottega.knowledge.hnsw import EFFORT_SEARCHING
+from bottega.knowledge.hnsw import EF_SEARCH
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from tests.knowledge.test_crashes import crash
@@ -189,7 +189,7 @@ def graph(folder: Path, size: Size) -> Iterator[Ratio]:
     with filled(path, vectors, size.graph // 2) as kb:
         file = f"{path}.default.index"
         bare_graph = faiss.read_index(file)
-        options = faiss.SearchParametersHNSW(efSearch=EFFORT_SEARCHING)  # type: ignore[attr-defined]
+        options = faiss.SearchParametersHNSW(efSearch=EF_SEARCH)  # type: ignore[attr-defined]
         both = both_of(kb, bare_graph, options)
         cold, bare = medians(both, queries, warm=False)
         yield Ratio("HNSW / faiss HNSW, every example read from the file", cold / bare, None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bottega.errors import SettingError
 from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range
 from bottega.knowledge import search as search_module
-from bottega.knowledge.filters import MOST_PARTS
+from bottega.knowledge.filters import MAX_PARTS
 from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
@@ -77,7 +77,7 @@ def test_a_filter_sees_what_is_added_and_deleted_after_it_was_first_used(
 
 
 def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_module, "GONE_KEPT", 10)
+    monkeypatch.setattr(search_module, "MAX_DELETED", 10)
     red = Eq("tags.hue", "red")
     with KnowledgeBase.open(":memory:", SeededEmbedder(), capacity=5) as kb:
         for i in range(20):
@@ -87,7 +87,7 @@ def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_module, "FILTERS_KEPT", 3)
+    monkeypatch.setattr(search_module, "MAX_FILTERS", 3)
     resolved: list[Filter] = []
     keys_where = SqliteRows.keys_where
 
@@ -241,7 +241,7 @@ def test_a_filter_has_as_many_parts_as_sqlite_takes_and_no_more() -> None:
     parts: list[Filter] = [Eq("tags.a/b", "x"), Eq("label", "yes"), Range("tags.n", 0, 9)]
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a", tags={"a/b": "x", "n": "3"})])
-        whole = And(tuple(parts[i % 3] for i in range(MOST_PARTS - 1)))
+        whole = And(tuple(parts[i % 3] for i in range(MAX_PARTS - 1)))
         assert len(kb.ids(label="yes", where=whole)) == 1
         with pytest.raises(SettingError, match="too many"):
             kb.ids(label="yes", source="s", where=whole)

@@ -12,7 +12,7 @@ import pytest
 from bottega.knowledge import index_follower
 from bottega.knowledge.hnsw import HnswIndex
 from bottega.knowledge.index import FlatIndex
-from bottega.knowledge.index_files import wrong_index_files
+from bottega.knowledge.index_files import index_file_problems
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
 from bottega.knowledge.rows import SqliteRows
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
@@ -141,7 +141,7 @@ def test_few_changes_do_not_write_the_file_again(indexed_rows: IndexedRows) -> N
 def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch, added: int, saved: bool
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVED_EVERY", 1)
+    monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     follower.current()
@@ -160,7 +160,7 @@ def test_the_file_is_written_again_when_it_lacks_more_than_a_tenth(
 def test_a_graph_far_ahead_of_its_file_is_saved_in_the_background(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVED_EVERY", 1)
+    monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     graph = settled(follower)
@@ -204,9 +204,9 @@ def test_a_small_index_is_not_kept(indexed_rows: IndexedRows) -> None:
 def test_an_unfinished_graph_is_continued(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVED_EVERY", 20)
-    monkeypatch.setattr(index_follower, "BUILT_AT_ONCE", 16)
-    monkeypatch.setattr(index_follower, "BUILD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)
+    monkeypatch.setattr(index_follower, "BUILD_BATCH", 16)
+    monkeypatch.setattr(index_follower, "BUILD_DELAY_SECONDS", 0.0)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     close_after(follower, pages=5, monkeypatch=monkeypatch)
@@ -230,9 +230,9 @@ def test_an_unfinished_graph_is_continued(
 def test_an_unfinished_graph_of_other_rows_is_forgotten(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVED_EVERY", 20)
-    monkeypatch.setattr(index_follower, "BUILT_AT_ONCE", 16)
-    monkeypatch.setattr(index_follower, "BUILD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)
+    monkeypatch.setattr(index_follower, "BUILD_BATCH", 16)
+    monkeypatch.setattr(index_follower, "BUILD_DELAY_SECONDS", 0.0)
     indexed_rows.add(300)
     close_after(indexed_rows.follow(), pages=5, monkeypatch=monkeypatch)
     with indexed_rows.rows.transaction() as connection:  # no change tells of it
@@ -246,7 +246,7 @@ def test_an_unfinished_graph_of_other_rows_is_forgotten(
 
 
 def wrong(indexed_rows: IndexedRows) -> list[str]:
-    return [what for what, _ in wrong_index_files(indexed_rows.rows)]
+    return [what for what, _ in index_file_problems(indexed_rows.rows)]
 
 
 def close_after(follower: IndexFollower, pages: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
+from bottega.knowledge.hnsw import HnswIndex, empty_graph, restore_graph
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.ports import Change
 from bottega.protocols import Vectors
@@ -105,8 +105,8 @@ def test_a_row_with_another_vector_replaces_the_old_one() -> None:
 def test_a_copy_has_the_same_rows() -> None:
     _, graph = pair(clustered(300))
     graph.apply([Change(301, 5, None)])
-    copied, keys, watermark = graph.copied()
-    again = restored(copied, keys, "cosine", exact_up_to=0, watermark=watermark)
+    copy, keys, watermark = graph.copy()
+    again = restore_graph(copy, keys, "cosine", exact_up_to=0, watermark=watermark)
     graph.apply([Change(302, 6, None)])
     assert (len(again), again.watermark, again.digest()[0]) == (299, 301, 299)
     again.apply([Change(302, 6, None)])

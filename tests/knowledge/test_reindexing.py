@@ -152,7 +152,7 @@ def test_a_reindexing_that_was_killed_in_an_empty_file_keeps_nothing_out(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         with monkeypatch.context() as patched:
-            patched.setattr(reindex, "_taken_over", killed)
+            patched.setattr(reindex, "_complete_if_done", killed)
             with pytest.raises(KeyboardInterrupt):
                 kb.reindex("default", SeededEmbedder())
         assert kb.add([asked("a")]).new == 1

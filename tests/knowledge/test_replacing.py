@@ -13,7 +13,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.schema import KNOWLEDGE_BASE
-from bottega.knowledge.writer import PINNED_ANSWERS
+from bottega.knowledge.writer import PINNED_IDS
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import Bad, SeededEmbedder, asked, damaged, shown
@@ -147,7 +147,7 @@ def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
             " WHERE namespace = 'a' AND key != 3"
             " AND question_digest = (SELECT question_digest FROM examples WHERE key = 3)"
         ).fetchall()
-        pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_ANSWERS}", ("a", "[]")).fetchall()
+        pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_IDS}", ("a", "[]")).fetchall()
     assert "examples_by_question" in plan[0][-1]
     assert "examples_by_question" in pins[0][-1]
     assert KNOWLEDGE_BASE.version == 7

@@ -13,7 +13,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.verification import paged_keys, wrong_images
+from bottega.knowledge.verification import find_damaged_images, paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import picture
@@ -334,7 +334,7 @@ def test_an_image_that_is_deleted_meanwhile_is_not_missing(path: Path) -> None:
         kb.add([shown(1), shown(2)])
         with kb._rows.transaction() as connection:
             connection.execute("UPDATE images SET data = x'00'")
-        found = wrong_images(kb._rows)
+        found = find_damaged_images(kb._rows)
         assert "bytes of image" in next(found)[0]
         kb.delete(kb.ids())
         assert list(found) == []

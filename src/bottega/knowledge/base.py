@@ -1,4 +1,4 @@
-"""The knowledge base: worked examples that can be found again by what they look like."""
+"""Knowledge base: examples in one file, searched by the vectors of their embedders."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import Capacity
 from bottega.knowledge.records import RowMetadata, identity, is_text
 from bottega.knowledge.reindex import reindex
-from bottega.knowledge.rows import SqliteRows, unknown
+from bottega.knowledge.rows import SqliteRows, unknown_id_error
 from bottega.knowledge.search import KnowledgeBaseSearch
 from bottega.knowledge.transfer import export, read_export
 from bottega.knowledge.use_counts import UsageBuffer
-from bottega.knowledge.verification import VerificationReport, makes, verify
+from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.knowledge.views import View, Views
 from bottega.protocols import Embedder
 from bottega.types import Example, ExampleChange
@@ -33,6 +33,8 @@ HNSW_ABOVE = 50_000
 
 @dataclass(frozen=True)
 class AddResult:
+    """Numbers of new, duplicate and failed examples."""
+
     new: int = 0
     duplicates: int = 0
     failed: int = 0
@@ -46,9 +48,9 @@ class AddResult:
 class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     """Examples in one file, searched by the vectors of their embedders.
 
-    Any number of threads and processes may use the file at once: a search sees whatever any of
-    them has added. A handle sees one namespace and nothing of the others. Every method blocks;
-    keep it off the event loop. Raises `StoreError`.
+    Several threads and processes may use the file at once: a search includes every committed
+    addition. A handle sees one namespace. Every method blocks; call it off the event loop. Methods
+    raise `StoreError`.
     """
 
     def __init__(
@@ -79,18 +81,18 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         hnsw_above: int = HNSW_ABOVE,
         namespace: str = "",
     ) -> Self:
-        """Opens or creates a file; `:memory:` keeps nothing.
+        """Open or create a file; `:memory:` keeps the data in memory.
 
-        `embed` is an embedder, or several named views of which the first is the default one.
-        Without it the examples can be listed, shown and deleted, not searched, and a file that is
-        there but empty is left as it is (`StoreError`). The first `add` ties the file to its
-        views; opening it with another embedder raises `EmbedderMismatchError`. The metric only
-        concerns the search and may change.
+        `embed` is an embedder, or several named views of which the first is the default. Without
+        it, examples can be listed, shown and deleted but not searched, and an existing empty file
+        is rejected (`StoreError`). The first `add` ties the file to its views; opening it with
+        another embedder raises `EmbedderMismatchError`. The metric concerns only the search and may
+        change.
 
-        With a `capacity` no commit leaves more examples in the namespace than that: `evict` says
-        who goes (by default who was used longest ago), pinned ones stay. Up to `hnsw_above`
-        examples a search is exact. Where the folder may not be written, what others write is seen
-        only if one of them had the file open first.
+        `capacity` limits the examples of the namespace after every commit: `evict` selects those to
+        remove (default: least recently used) and spares pinned ones. Search is exact up to
+        `hnsw_above` examples. In a read-only folder, writes of other processes are visible only if
+        one of them opened the file first.
         """
         if metric not in ("cosine", "l2"):
             raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
@@ -119,13 +121,12 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> AddResult:
-        """Stores what is new. Each batch is durable before the next begins.
+        """Store the new examples. Each batch is durable before the next begins.
 
-        The same images, context, question, choices and answer are the same example. What cannot be
-        decoded or embedded goes to `on_error`, which raises unless it is given; the batches before
-        remain.
-        `progress` is told how many examples were done since it was last told. `new` also counts
-        those that a `capacity` has evicted again.
+        Examples are duplicates if images, context, question, choices and answer are equal. An
+        example that cannot be decoded or embedded goes to `on_error`, which raises by default;
+        earlier batches remain. `progress` receives the number of examples done since its last call.
+        `new` includes examples that a `capacity` has evicted again.
         """
         return self._added(examples, batch_size, on_error, progress)
 
@@ -157,11 +158,13 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def replace(
         self, examples: Sequence[Example], *, on_error: OnError | None = None
     ) -> list[str | None]:
-        """Stores newer answers, in one commit: each takes the place of what was answered here to
-        the same question (images, text, choices and the tag `context`); of several to one question
-        the last. A pinned answer stays, and the newer one is not stored. Their ids in order, that
-        of the pinned one where it stays, None for a bad one, which goes to `on_error` as in
-        `add`."""
+        """Store newer answers in one commit and return their ids in order.
+
+        Each answer replaces those stored for the same question (images, text, choices and the tag
+        `context`); of several answers to one question the last counts. A pinned answer stays, and
+        its id is returned instead. The id is None for an example that failed, which goes to
+        `on_error` as in `add`.
+        """
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
@@ -171,37 +174,40 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     def annotate(
         self, id: str, *, rationale: str | None, tags: Mapping[str, str] | None = None
     ) -> None:
-        """Gives an example another rationale, or none, and these tags beside its own. It keeps its
-        id, source, age, pin, counters and vectors, and comes last in the order of insertion; who
-        follows `changes` is told that it was stored. Durable when it returns. A view that reads
-        rationales or tags still has the old vector: `verify(deep=True, repair=True)` makes it anew.
+        """Set the rationale of an example (None removes it) and add tags. Durable on return.
 
-        Raises `NotFoundError`.
+        Id, source, age, pin, counters and vectors stay. The example moves to the end of the
+        insertion order, and `changes` reports it as stored. A view that embeds rationales or tags
+        keeps its old vector until `verify(deep=True, repair=True)`. Raises `NotFoundError`.
         """
         self._annotate(id, {"rationale": rationale}, tags or {})
 
     def tag(self, id: str, tags: Mapping[str, str]) -> None:
-        """As `annotate`, but the rationale stays as it is, whoever wrote it last."""
+        """Add tags to an example and keep its rationale. See `annotate`."""
         self._annotate(id, {}, tags)
 
     def _annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
         check_annotation(told.get("rationale"), tags)
-        (whole,) = self._resolved([id])
+        (whole,) = self._resolve_ids([id])
         if not self._rows.annotate(whole, told, tags):
-            raise unknown(id)
+            raise unknown_id_error(id)
 
     def delete(self, ids: Iterable[str]) -> int:
-        """All of them, or none if one is unknown or ambiguous."""
-        return self._rows.delete(self._resolved(ids))
+        """Delete the examples and return their number. Deletes none if an id is unknown or
+        ambiguous."""
+        return self._rows.delete(self._resolve_ids(ids))
 
     def changes(self, since: int = 0) -> Iterator[ExampleChange]:
-        """What was stored or deleted after change number `since`, for structures derived outside:
-        apply each in turn and go on from the last one's `seq`. The log forgets rows that are gone:
-        who is too far behind gets a `LogPrunedError`, and begins anew from 0."""
+        """Yield the examples stored or deleted after change number `since`, in order.
+
+        A derived structure applies each change and continues from the last `seq`. The log drops
+        entries of deleted rows: a reader that is too far behind gets `LogPrunedError` and starts
+        again from 0.
+        """
         begun = self._rows.pruned()
         whole = since == 0 or since >= begun
         while True:
-            page = self._rows.named_changes_since(since, PAGE)
+            page = self._rows.example_changes_since(since, PAGE)
             pruned = self._rows.pruned()
             if since < pruned and not (whole and pruned == begun):
                 raise LogPrunedError(
@@ -214,26 +220,28 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             since = page[-1].seq
 
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
-        """These examples were shown, which saved so many US dollars, shared among them. Counted in
-        memory and written in batches; what eviction goes by. Ids that are not here count for
-        nothing: what was shown may have been evicted since."""
+        """Record that these examples were shown and share `saved_usd` US dollars of savings.
+
+        Eviction policies read these counts. They are kept in memory and written in batches. Unknown
+        ids are ignored, because an example may have been evicted after it was shown.
+        """
         self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
 
     def metadata(self, id: str) -> RowMetadata:
-        """Its age, pin and counters, by its id or an unambiguous beginning."""
+        """Return age, pin and counters of an example, by its id or an unambiguous prefix."""
         self._uses.flush()
         with self._rows.snapshot():  # another process may delete it
-            found = self._rows.metadata_by_id(self._rows.keys(self._resolved([id])).values())
+            found = self._rows.metadata_by_id(self._rows.keys(self._resolve_ids([id])).values())
         return next(iter(found.values()))
 
     def pin(self, ids: Collection[str]) -> int:
-        """From now on these are never evicted: how many were not before. All of them, or none if
-        one is unknown."""
-        return self._rows.pin(self._resolved(ids), True)
+        """Protect these examples from eviction and return the number newly pinned. Pins none if an
+        id is unknown."""
+        return self._rows.pin(self._resolve_ids(ids), True)
 
     def unpin(self, ids: Collection[str]) -> int:
-        """How many were pinned."""
-        return self._rows.pin(self._resolved(ids), False)
+        """Remove the pins and return their number."""
+        return self._rows.pin(self._resolve_ids(ids), False)
 
     def reindex(
         self,
@@ -243,10 +251,11 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         batch_size: int = 64,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Gives every example of the file, in all namespaces, the vectors of another embedder, or
-        of a view that was not there; how many were embedded. Old vectors are searched until all
-        new ones are there; stopped halfway, it goes on where it was. `progress` is first told how
-        many it has found done.
+        """Embed every example of the file, in all namespaces, with another embedder or for a new
+        view; return the number embedded.
+
+        Searches use the old vectors until all new ones exist. An interrupted run resumes.
+        `progress` first receives the number that earlier runs have done.
         """
         view = view if isinstance(view, View) else View(view)
         done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
@@ -264,9 +273,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         return verify(self._rows, views, deep=deep, repair=repair)
 
     def is_made_by(self, name: str, view: View) -> bool:
-        """False if the view makes none of the vectors of that name that the file's first examples
-        have: it may read something else of an example."""
-        return makes(self._rows, name, view)
+        """Return whether the view reproduces any vector of that name among the first examples. A
+        view with another `to_query` does not."""
+        return makes_vectors(self._rows, name, view)
 
     def export_to(
         self,
@@ -275,8 +284,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Writes this namespace as examples.jsonl and images/ into a new folder; how many examples
-        were written. One that is damaged goes to `on_error`, which raises unless it is given."""
+        """Write this namespace as examples.jsonl and images/ to a new folder; return the number of
+        examples written. A damaged example goes to `on_error`, which raises by default."""
         self._uses.flush()
         return export(self._rows, Path(folder), error_handler(on_error), progress)
 
@@ -288,7 +297,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         on_error: OnError | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> AddResult:
-        """Adds what `export_to` wrote, with age, pins and counters; vectors are made anew."""
+        """Add the examples of an export, with age, pins and counters, and embed them again."""
         total = AddResult()
         pending = read_export(Path(folder), error_handler(on_error))
         while taken := list(islice(pending, batch_size)):
@@ -299,7 +308,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         return total
 
     def close(self) -> None:
-        """Writes the use counters, and keeps large indexes in files beside the database."""
+        """Write the use counters and save large indexes to files beside the database."""
         with closing(self._rows):
             try:
                 self._uses.flush()

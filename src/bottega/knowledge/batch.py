@@ -1,4 +1,4 @@
-"""One batch on its way into a knowledge base."""
+"""Validation, decoding and embedding of one batch before it is stored."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def store_batch(
     metadata_by_id: Mapping[str, RowMetadata] | None = None,
     supersede: bool = False,
 ) -> tuple[int, int]:
-    """How many were new, and how many bad; the rest is stored already."""
+    """Store a batch and return the numbers of new and of failed examples; the others are
+    duplicates."""
     storable = [example for example in examples if _is_storable(example, on_error)]
-    fresh = _unknown(storable, rows)
+    fresh = _new_examples(storable, rows)
     decoded = [example for example in fresh if _decodes(example, on_error)]
-    sound, embedded = _embedded(decoded, views, on_error)
+    sound, embedded = _embed_all(decoded, views, on_error)
     new = rows.put(sound, embedded, capacity, metadata_by_id, supersede) if sound else 0
     return new, len(examples) - len(storable) + len(fresh) - len(sound)
 
@@ -49,8 +50,10 @@ def replace_batch(
     on_error: OnError,
     capacity: Capacity | None = None,
 ) -> list[str | None]:
-    """The id under which each one's question is answered now, None for a bad one. Where a pinned
-    answer stays that is its id."""
+    """Store newer answers and return, for each, the id that now answers its question.
+
+    That is the id of a pinned answer if one exists, and None for an example that failed.
+    """
     asked = [
         question_digest(example) if _is_storable(example, on_error) else None
         for example in examples
@@ -61,13 +64,13 @@ def replace_batch(
     ids = {digest: identity(example) for digest, example in newest.items()}
     stored = rows.keys(ids.values())
     answered = {digest: id for digest, id in ids.items() if id in stored}
-    pinned = rows.pinned_answers(ids.keys() - answered.keys())
+    pinned = rows.pinned_ids(ids.keys() - answered.keys())
     return [None if digest is None else (pinned | answered).get(digest) for digest in asked]
 
 
 def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
-    """Raises `LoadError` for what cannot be stored, `SettingError` for what would be another
-    example."""
+    """Raise `LoadError` for values that cannot be stored, and `SettingError` for a tag that is part
+    of the example's identity."""
     if not all(map(is_text, (*tags, *tags.values(), *([] if rationale is None else [rationale])))):
         raise LoadError("the annotation cannot be stored", hint=TEXTS)
     if CONTEXT in tags:
@@ -96,12 +99,12 @@ def _texts(example: Example) -> Iterator[str]:
     yield from (text for text in optional if text is not None)
 
 
-def _unknown(examples: Sequence[Example], rows: RowStore) -> list[Example]:
+def _new_examples(examples: Sequence[Example], rows: RowStore) -> list[Example]:
     named: dict[str, Example] = {}
     for example in examples:
         named.setdefault(identity(example), example)
-    known = rows.keys(named)
-    return [with_id(example, id) for id, example in named.items() if id not in known]
+    stored = rows.keys(named)
+    return [with_id(example, id) for id, example in named.items() if id not in stored]
 
 
 def _decodes(example: Example, on_error: OnError) -> bool:
@@ -115,10 +118,11 @@ def _decodes(example: Example, on_error: OnError) -> bool:
     return True
 
 
-def _embedded(
+def _embed_all(
     examples: list[Example], views: Mapping[str, View], on_error: OnError
 ) -> tuple[list[Example], dict[str, EmbeddedBatch]]:
-    """All at once; if that fails one by one, so that only the culprits are left out."""
+    """Embed the batch at once; if that fails, embed one by one to leave out only the failing
+    ones."""
     try:
         return examples, _vectors(examples, views)
     except EmbeddingError:

@@ -1,4 +1,4 @@
-"""What an index is made from and kept up to date by: vectors, and the log of changes."""
+"""Vectors and the change log, from which indexes are built and updated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from threading import Lock
 import numpy as np
 
 from bottega.image import KEEP_DECODED_UP_TO
-from bottega.knowledge.database import LISTED, Database, listed
+from bottega.knowledge.database import IN_JSON, Database, json_array
 from bottega.knowledge.ports import Change
-from bottega.knowledge.use_counts import LOST
+from bottega.knowledge.use_counts import LOST_PREFIX
 from bottega.protocols import Vectors
 from bottega.types import Example, ExampleChange
 
@@ -22,7 +22,8 @@ COPIES_OF_BYTES = 3
 
 
 class ExampleCache:
-    """By key, which never means another example: nothing in here can be out of date."""
+    """Bounded cache of examples by key. A key always denotes the same content, so no entry can be
+    stale."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -39,7 +40,8 @@ class ExampleCache:
         return len(self._examples)
 
     def keep(self, examples: Mapping[int, Example], most: int) -> None:
-        """Beyond `most` they are all forgotten: that many are not there any more."""
+        """Add examples; beyond `most` entries, clear the cache first, because most entries were
+        deleted."""
         with self._lock:
             if len(self._examples) + len(examples) > most:
                 self._examples.clear()
@@ -71,7 +73,7 @@ FIRST_VIEW = 1
 
 
 class ChangeLog(Database):
-    """Of one namespace of a file."""
+    """Vectors and change log of one namespace of a file."""
 
     def __init__(
         self,
@@ -86,11 +88,11 @@ class ChangeLog(Database):
 
     def vectors(self, keys: Collection[int], view: int) -> dict[int, Vectors]:
         found = self.read(
-            f"SELECT key, vector FROM vectors WHERE view = ? AND key IN {LISTED}",
+            f"SELECT key, vector FROM vectors WHERE view = ? AND key IN {IN_JSON}",
             view,
-            listed(keys),
+            json_array(keys),
         )
-        with self.understood():
+        with self.decoding():
             return {key: np.frombuffer(blob, np.float32) for key, blob in found}
 
     def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]:
@@ -103,7 +105,7 @@ class ChangeLog(Database):
             key,
             limit,
         )
-        with self.understood():
+        with self.decoding():
             return [(key, np.frombuffer(blob, np.float32)) for key, blob in found]
 
     def keys_digest(self) -> tuple[int, int]:
@@ -118,12 +120,12 @@ class ChangeLog(Database):
         return int(found[0][0]) if found else None
 
     def pruned(self) -> int:
-        found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST}{self.namespace}")
+        found = self.read("SELECT value FROM meta WHERE name = ?", f"{LOST_PREFIX}{self.namespace}")
         return int(found[0][0]) if found else 0
 
     def changes_since(self, seq: int, limit: int, view: int = FIRST_VIEW) -> list[Change]:
-        """Those of other namespaces come along, without vectors: to this index they are rows that
-        it never had."""
+        """Return up to `limit` changes after `seq`. Those of other namespaces are included without
+        a vector: to this index they are rows that it never had."""
         found = self.read(
             "SELECT seq, changes.key, vector FROM changes LEFT JOIN vectors"
             " ON vectors.key = changes.key AND view = ? AND namespace = ?"
@@ -133,13 +135,13 @@ class ChangeLog(Database):
             seq,
             limit,
         )
-        with self.understood():
+        with self.decoding():
             return [
                 Change(seq, key, None if blob is None else np.frombuffer(blob, np.float32))
                 for seq, key, blob in found
             ]
 
-    def named_changes_since(self, seq: int, limit: int) -> list[ExampleChange]:
+    def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]:
         # Changes from before the log kept ids are skipped: no follower can know their rows. If a
         # migration gave a row another id (format 6), the earlier id counts as deleted.
         found = self.read(

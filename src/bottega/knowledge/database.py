@@ -1,4 +1,4 @@
-"""The SQLite file of a knowledge base: opening, connections, statements and closing."""
+"""SQLite file of a knowledge base: opening, connections, statements and closing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MEMORY = ":memory:"
 
 
 def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connection:
-    """A connection that every thread may use, and whose commits wait for the disk.
+    """Open a connection that all threads may use and whose commits wait for the disk.
 
-    A file that may not be written opens for reading.
+    A file without write permission opens read-only.
     """
     if path == MEMORY:
         return sqlite3.connect(MEMORY, isolation_level=None, check_same_thread=False)
@@ -75,8 +75,12 @@ def _uri(path: Path, create: bool) -> str:
 
 
 def _has_writer(path: Path) -> bool:
-    """Whoever has the file open keeps a log and a shared-memory file beside it. Without the second
-    one the log cannot be read where no file can be made."""
+    """Return whether another process has the file open, which keeps a log and a shared-memory file
+    beside it.
+
+    Without the shared-memory file, the log cannot be read in a read-only folder: raises
+    `StoreError`.
+    """
     wal, shared = (path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))
     if shared.exists() or not wal.exists():
         return wal.exists()
@@ -91,11 +95,12 @@ def _has_writer(path: Path) -> bool:
 
 # A list of any length as one parameter.
 NUL = "\\u0000"
-LISTED = "(SELECT value FROM json_each(?))"
+IN_JSON = "(SELECT value FROM json_each(?))"
 
 
 class Database:
-    """Reads and writes go over two connections, so that no reader waits for a writer's disk."""
+    """Connections to a file: one reads and one writes, so readers do not wait for a writer's
+    disk."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
         # The working folder may change, and index files lie beside the database.
@@ -122,7 +127,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What is read inside is of one moment, whatever other processes commit meanwhile."""
+        """Let all reads inside see one moment, regardless of other processes' commits."""
         with self._reading, KNOWLEDGE_BASE.translated(self.name):
             # In memory there is one connection, and a transaction of its own may be open.
             if self._reader.in_transaction:
@@ -148,13 +153,13 @@ class Database:
                 raise
 
     @contextmanager
-    def understood(self) -> Iterator[None]:
-        """Around what makes values of ours from rows."""
+    def decoding(self) -> Iterator[None]:
+        """Translate errors while values are built from rows."""
         with KNOWLEDGE_BASE.reading(self.name):
             yield
 
     def last_seq(self) -> int:
-        """The number of the newest change, by any process."""
+        """Return the number of the newest change by any process."""
         with self._reading, KNOWLEDGE_BASE.translated(self.name):
             # Asked first: a commit after it shows in the next version, never in none. In memory
             # the only connection does not count its own commits.
@@ -170,22 +175,22 @@ class Database:
             self._writer.close()
 
 
-def listed(values: Collection[str | int]) -> str:
+def json_array(values: Collection[str | int]) -> str:
     try:
         text = orjson.dumps(list(values)).decode()
     except TypeError as error:
-        raise _no_ids(values) from error
+        raise _id_error(values) from error
     if NUL in text:  # SQLite would look for what stands before it
-        raise _no_ids(values)
+        raise _id_error(values)
     return text
 
 
-def _no_ids(values: Collection[str | int]) -> SettingError:
+def _id_error(values: Collection[str | int]) -> SettingError:
     return SettingError(f"cannot look up {list(values)!a}", hint="ids are texts without NULs")
 
 
 class CloseOnExit(ABC):
-    """What `with` closes."""
+    """Context manager that calls `close` on exit."""
 
     @abstractmethod
     def close(self) -> None: ...

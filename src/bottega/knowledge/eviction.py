@@ -1,7 +1,7 @@
-"""Who leaves when a knowledge base is full: each policy is one ORDER BY, first to go first.
+"""Eviction policies of a full knowledge base.
 
-Columns at hand are those of `examples` and of `uses` (count, last, saved_usd), the latter NULL for
-what was never used.
+Each policy is an ORDER BY expression over the columns of `examples` and of `uses` (count, last,
+saved_usd; NULL for unused examples). The first rows in that order are evicted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ HOUR = 3600.0
 
 
 class Eviction(Protocol):
-    """`protect` spares the newest entries as long as older ones can go. Pinned ones never go."""
+    """Order of eviction. `protect` spares that many newest entries while older ones can go. Pinned
+    entries never go."""
 
     @property
     def protect(self) -> int: ...
@@ -26,7 +27,7 @@ class Eviction(Protocol):
 
 
 class RandomEviction:
-    """Everybody is as likely to go as everybody else, but for the one that just came."""
+    """Uniformly random eviction that spares the newest entry."""
 
     protect = 1
 
@@ -40,7 +41,7 @@ class RandomEviction:
 
 
 class LeastRecentlyUsedEviction:
-    """Who was used longest ago; being added counts as a use."""
+    """Eviction of the entry used longest ago; adding an entry counts as a use."""
 
     protect = 0
 
@@ -49,28 +50,28 @@ class LeastRecentlyUsedEviction:
 
 
 class LeastFrequentlyUsedEviction:
-    """Who was used least often, of those the one used longest ago."""
+    """Eviction of the least used entry; ties go to the entry used longest ago."""
 
     def __init__(self, protect: int = 10) -> None:
-        self.protect = _not_negative(protect)
+        self.protect = _check_protect(protect)
 
     def order(self) -> str:
         return "coalesce(uses.count, 0), max(coalesce(uses.last, 0), examples.created)"
 
 
 class LeastSavingsEviction:
-    """Who saved least for its age: US dollars saved / max(age, one hour). Of those that saved
-    nothing, whoever was used least often."""
+    """Eviction of the entry with the least US dollars saved / max(age, one hour); ties go to the
+    least used entry."""
 
     def __init__(self, protect: int = 10) -> None:
-        self.protect = _not_negative(protect)
+        self.protect = _check_protect(protect)
 
     def order(self) -> str:
         age = f"max({time.time()!r} - examples.created, {HOUR})"
         return f"coalesce(uses.saved_usd, 0) / {age}, coalesce(uses.count, 0)"
 
 
-def _not_negative(protect: int) -> int:
+def _check_protect(protect: int) -> int:
     if protect < 0:
         raise SettingError(f"cannot protect {protect} entries", hint="use protect >= 0")
     return protect

@@ -1,4 +1,4 @@
-"""Conditions on what an example is, as data: the store turns them into SQL."""
+"""Filters on examples as data; the row store converts them to SQL."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bottega.knowledge.records import is_text
 Value = str | int | float
 CREATED = "created"
 COLUMNS = ("namespace", "source", CREATED)
-SPOKEN = ("question", "answer")
-MOST = 2**63
-MOST_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
+TEXT_COLUMNS = ("question", "answer")
+MAX_NUMBER = 2**63
+MAX_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
 TAG = "tags."
 LABEL = "label"
 LABELS = "json_each(coalesce(examples.labels, json_array(examples.answer)))"
@@ -25,8 +25,8 @@ FIELDS = "use label, source, namespace, created (unix seconds) or tags.NAME"
 
 @dataclass(frozen=True)
 class Eq:
-    """`field` has this value. An example with several labels has each of them; labels and tags
-    are texts."""
+    """Match examples whose `field` has this value. An example with several labels has each of them;
+    labels and tags are texts."""
 
     field: str
     value: Value
@@ -38,7 +38,7 @@ class Eq:
 
 @dataclass(frozen=True)
 class In:
-    """`field` has one of these values; no values, no examples."""
+    """Match examples whose `field` has one of these values; an empty list matches nothing."""
 
     field: str
     values: tuple[Value, ...]
@@ -54,8 +54,11 @@ class In:
 
 @dataclass(frozen=True)
 class Range:
-    """`low <= field <= high`; an end that is None is open. Tags and labels are texts and compared
-    as such, or as numbers where the ends are numbers: then no text that is no number matches."""
+    """Match `low <= field <= high`; None leaves an end open.
+
+    Tags and labels compare as texts, or as numbers if the ends are numbers; then only numeric texts
+    match.
+    """
 
     field: str
     low: Value | None = None
@@ -72,7 +75,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Contains:
-    """The question or the answer contains the text; ASCII letters match in either case."""
+    """Match examples whose question or answer contains the text, ignoring the case of ASCII
+    letters."""
 
     text: str
 
@@ -83,7 +87,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class And:
-    """All of the parts; without parts, every example."""
+    """Match examples that satisfy all parts; without parts, every example."""
 
     parts: tuple[Filter, ...] = field(default=())
 
@@ -91,10 +95,10 @@ class And:
         # Laid flat as they are made: however deep they are nested, nothing recurses.
         nested = (part.parts if isinstance(part, And) else (part,) for part in self.parts)
         parts = tuple(chain.from_iterable(nested))
-        if len(parts) > MOST_PARTS:
+        if len(parts) > MAX_PARTS:
             raise SettingError(
                 f"{len(parts)} conditions at once are too many",
-                hint=f"use up to {MOST_PARTS}, and In for one of many values",
+                hint=f"use up to {MAX_PARTS}, and In for one of many values",
             )
         object.__setattr__(self, "parts", parts)
 
@@ -103,33 +107,33 @@ Filter = Eq | In | Range | Contains | And
 Sql = tuple[str, list[Value]]
 
 
-def condition(wanted: Filter) -> Sql:
-    """For a WHERE over `examples`, and its values."""
+def to_sql(wanted: Filter) -> Sql:
+    """Return a WHERE condition over `examples` and its values."""
     match wanted:
         case And(parts):
-            found = [condition(part) for part in parts]
+            found = [to_sql(part) for part in parts]
             texts = [f"({text})" for text, _ in found]
             return " AND ".join(texts) or "true", [v for _, values in found for v in values]
         case Eq(name, value):
-            return _about(name, lambda stored: (f"{stored} = ?", [value]))
+            return _field_sql(name, lambda stored: (f"{stored} = ?", [value]))
         case In(name, values):
             listed = orjson.dumps(values, default=float).decode()  # such as NumPy's
-            return _about(
+            return _field_sql(
                 name, lambda stored: (f"{stored} IN (SELECT value FROM json_each(?))", [listed])
             )
         case Range(name, low, high):
             ends = [(">=", low), ("<=", high)]
             given = [(sign, end) for sign, end in ends if end is not None]
-            return _about(name, lambda stored: _between(stored, given, name))
+            return _field_sql(name, lambda stored: _range_sql(stored, given, name))
         case Contains(text):
-            spoken = [f"instr(lower(examples.{column}), lower(?))" for column in SPOKEN]
-            return f"({' OR '.join(spoken)})", [text] * len(spoken)
+            matches = [f"instr(lower(examples.{column}), lower(?))" for column in TEXT_COLUMNS]
+            return f"({' OR '.join(matches)})", [text] * len(matches)
     raise SettingError(f"{wanted!r} is not a filter", hint="use Eq, In, Range, Contains or And")
 
 
-def _between(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
+def _range_sql(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
     def compared(sign: str, end: Value) -> str:
-        if not _is_of_texts(name) or isinstance(end, str):
+        if not _is_text_field(name) or isinstance(end, str):
             return f"{stored} {sign} ?"
         # A CAST lends its kind to the other side: what looks like a number is compared as one,
         # and any other text comes after all numbers.
@@ -138,7 +142,7 @@ def _between(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
     return " AND ".join(compared(sign, end) for sign, end in ends), [e for _, e in ends]
 
 
-def _about(name: str, compare: Callable[[str], Sql]) -> Sql:
+def _field_sql(name: str, compare: Callable[[str], Sql]) -> Sql:
     if name in COLUMNS:
         return compare(f"examples.{name}")
     if name == LABEL:
@@ -155,13 +159,13 @@ def _about(name: str, compare: Callable[[str], Sql]) -> Sql:
     )
 
 
-def _is_of_texts(name: str) -> bool:
+def _is_text_field(name: str) -> bool:
     return name.startswith(TAG) or name == LABEL
 
 
 def _check_equal(name: str, value: Value) -> None:
     _check_value(name, value)
-    if _is_of_texts(name) and not isinstance(value, str):
+    if _is_text_field(name) and not isinstance(value, str):
         raise SettingError(f"{name} is a text and never equals {value!r}", hint=f"use '{value!r}'")
 
 
@@ -173,7 +177,7 @@ def _check_value(name: str, value: Value) -> None:
         )
     if is_text(value):
         return
-    if not isinstance(value, int | float) or not abs(value) < MOST:
+    if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         raise SettingError(
             f"{name} cannot be compared with {value!a}", hint="use a text or a number below 2^63"
         )

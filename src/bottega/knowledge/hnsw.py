@@ -1,4 +1,4 @@
-"""Approximate nearest neighbours for large knowledge bases: faiss's HNSW graph."""
+"""Approximate nearest neighbours for large knowledge bases, with faiss's HNSW graph."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.knowledge.index import (
-    LISTED_SHARE,
-    NOWHERE,
+    MISSING,
+    SUBSET_SHARE,
     FaissIndex,
     Keys,
     Metric,
     Slots,
-    listed,
-    scan,
+    search_bits,
+    search_slots,
     selector,
 )
 from bottega.knowledge.records import TINY
@@ -27,17 +27,19 @@ else:
     from bottega.knowledge import lazy_faiss as faiss
 
 LINKS = 16
-EFFORT_BUILDING = 100
-EFFORT_SEARCHING = 128
-MOST_EFFORT = 2048
+EF_CONSTRUCTION = 100
+EF_SEARCH = 128
+MAX_EF_SEARCH = 2048
 # So many are found at least, to see whether they are alike.
-LOOKED_AT = 16
-ALIKE = 1e-6
+MIN_RESULTS = 16
+TIE_TOLERANCE = 1e-6
 
 
 class HnswIndex(FaissIndex):
-    """Exact all the same while it holds `exact_up_to` rows or fewer, and for a search that is
-    restricted to few of its rows. Deleted rows stay in the graph as waypoints until it is rebuilt.
+    """Approximate index.
+
+    It is exact up to `exact_up_to` rows and for a search restricted to a small share of its rows.
+    Deleted rows stay in the graph as waypoints until it is rebuilt.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class HnswIndex(FaissIndex):
         return self._slots.dead / max(1, len(self._slots.keys))
 
     @property
-    def _inner(self) -> faiss.Index:
+    def _faiss_index(self) -> faiss.Index:
         return self._graph
 
     @property
@@ -70,60 +72,63 @@ class HnswIndex(FaissIndex):
         self._graph.add(rows)
 
     def _remove(self, slots: Keys) -> None:
-        self._slots.kill(slots)
+        self._slots.mark_dead(slots)
 
-    def _stored(self, slot: int) -> Vectors:
+    def _row_at(self, slot: int) -> Vectors:
         return cast(Vectors, self._rows.reconstruct(slot))
 
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
-        if chosen is not None and len(chosen) < LISTED_SHARE * len(self._slots.keys):
-            return listed(self._rows, queries, k, chosen)
+        if chosen is not None and len(chosen) < SUBSET_SHARE * len(self._slots.keys):
+            return search_slots(self._rows, queries, k, chosen)
         if len(self) <= self._exact_up_to:
-            living = self._slots.living() if chosen is None else self._slots.bits(chosen)
-            return scan(self._rows, queries, k, living)
-        return self._walk(queries, k, chosen)
+            alive_bits = self._slots.alive_bits() if chosen is None else self._slots.bits(chosen)
+            return search_bits(self._rows, queries, k, alive_bits)
+        return self._search_graph(queries, k, chosen)
 
-    def _walk(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
+    def _search_graph(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
         kept = len(self) if chosen is None else len(chosen)
-        effort = max(EFFORT_SEARCHING, 2 * k) * len(self._slots.keys) / max(1, kept)
+        effort = max(EF_SEARCH, 2 * k) * len(self._slots.keys) / max(1, kept)
         # faiss's type stubs leave it out.
         options = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]
-            efSearch=int(min(effort, MOST_EFFORT + 2 * k))
+            efSearch=int(min(effort, MAX_EF_SEARCH + 2 * k))
         )
-        bits = self._slots.living() if chosen is None else self._slots.bits(chosen)
+        bits = self._slots.alive_bits() if chosen is None else self._slots.bits(chosen)
         if chosen is not None or self._slots.dead:
             options.sel = selector(bits)
-        looked_at = min(max(k, LOOKED_AT), kept)
-        scores, slots = self._graph.search(queries, looked_at, params=options)
-        doubtful = np.flatnonzero(_doubtful(scores, slots))
-        if len(doubtful):
-            exact = scan(self._rows, queries[doubtful], looked_at, bits)
-            scores[doubtful], slots[doubtful] = exact
+        count = min(max(k, MIN_RESULTS), kept)
+        scores, slots = self._graph.search(queries, count, params=options)
+        uncertain = np.flatnonzero(_is_doubtful(scores, slots))
+        if len(uncertain):
+            exact = search_bits(self._rows, queries[uncertain], count, bits)
+            scores[uncertain], slots[uncertain] = exact
         return scores[:, :k], slots[:, :k]
 
 
-def _doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
-    """By query, whether the walk came to a dead end, or among rows of which most are alike: those
-    link to one another and to nothing else, so that what is nearer may lie out of reach."""
+def _is_doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
+    """Return, per query, whether the graph search may have missed nearer rows.
+
+    That happens at a dead end, or among rows of which most have equal scores: those link only to
+    one another.
+    """
     # Not np.isclose, which takes a good part of the time of a walk.
     steps = np.abs(np.diff(scores, axis=1))
-    alike = (steps <= ALIKE * np.abs(scores[:, 1:]) + TINY).sum(axis=1)
-    crowded = alike > (scores.shape[1] - 1) / 2
-    doubtful: NDArray[np.bool_] = crowded | (slots == NOWHERE).any(axis=1)
-    return doubtful
+    ties = (steps <= TIE_TOLERANCE * np.abs(scores[:, 1:]) + TINY).sum(axis=1)
+    crowded = ties > (scores.shape[1] - 1) / 2
+    uncertain: NDArray[np.bool_] = crowded | (slots == MISSING).any(axis=1)
+    return uncertain
 
 
 def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:
     kind = faiss.METRIC_INNER_PRODUCT if metric == "cosine" else faiss.METRIC_L2
     graph = faiss.IndexHNSWFlat(dimension, LINKS, kind)
-    graph.hnsw.efConstruction = EFFORT_BUILDING
+    graph.hnsw.efConstruction = EF_CONSTRUCTION
     return graph
 
 
-def restored(
+def restore_graph(
     index: faiss.Index, keys: Keys, metric: Metric, *, exact_up_to: int, watermark: int
 ) -> HnswIndex:
-    """From what `copied` gave."""
-    slots = Slots.marked(keys)
+    """Return an index from the values of `copy`."""
+    slots = Slots.from_slot_keys(keys)
     graph = cast(faiss.IndexHNSWFlat, index)
     return HnswIndex(graph, metric, exact_up_to=exact_up_to, slots=slots, watermark=watermark)

@@ -1,4 +1,4 @@
-"""Nearest neighbours in memory, over faiss: every row compared."""
+"""Exact nearest neighbours in memory, with faiss."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bottega.protocols import Vectors
 
 Keys = NDArray[np.int64]
 Bits = NDArray[np.uint8]
-NOWHERE = -1
+MISSING = -1
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Slots:
-    """Keys by slot and slots by key, as arrays: a dict would take as much memory as short vectors.
+    """Mapping between keys and slots, as arrays: a dict would need as much memory as short vectors.
 
-    A slot whose row is gone is dead. It keeps its number until the index is built anew.
+    A slot whose row was deleted is dead and keeps its number until the index is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class Slots:
         self._count = self._live = 0
 
     @classmethod
-    def marked(cls, keys: Keys) -> Slots:
-        """From `marked_keys`."""
+    def from_slot_keys(cls, keys: Keys) -> Slots:
+        """Return slots from the values of `slot_keys`."""
         slots = cls()
-        present = np.flatnonzero(keys != NOWHERE)
-        slots._keys, slots._alive = keys.copy(), keys != NOWHERE
-        slots._by_key = np.full(int(keys.max(initial=NOWHERE)) + 1, NOWHERE)
+        present = np.flatnonzero(keys != MISSING)
+        slots._keys, slots._alive = keys.copy(), keys != MISSING
+        slots._by_key = np.full(int(keys.max(initial=MISSING)) + 1, MISSING)
         slots._by_key[keys[present]] = present
         slots._count, slots._live = len(keys), len(present)
         return slots
 
     def __len__(self) -> int:
-        """The slots with a row."""
+        """Return the number of slots with a row."""
         return self._live
 
     @property
@@ -54,53 +54,53 @@ class Slots:
 
     @property
     def keys(self) -> Keys:
-        """By slot, dead ones included."""
+        """Keys by slot, including dead slots."""
         return self._keys[: self._count]
 
     def of(self, keys: Collection[int] | Keys) -> Keys:
-        """The slots of those keys that have one."""
+        """Return the slots of these keys, without the keys that have none."""
         wanted = keys if isinstance(keys, np.ndarray) else np.fromiter(keys, np.int64, len(keys))
         slots: Keys = self._by_key[wanted[(wanted >= 0) & (wanted < len(self._by_key))]]
-        found: Keys = slots[slots != NOWHERE]
+        found: Keys = slots[slots != MISSING]
         return found
 
     def append(self, keys: Keys) -> None:
         start, end = self._count, self._count + len(keys)
-        self._keys = _at_least(self._keys, end, NOWHERE)
-        self._alive = _at_least(self._alive, end, False)
-        self._by_key = _at_least(self._by_key, int(keys.max(initial=-1)) + 1, NOWHERE)
+        self._keys = _grow(self._keys, end, MISSING)
+        self._alive = _grow(self._alive, end, False)
+        self._by_key = _grow(self._by_key, int(keys.max(initial=-1)) + 1, MISSING)
         self._keys[start:end] = keys
         self._alive[start:end] = True
         self._by_key[keys] = np.arange(start, end)
         self._count, self._live = end, self._live + len(keys)
 
-    def kill(self, slots: Keys) -> None:
+    def mark_dead(self, slots: Keys) -> None:
         self._alive[slots] = False
-        self._by_key[self._keys[slots]] = NOWHERE
+        self._by_key[self._keys[slots]] = MISSING
         self._live -= len(slots)
 
     def move(self, source: int, target: int) -> None:
-        """The row in slot `source` goes to the dead slot `target`."""
+        """Move the row in slot `source` to the dead slot `target`."""
         key = self._keys[source]
         self._keys[target], self._alive[target] = key, True
         self._alive[source] = False
         self._by_key[key] = target
 
-    def living_keys(self) -> Keys:
+    def alive_keys(self) -> Keys:
         return self.keys[self._alive[: self._count]]
 
-    def marked_keys(self) -> Keys:
-        """By slot, `NOWHERE` in dead ones."""
-        return np.where(self._alive[: self._count], self.keys, NOWHERE)
+    def slot_keys(self) -> Keys:
+        """Return the keys by slot, `MISSING` for dead slots."""
+        return np.where(self._alive[: self._count], self.keys, MISSING)
 
     def is_alive(self, slot: int) -> bool:
         return bool(self._alive[slot])
 
-    def cut(self) -> None:
-        """Forgets the slots behind the live ones, which stand first."""
+    def truncate(self) -> None:
+        """Drop the slots after the live ones, which come first."""
         self._count = self._live
 
-    def living(self) -> Bits:
+    def alive_bits(self) -> Bits:
         return np.packbits(self._alive[: self._count], bitorder="little")
 
     def bits(self, slots: Keys) -> Bits:
@@ -109,16 +109,16 @@ class Slots:
         return np.packbits(chosen, bitorder="little")
 
     def to_keys(self, slots: Keys) -> Keys:
-        """`NOWHERE`, which faiss gives where it found too little, stays."""
+        """Return the keys of slots; `MISSING`, faiss's filler for too few results, stays."""
         if not self._count:
             return slots
         keys = self._keys[slots]
-        keys[slots == NOWHERE] = NOWHERE
+        keys[slots == MISSING] = MISSING
         return keys
 
 
-def _at_least(array: NDArray[Scalar], size: int, fill: int) -> NDArray[Scalar]:
-    """Grown by half, so that appending one by one stays cheap."""
+def _grow(array: NDArray[Scalar], size: int, fill: int) -> NDArray[Scalar]:
+    """Return the array with at least `size` items. Growth by half keeps single appends cheap."""
     if size <= len(array):
         return array
     grown = np.full(size + size // 2, fill, array.dtype)
@@ -132,12 +132,15 @@ else:
     from bottega.knowledge import lazy_faiss as faiss
 
 Metric = Literal["cosine", "l2"]
-LISTED_SHARE = 0.1
+SUBSET_SHARE = 0.1
 
 
 class FaissIndex(ABC):
-    """What exact and approximate indexes share: keys, exclusions, scores. The score is the cosine,
-    or minus the L2 distance."""
+    """Base of exact and approximate indexes: keys, exclusions and scores.
+
+    The score is the cosine, or the negative L2 distance. Methods are safe to call from several
+    threads.
+    """
 
     def __init__(self, metric: Metric, slots: Slots, watermark: int) -> None:
         self._metric = metric
@@ -153,12 +156,13 @@ class FaissIndex(ABC):
         return len(self._slots)
 
     def apply(self, changes: Sequence[Change]) -> None:
+        """Insert, replace and delete rows as the changes say."""
         if not changes:
             return
         latest = {change.key: change.vector for change in changes}
         with self._lock:
             known = self._slots.keys[self._slots.of(list(latest))].tolist()
-            same = {key for key in known if self._holds(key, latest[key])}
+            same = {key for key in known if self._has_row(key, latest[key])}
             self._remove(self._slots.of([key for key in known if key not in same]))
             kept = {k: v for k, v in latest.items() if v is not None and k not in same}
             if kept:
@@ -166,7 +170,7 @@ class FaissIndex(ABC):
             self._watermark = max(self._watermark, changes[-1].seq)
 
     def fill(self, pages: Iterable[Sequence[tuple[int, Vectors]]], watermark: int) -> None:
-        """With the rows of an empty index, as they were at change `watermark` or later."""
+        """Add pages of rows to an empty index; they are as of change `watermark` or later."""
         for page in pages:
             with self._lock:
                 self._append(np.array([key for key, _ in page]), np.stack([v for _, v in page]))
@@ -180,6 +184,12 @@ class FaissIndex(ABC):
         allowed: Collection[int] | Keys | None = None,
         excluded: Sequence[Collection[int]] | None = None,
     ) -> list[list[SearchHit]]:
+        """Return the `k` best hits of each vector (n, dimension), best first; fewer only if there
+        are fewer.
+
+        `allowed` restricts all vectors to these keys; `excluded` has the keys to leave out for each
+        vector.
+        """
         if vectors.shape[1:] != (self._width,):
             raise SettingError(
                 f"vectors of the shape {vectors.shape} cannot be compared with those here",
@@ -208,24 +218,24 @@ class FaissIndex(ABC):
         return [_hits(*found)[:k] for found in zip(keys, scores, barred, strict=True)]
 
     def digest(self) -> tuple[int, int]:
-        """Number and sum of the keys."""
+        """Return the number and the sum of the keys."""
         with self._lock:
-            return len(self._slots), int(self._slots.living_keys().sum())
+            return len(self._slots), int(self._slots.alive_keys().sum())
 
     def last_key(self) -> int:
         """Return the highest key, or 0 if the index is empty."""
         with self._lock:
-            return int(self._slots.living_keys().max(initial=0))
+            return int(self._slots.alive_keys().max(initial=0))
 
-    def copied(self) -> tuple[faiss.Index, Keys, int]:
-        """Return a consistent copy: the faiss index, the keys by slot (`NOWHERE` for dead ones) and
+    def copy(self) -> tuple[faiss.Index, Keys, int]:
+        """Return a consistent copy: the faiss index, the keys by slot (`MISSING` for dead ones) and
         the watermark."""
         with self._lock:
-            return faiss.clone_index(self._inner), self._slots.marked_keys(), self._watermark
+            return faiss.clone_index(self._faiss_index), self._slots.slot_keys(), self._watermark
 
     @property
     @abstractmethod
-    def _inner(self) -> faiss.Index: ...
+    def _faiss_index(self) -> faiss.Index: ...
 
     @property
     @abstractmethod
@@ -238,7 +248,7 @@ class FaissIndex(ABC):
     def _remove(self, slots: Keys) -> None: ...
 
     @abstractmethod
-    def _stored(self, slot: int) -> Vectors: ...
+    def _row_at(self, slot: int) -> Vectors: ...
 
     @abstractmethod
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]: ...
@@ -247,11 +257,12 @@ class FaissIndex(ABC):
         self._add(self._scaled(vectors))
         self._slots.append(keys)
 
-    def _holds(self, key: int, vector: Vectors | None) -> bool:
-        """Changes are told twice where an index was built while they happened."""
+    def _has_row(self, key: int, vector: Vectors | None) -> bool:
+        """Return whether the row already has this vector: a build and the log may both report one
+        change."""
         (slot,) = self._slots.of([key]).tolist()
         return vector is not None and np.array_equal(
-            self._stored(slot), self._scaled(vector[None])[0]
+            self._row_at(slot), self._scaled(vector[None])[0]
         )
 
     def _scaled(self, vectors: Vectors) -> Vectors:
@@ -259,7 +270,7 @@ class FaissIndex(ABC):
 
 
 class FlatIndex(FaissIndex):
-    """Compares a query with every row."""
+    """Exact index that compares a query with every row."""
 
     def __init__(self, dimension: int, metric: Metric) -> None:
         super().__init__(metric, Slots(), 0)
@@ -267,14 +278,16 @@ class FlatIndex(FaissIndex):
         self._faiss: faiss.IndexFlat = flat(dimension)
 
     @classmethod
-    def restored(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
-        """Return an index from the values of `copied`."""
+    def restore_graph(
+        cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int
+    ) -> Self:
+        """Return an index from the values of `copy`."""
         index = cls(flat.d, metric)
-        index._faiss, index._slots, index._watermark = flat, Slots.marked(keys), watermark
+        index._faiss, index._slots, index._watermark = flat, Slots.from_slot_keys(keys), watermark
         return index
 
     @property
-    def _inner(self) -> faiss.Index:
+    def _faiss_index(self) -> faiss.Index:
         return self._faiss
 
     @property
@@ -285,11 +298,12 @@ class FlatIndex(FaissIndex):
         self._faiss.add(rows)
 
     def _remove(self, slots: Keys) -> None:
-        """The last rows fill the gaps: faiss would move everything behind the first one."""
+        """Remove rows and fill the gaps with the last rows. faiss would move every row after the
+        first gap."""
         if not len(slots):
             return
         rows = _rows(self._faiss)
-        self._slots.kill(slots)
+        self._slots.mark_dead(slots)
         left, source = len(self._slots), len(rows) - 1
         for target in np.sort(slots[slots < left]).tolist():
             while not self._slots.is_alive(source):
@@ -297,23 +311,25 @@ class FlatIndex(FaissIndex):
             rows[target] = rows[source]
             self._slots.move(source, target)
         self._faiss.remove_ids(faiss.IDSelectorRange(left, len(rows)))
-        self._slots.cut()
+        self._slots.truncate()
 
-    def _stored(self, slot: int) -> Vectors:
+    def _row_at(self, slot: int) -> Vectors:
         return cast(Vectors, _rows(self._faiss)[slot])
 
     def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
         if chosen is None:
             found: tuple[Vectors, Keys] = self._faiss.search(queries, k)
             return found
-        if len(chosen) < LISTED_SHARE * len(self._slots.keys):
-            return listed(self._faiss, queries, k, chosen)
-        return scan(self._faiss, queries, k, self._slots.bits(chosen))
+        if len(chosen) < SUBSET_SHARE * len(self._slots.keys):
+            return search_slots(self._faiss, queries, k, chosen)
+        return search_bits(self._faiss, queries, k, self._slots.bits(chosen))
 
 
-def listed(flat: faiss.IndexFlat, queries: Vectors, k: int, slots: Keys) -> tuple[Vectors, Keys]:
-    """Compares with the rows in these slots. Of few rows it is several times as quick as `scan`,
-    which asks every row for its bit."""
+def search_slots(
+    flat: faiss.IndexFlat, queries: Vectors, k: int, slots: Keys
+) -> tuple[Vectors, Keys]:
+    """Compare with the rows in these slots. For few rows this is several times faster than
+    `search_bits`, which tests a bit for every row."""
     distances = np.empty((len(queries), len(slots)), np.float32)
     for query, row in zip(queries, distances, strict=True):
         pointers = faiss.swig_ptr(row), faiss.swig_ptr(slots)
@@ -326,25 +342,27 @@ def listed(flat: faiss.IndexFlat, queries: Vectors, k: int, slots: Keys) -> tupl
     return np.take_along_axis(distances, best, axis=1), slots[best]
 
 
-def scan(flat: faiss.IndexFlat, queries: Vectors, k: int, bits: Bits) -> tuple[Vectors, Keys]:
-    """Compares with the rows whose bit is set, and with nothing else."""
+def search_bits(
+    flat: faiss.IndexFlat, queries: Vectors, k: int, bits: Bits
+) -> tuple[Vectors, Keys]:
+    """Compare only with the rows whose bit is set."""
     options = faiss.SearchParameters(sel=selector(bits))  # type: ignore[call-arg]
     found: tuple[Vectors, Keys] = flat.search(queries, k, params=options)
     return found
 
 
 def selector(bits: Bits) -> faiss.IDSelectorBitmap:
-    """A bitmap: several times faster here than faiss's hash set."""
+    """Return a bitmap selector, which is several times faster here than faiss's hash set."""
     # faiss's type stubs know the C++ signatures, not those of its Python wrappers.
     return faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
 
 
 def _rows(flat: faiss.IndexFlat) -> Vectors:
-    """A view of faiss's own memory, good until something is added or removed."""
+    """Return a view of faiss's memory, valid until the next addition or removal."""
     numbers = faiss.rev_swig_ptr(flat.get_xb(), flat.ntotal * flat.d)
     return cast(Vectors, numbers.reshape(flat.ntotal, flat.d))
 
 
 def _hits(keys: Keys, scores: Vectors, barred: Collection[int]) -> list[SearchHit]:
     found = map(SearchHit, keys.tolist(), scores.tolist())
-    return [hit for hit in found if hit.key != NOWHERE and hit.key not in barred]
+    return [hit for hit in found if hit.key != MISSING and hit.key not in barred]

@@ -23,7 +23,7 @@ import orjson
 
 from bottega.errors import StoreError
 from bottega.knowledge.database import MEMORY
-from bottega.knowledge.index import NOWHERE, Keys, Metric
+from bottega.knowledge.index import MISSING, Keys, Metric
 from bottega.knowledge.records import unit
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.use_counts import HORIZON
@@ -134,16 +134,16 @@ def load(path: Path) -> IndexSnapshot | None:
 
 
 PAGE = 256
-LEFT_OVER_SECONDS = 3600
+ABANDONED_SECONDS = 3600
 
 
-def wrong_index_files(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
+def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
     """What is wrong with each; the file can go, if it is one."""
     for path in index_files(rows):
         if path.exists() and not path.is_file():
             yield f"{path.name} should be a file; move it away", path
         elif path.suffix == ".part":
-            if _is_left_over(path):
+            if _is_abandoned(path):
                 yield f"{path.name} was never finished", path
         elif not _fits(rows, path):
             yield f"{path.name} does not fit the rows", path
@@ -162,10 +162,10 @@ def index_files(rows: SqliteRows) -> list[Path]:
     return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
 
 
-def _is_left_over(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Another process may be writing it at this moment, or have just finished."""
     with suppress(FileNotFoundError):
-        return time.time() - path.stat().st_mtime > LEFT_OVER_SECONDS
+        return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
     return False
 
 
@@ -174,12 +174,12 @@ def _fits(rows: SqliteRows, path: Path) -> bool:
     try:
         if found is None:
             return not path.exists()  # another process may have removed it
-        return _agrees(rows, found)
+        return _matches_rows(rows, found)
     except StoreError:  # a vector that cannot be read, which is told elsewhere
         return False
 
 
-def _agrees(rows: SqliteRows, found: IndexSnapshot) -> bool:
+def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
     head = found.head
     # In one moment, or another process's pruning in between would look like damage.
     with rows.snapshot():
@@ -194,18 +194,18 @@ def _agrees(rows: SqliteRows, found: IndexSnapshot) -> bool:
     if stored.fingerprint != head.fingerprint:
         return False
     metric: Metric = "l2" if head.metric == "l2" else "cosine"
-    slots = np.flatnonzero(found.keys != NOWHERE)
+    slots = np.flatnonzero(found.keys != MISSING)
     for start in range(0, len(slots), PAGE):
         chosen = slots[start : start + PAGE]
         vectors = rows.vectors(found.keys[chosen].tolist(), head.view)
         for slot in chosen.tolist():
             row = vectors.get(int(found.keys[slot]))  # None: deleted since
             indexed = cast(Vectors, found.index.reconstruct(slot))
-            if row is not None and not _same(indexed, row, metric):
+            if row is not None and not _vectors_equal(indexed, row, metric):
                 return False
     return True
 
 
-def _same(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
+def _vectors_equal(indexed: Vectors, stored: Vectors, metric: Metric) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):  # the stored vector may be damaged
         return np.array_equal(indexed, unit(stored[None])[0] if metric == "cosine" else stored)

@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from bottega.errors import BottegaError, StoreError
-from bottega.knowledge.hnsw import HnswIndex, empty_graph, restored
+from bottega.knowledge.hnsw import HnswIndex, empty_graph, restore_graph
 from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.index_files import (
     IndexSnapshot,
@@ -31,13 +31,13 @@ else:
 log = logging.getLogger(__name__)
 
 PAGE = 4096
-BUILT_AT_ONCE = 256
+BUILD_BATCH = 256
 # Rows that a new index may still lack when it takes over: milliseconds of work.
-SMALL_LAG = 64
-DEAD_SHARE = 0.2
-SAVED_EVERY = 5000
+MAX_LAG = 64
+MAX_DEAD_SHARE = 0.2
+SAVE_EVERY = 5000
 # Delay before a graph is built: a process that ends sooner would discard it.
-BUILD_AFTER_SECONDS = 2.0
+BUILD_DELAY_SECONDS = 2.0
 
 
 class StaleIndexError(Exception):
@@ -61,8 +61,8 @@ class IndexFollower:
         self._lock = Lock()
         self._worker: Thread | None = None
         self._stopping = Event()
-        self._awaited = Event()  # set when a caller waits for the background worker
-        self._gave_up = False
+        self._caller_waiting = Event()  # set when a caller waits for the background worker
+        self._failed = False
 
     def current(self) -> FaissIndex:
         """The index with every change that any process has committed. Raises `StaleIndexError`."""
@@ -72,21 +72,21 @@ class IndexFollower:
                 raise StaleIndexError
             if self._index is None:
                 self._check_view()
-                self._index = self._loaded() or self._exact()
+                self._index = self._load_saved() or self._build_flat()
                 self._maintain(self._index)
             if self._ready is not None:
                 self._index, self._ready = self._ready, None
             if self._index.watermark < last:
                 self._check_view()
                 if not self._catch_up(self._index):
-                    self._index = self._exact()
+                    self._index = self._build_flat()
                 self._maintain(self._index)
             return self._index
 
     def close(self, *, keep: bool = True) -> None:
         """Wait for the background worker, and save a large index for the next start."""
         self._stopping.set()
-        self._awaited.set()
+        self._caller_waiting.set()
         if self._worker is not None:
             self._worker.join()
         with self._lock:
@@ -101,7 +101,7 @@ class IndexFollower:
 
     def settle(self) -> None:
         """Waits until nothing is being built."""
-        self._awaited.set()
+        self._caller_waiting.set()
         while self.is_building:
             if self._worker is not None:
                 self._worker.join()
@@ -124,12 +124,12 @@ class IndexFollower:
     def _is_far_behind(self, index: FaissIndex) -> bool:
         """Return whether the file is missing or lacks more than a tenth of the changes."""
         lag = index.watermark - self._saved_at
-        return not self._saved_at or lag > max(SAVED_EVERY, len(index) // 10)
+        return not self._saved_at or lag > max(SAVE_EVERY, len(index) // 10)
 
     def _may_write(self) -> bool:
         return self._path is not None and os.access(self._path.parent, os.W_OK)
 
-    def _loaded(self) -> FaissIndex | None:
+    def _load_saved(self) -> FaissIndex | None:
         found = load(self._path) if self._path else None
         if found is None or not self._fits(found.head):
             return None
@@ -149,11 +149,11 @@ class IndexFollower:
 
     def _restored(self, found: IndexSnapshot) -> FaissIndex:
         if isinstance(found.index, faiss.IndexFlat):
-            return FlatIndex.restored(found.index, found.keys, self._metric, found.head.seq)
+            return FlatIndex.restore(found.index, found.keys, self._metric, found.head.seq)
         return self._graph_of(found)
 
     def _graph_of(self, found: IndexSnapshot) -> HnswIndex:
-        return restored(
+        return restore_graph(
             found.index,
             found.keys,
             self._metric,
@@ -169,13 +169,13 @@ class IndexFollower:
         made_by = (view.number, view.fingerprint, view.dimension, self._metric)
         return SnapshotHeader(*made_by, space, seq, self._rows.mark(seq))
 
-    def _exact(self) -> FaissIndex:
-        index = self._filled(FlatIndex(*self._shape))
+    def _build_flat(self) -> FaissIndex:
+        index = self._fill(FlatIndex(*self._shape))
         if self._stopping.is_set():  # which cuts filling short
             raise StaleIndexError
         return index
 
-    def _filled(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
+    def _fill(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
         """Add the rows after the last one that the index holds. Those before are as they were at
         its watermark."""
         watermark = index.watermark if len(index) else self._rows.last_seq()
@@ -213,61 +213,61 @@ class IndexFollower:
             )
 
     def _maintain(self, index: FaissIndex) -> None:
-        if self._gave_up or self.is_building:
+        if self._failed or self.is_building:
             return
         if isinstance(index, HnswIndex):
-            stale = index.dead_share > DEAD_SHARE
+            stale = index.dead_share > MAX_DEAD_SHARE
             unsaved = self._is_far_behind(index)
             work = self._rebuild if stale else self._save if unsaved else None
         else:
             work = self._rebuild if len(index) > self._hnsw_above else None
         if work is not None:
-            self._worker = Thread(target=self._quietly, args=(work, index), daemon=True)
+            self._worker = Thread(target=self._run_logged, args=(work, index), daemon=True)
             self._worker.start()
 
-    def _quietly(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
+    def _run_logged(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
         """What is there goes on serving if this fails."""
         try:
             # Of this thread only: searches keep the others.
             faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
             work(index)
         except (BottegaError, RuntimeError, MemoryError) as error:
-            self._gave_up = True
+            self._failed = True
             if not self._stopping.is_set():
                 log.warning("the index of %s was not rebuilt: %s", self._rows.path, error)
 
     def _rebuild(self, old: FaissIndex) -> None:
         if isinstance(old, FlatIndex):
-            self._awaited.wait(BUILD_AFTER_SECONDS)
+            self._caller_waiting.wait(BUILD_DELAY_SECONDS)
         if self._stopping.is_set():
             return
         new: FaissIndex = FlatIndex(*self._shape)
         if len(old) > self._hnsw_above:
-            new = self._unfinished() or HnswIndex(
+            new = self._load_unfinished() or HnswIndex(
                 empty_graph(*self._shape), self._metric, exact_up_to=self._hnsw_above
             )
         begun = len(new)
-        self._filled(new, BUILT_AT_ONCE)
+        self._fill(new, BUILD_BATCH)
         if self._stopping.is_set():
-            if isinstance(new, HnswIndex) and len(new) - begun >= SAVED_EVERY:
+            if isinstance(new, HnswIndex) and len(new) - begun >= SAVE_EVERY:
                 self._save(new, unfinished=True)
             return
-        if not self._catch_up(new, SMALL_LAG) or (begun and not self._is_whole(new)):
-            self._forget_unfinished()
+        if not self._catch_up(new, MAX_LAG) or (begun and not self._is_whole(new)):
+            self._delete_unfinished()
             return
         if isinstance(new, HnswIndex):
             self._save(new)
-            self._forget_unfinished()
+            self._delete_unfinished()
         self._ready = new
 
-    def _unfinished(self) -> HnswIndex | None:
+    def _load_unfinished(self) -> HnswIndex | None:
         """Return the partial graph that an earlier process has saved, if it still fits."""
         found = load(unfinished_path(self._path)) if self._path else None
         if found is None or not self._fits(found.head):
             return None
         return self._graph_of(found)
 
-    def _forget_unfinished(self) -> None:
+    def _delete_unfinished(self) -> None:
         if self._path is not None:
             with suppress(OSError):
                 unfinished_path(self._path).unlink()
@@ -279,7 +279,7 @@ class IndexFollower:
     def _save(self, index: FaissIndex, unfinished: bool = False) -> None:
         if self._path is None:
             return
-        copy, keys, seq = index.copied()
+        copy, keys, seq = index.copy()
         found = IndexSnapshot(self._head(seq), copy, keys)
         if unfinished:
             save(unfinished_path(self._path), found)

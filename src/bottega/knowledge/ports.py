@@ -1,4 +1,4 @@
-"""The ports inside this room: rows are the truth, an index is derived from their changes."""
+"""Interface between the knowledge base, its row store and the indexes derived from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bottega.types import Example, ExampleChange, Query
 
 @dataclass(frozen=True)
 class Change:
-    """One entry of the change log. `vector` is None if the row is gone by now.
+    """Entry of the change log. `vector` is None if the row has been deleted since.
 
-    `key` numbers a row for the index. It is never given to a second row.
+    `key` identifies a row for the index and is never reused.
     """
 
     seq: int
@@ -28,13 +28,15 @@ class Change:
 
 
 class SearchHit(NamedTuple):
+    """Key of a row and its score; higher is better."""
+
     key: int
     score: float
 
 
 @dataclass(frozen=True)
 class EmbeddedBatch:
-    """One vector for each example of a batch, and what made them."""
+    """Vectors (n, dimension) of a batch of examples and the fingerprint of their embedder."""
 
     fingerprint: str
     vectors: Vectors
@@ -42,7 +44,7 @@ class EmbeddedBatch:
 
 @dataclass(frozen=True)
 class StoredView:
-    """A named vector that every row has. `number` changes when another embedder takes over."""
+    """Named vector that every row has. `number` changes when another embedder replaces it."""
 
     number: int
     name: str
@@ -52,7 +54,7 @@ class StoredView:
 
 @dataclass(frozen=True)
 class UsageRecord:
-    """How often an example was shown, when last (unix seconds), and what that saved."""
+    """Number of times an example was shown, the last time (unix seconds), and US dollars saved."""
 
     count: int
     last: float
@@ -61,7 +63,7 @@ class UsageRecord:
 
 @dataclass(frozen=True)
 class Capacity:
-    """At most so many rows in a namespace, and who leaves when there are more."""
+    """Maximum number of rows in a namespace, and the policy that evicts the excess."""
 
     rows: int
     evict: Eviction
@@ -69,7 +71,8 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Examples, images and pinned ones of the namespace; `bytes` of the whole file."""
+    """Numbers of examples, images and pinned examples in the namespace; `bytes` of the whole
+    file."""
 
     examples: int
     images: int
@@ -79,10 +82,10 @@ class Footprint:
 
 
 class RowStore(Protocol):
-    """Examples at rest, one namespace of them. What `put` or `delete` has returned from survives
+    """Durable examples of one namespace: whatever `put` or `delete` wrote before returning survives
     a crash.
 
-    Safe to call from several threads; other processes may write to the same store meanwhile.
+    Methods are safe to call from several threads while other processes write to the same store.
     """
 
     path: str
@@ -97,18 +100,20 @@ class RowStore(Protocol):
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
     ) -> int:
-        """Stores those whose id is new and returns how many were. All of them, or none. Those that
-        `supersede` take the place of older answers to the same question, unless one is pinned:
-        then they are left out.
+        """Store the examples with new ids in one transaction and return their number.
 
-        What stands in `metadata_by_id` by id comes with age, pin and counters, before any is
-        evicted. Raises `EmbedderMismatchError` if the store's vectors have another fingerprint.
+        `metadata_by_id` sets age, pin and counters before eviction. With `supersede`, each example
+        replaces older answers to the same question; it is skipped if one of those is pinned. Raises
+        `EmbedderMismatchError` if the stored vectors have another fingerprint.
         """
         ...
 
     def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
-        """The rationale that is `told`, if one is, and more tags, under a new key, since what a key
-        stands for never changes; vectors, uses and age stay. False if the id is not there."""
+        """Set these fields and add these tags. Return False if the id does not exist.
+
+        The row gets a new key, because the content of a key never changes; vectors, uses and age
+        stay.
+        """
         ...
 
     def delete(self, ids: Collection[str]) -> int: ...
@@ -119,11 +124,11 @@ class RowStore(Protocol):
 
     def keys(self, ids: Collection[str]) -> dict[str, int]: ...
 
-    def pinned_answers(self, asked: Collection[str]) -> dict[str, str]:
-        """The ids of the pinned examples by the digests of their questions."""
+    def pinned_ids(self, asked: Collection[str]) -> dict[str, str]:
+        """Return the ids of pinned examples by question digest."""
         ...
 
-    def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
+    def excluded_keys(self, query: Query, exclude: Exclude) -> set[int]:
         """Return the keys of the rows that `exclude` rules out: the query's own id, and rows that
         share an image with it or are the same question."""
         ...
@@ -131,21 +136,21 @@ class RowStore(Protocol):
     def ids_with_prefix(self, prefix: str, limit: int) -> list[str]: ...
 
     def ids_where(self, where: Filter | None = None) -> list[str]:
-        """In the order of insertion, as everything that lists rows."""
+        """Return the ids that match, in insertion order."""
         ...
 
     def keys_where(self, where: Filter, after: int = 0) -> list[int]:
-        """Ascending, from the first one above `after`."""
+        """Return the keys above `after` that match, ascending."""
         ...
 
     def last_key(self) -> int:
-        """The highest key of any namespace."""
+        """Return the highest key of any namespace."""
         ...
 
     def count(self) -> int: ...
 
     def labels(self) -> dict[str, list[str]]:
-        """The ids of each label, labels in the order in which they were first seen."""
+        """Return the ids of each label, with labels in order of first appearance."""
         ...
 
     def is_multi_label(self) -> bool: ...
@@ -155,7 +160,7 @@ class RowStore(Protocol):
     def set_note(self, name: str, value: str) -> None: ...
 
     def views(self) -> dict[str, StoredView]:
-        """By name, in the order in which they came to the store."""
+        """Return the complete views by name, in order of creation."""
         ...
 
     def vectors(self, keys: Collection[int], view: int) -> dict[int, Vectors]: ...
@@ -163,24 +168,30 @@ class RowStore(Protocol):
     def vectors_after(self, key: int, limit: int, view: int) -> list[tuple[int, Vectors]]: ...
 
     def keys_digest(self) -> tuple[int, int]:
-        """Number and sum of the keys: what an index must hold."""
+        """Return the number and the sum of the keys, to compare with those of an index."""
         ...
 
     def last_seq(self) -> int: ...
 
     def mark(self, seq: int) -> int | None:
-        """A random number that change `seq` was given: whoever knows it was made from this file,
-        not from a copy that has gone its own way. None if the log has lost the change."""
+        """Return the random number of change `seq`, or None if the log has lost the change.
+
+        Two files with the same mark share that change: a restored copy that diverged has other
+        marks.
+        """
         ...
 
     def pruned(self) -> int:
-        """The last change of the namespace that the log has lost: who has read less may miss a
-        deletion. To be asked after `changes_since`, as another process may prune between them."""
+        """Return the last change of the namespace that the log has lost. A reader of an earlier
+        change may miss a deletion.
+
+        Call it after `changes_since`, because another process may prune in between.
+        """
         ...
 
     def changes_since(self, seq: int, limit: int, view: int) -> list[Change]: ...
 
-    def named_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
+    def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]: ...
 
     def add_uses(self, uses: Mapping[str, UsageRecord]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What identifies an example, and how its fields lie in a row."""
+"""Identity of an example, and its conversion to and from a database row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class RowMetadata:
-    """What a store knows of an example beyond its content; times are unix seconds."""
+    """Age, pin and counters of a stored example; times are unix seconds."""
 
     created: float
     uses: int = 0
@@ -46,7 +46,8 @@ class RowMetadata:
 
 
 def identity(example: Example) -> str:
-    """Equal for examples with the same image bytes, context, question, choices and answer."""
+    """Return the id of an example: equal for the same image bytes, context, question, choices and
+    answer."""
     return digest(*_question(example), example.answer)[:ID_LENGTH]
 
 
@@ -57,7 +58,7 @@ def identity_without_choices(example: Example) -> str:
 
 
 def question_digest(example: Example) -> str:
-    """Equal for examples with the same image bytes, context, question and choices."""
+    """Return a digest that is equal for the same image bytes, context, question and choices."""
     return digest(*_question(example))
 
 
@@ -72,8 +73,8 @@ def query_digests(query: Query) -> set[str]:
     }
 
 
-def is_itself(example: Example) -> bool:
-    """Whether it still has the id that its content gave it."""
+def has_valid_id(example: Example) -> bool:
+    """Return whether the id still matches the content."""
     try:
         return identity(example) == example.id
     except TypeError:  # a field that is no text
@@ -103,18 +104,21 @@ def _question(example: Example) -> list[object]:
     return question_parts(hashes, query.text, example.tags.get(CONTEXT), query.choices)
 
 
-def damage(example: Example) -> str | None:
-    """What of a stored example is not as it was stored."""
+def find_damage(example: Example) -> str | None:
+    """Return a description of the damage to a stored example, or None."""
     for image in example.query.images:
         data = image.data  # SQLite holds any type in any column
         if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest() != image.sha256:
             return f"the bytes of image {image.sha256} are not those that were stored"
-    return None if is_itself(example) else "it has another question, answer or image"
+    return None if has_valid_id(example) else "it has another question, answer or image"
 
 
 def is_text(value: object) -> bool:
-    """One that UTF-8 can write, which not every Python text is, and without a NUL: SQLite's own
-    functions read a text up to there, so that two labels would look like one."""
+    """Return whether the value is a string that SQLite stores faithfully.
+
+    It must be encodable in UTF-8 and contain no NUL, because SQLite's functions read a text only up
+    to a NUL: two labels could look equal.
+    """
     try:
         return isinstance(value, str) and b"\0" not in value.encode()
     except UnicodeEncodeError:
@@ -122,13 +126,14 @@ def is_text(value: object) -> bool:
 
 
 def with_id(example: Example, id: str) -> Example:
-    """With images of its own: the caller's must not keep the pixels that are decoded here."""
+    """Return the example with this id and copies of its images, so the caller's images do not keep
+    the pixels that are decoded here."""
     images = tuple(image.apart() for image in example.query.images)
     return replace(example, id=id, query=replace(example.query, images=images))
 
 
 def to_row(example: Example) -> tuple[Value, ...]:
-    """In the order of `COLUMNS`."""
+    """Return the values of `COLUMNS`, in their order."""
     query = example.query
     return (
         example.id,
@@ -144,8 +149,11 @@ def to_row(example: Example) -> tuple[Value, ...]:
 
 
 def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
-    """Raises `TypeError` or `ValueError` for what was not stored so: SQLite holds any type in any
-    column, and one flipped bit makes a text a blob."""
+    """Return the example of a row.
+
+    Raises `TypeError` or `ValueError` for a damaged value: SQLite holds any type in any column, and
+    one flipped bit turns a text into a blob.
+    """
     id, labels = text_of(row["id"]), row["labels"]
     return Example(
         Query(text_of(row["question"]), tuple(images), _texts(row["choices"]), id=id),
@@ -190,7 +198,7 @@ TINY = np.finfo(np.float32).tiny
 
 
 def unit(rows: Vectors) -> Vectors:
-    """Rows of length one; a row of zeros stays."""
+    """Return rows scaled to length one; a row of zeros stays zero."""
     # Not np.linalg.norm, which takes longer to begin than this to end.
     lengths = np.sqrt((rows * rows).sum(axis=-1, keepdims=True))
     scaled: Vectors = rows / np.maximum(lengths, TINY)

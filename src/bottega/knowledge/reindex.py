@@ -6,14 +6,14 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
-from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.database import IN_JSON, json_array
 from bottega.knowledge.ports import StoredView
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View, check_name
-from bottega.knowledge.writer import check_widths, checked_blob
+from bottega.knowledge.writer import blob_and_checksum, check_dimensions
 from bottega.types import Example
 
-LACKING = (
+MISSING_VECTORS = (
     "FROM examples WHERE NOT EXISTS"
     " (SELECT 1 FROM vectors WHERE vectors.key = examples.key AND view = ?)"
 )
@@ -36,12 +36,12 @@ def reindex(
     check_name(name)
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
-    number, complete = _begun(rows, name, view)
+    number, complete = _begin(rows, name, view)
     if progress is not None:
-        progress(_there(rows, number))
+        progress(_count_done(rows, number))
     done = 0
-    while not _taken_over(rows, name, number):
-        for keys in _lacking(rows, number, batch_size):
+    while not _complete_if_done(rows, name, number):
+        for keys in _missing_batches(rows, number, batch_size):
             _embed(rows, keys, number, view, logged=complete)  # some index lacks them
             done += len(keys)
             if progress is not None:
@@ -54,7 +54,7 @@ def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) 
     _embed(rows, keys, number, view, logged=True)
 
 
-def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
+def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
     """The number of the view to fill, and whether it is the one that is searched."""
     fingerprint = view.embed.fingerprint
     with rows.transaction() as connection:
@@ -69,18 +69,18 @@ def _begun(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
             " WHERE name = ? AND fingerprint = ?",
             (name, fingerprint),
         ).fetchone()
-        check_widths({name: StoredView(*stored)}, {name: view.embed.dimension})
+        check_dimensions({name: StoredView(*stored)}, {name: view.embed.dimension})
     return int(number), bool(complete)
 
 
-def _there(rows: SqliteRows, number: int) -> int:
+def _count_done(rows: SqliteRows, number: int) -> int:
     """How many examples have the new vector from an earlier run."""
     counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
     return int(rows.read(counted, number)[0][0])
 
 
-def _lacking(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
-    keys = [row[0] for row in rows.read(f"SELECT key {LACKING} ORDER BY key", number)]
+def _missing_batches(rows: SqliteRows, number: int, batch_size: int) -> list[list[int]]:
+    keys = [row[0] for row in rows.read(f"SELECT key {MISSING_VECTORS} ORDER BY key", number)]
     return [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
 
 
@@ -91,24 +91,29 @@ def _embed(
     try:
         vectors = view.vectors(list(examples.values()))
     except EmbeddingError as error:
-        raise _naming(error, examples, view) from error
+        raise _name_example(error, examples, view) from error
     with rows.transaction() as connection:
-        _check_there(connection, number)
+        _check_view(connection, number)
         # Only for rows that are still there.
         connection.executemany(
             "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
             " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
-            [(number, *checked_blob(v), key) for key, v in zip(examples, vectors, strict=True)],
+            [
+                (number, *blob_and_checksum(v), key)
+                for key, v in zip(examples, vectors, strict=True)
+            ],
         )
         if logged:
             connection.execute(
                 "INSERT INTO changes (op, key, id, namespace) SELECT 'put', key, id, namespace"
-                f" FROM examples WHERE key IN {LISTED}",
-                [listed(list(examples))],
+                f" FROM examples WHERE key IN {IN_JSON}",
+                [json_array(list(examples))],
             )
 
 
-def _naming(error: EmbeddingError, examples: Mapping[int, Example], view: View) -> EmbeddingError:
+def _name_example(
+    error: EmbeddingError, examples: Mapping[int, Example], view: View
+) -> EmbeddingError:
     for example in examples.values():
         try:
             view.vectors([example])
@@ -118,11 +123,13 @@ def _naming(error: EmbeddingError, examples: Mapping[int, Example], view: View) 
     return error
 
 
-def _taken_over(rows: SqliteRows, name: str, number: int) -> bool:
+def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
     """Whether no example lacked the new vector, in which case it is the view's now."""
     with rows.transaction() as connection:
-        complete = _check_there(connection, number)
-        if connection.execute(f"SELECT EXISTS (SELECT 1 {LACKING})", [number]).fetchone()[0]:
+        complete = _check_view(connection, number)
+        if connection.execute(f"SELECT EXISTS (SELECT 1 {MISSING_VECTORS})", [number]).fetchone()[
+            0
+        ]:
             return False
         if complete:
             return True
@@ -133,7 +140,7 @@ def _taken_over(rows: SqliteRows, name: str, number: int) -> bool:
     return True
 
 
-def _check_there(connection: sqlite3.Connection, number: int) -> bool:
+def _check_view(connection: sqlite3.Connection, number: int) -> bool:
     """Whether the view is complete; raises if another reindexing has dropped it meanwhile."""
     found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
     if found is None:

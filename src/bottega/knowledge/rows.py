@@ -1,4 +1,4 @@
-"""Examples in one SQLite file: the truth from which indexes are derived."""
+"""Examples in one SQLite file; search indexes are derived from these rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bottega.exclusion import Exclude
 from bottega.image import Image
 from bottega.knowledge import writer
 from bottega.knowledge.change_log import ChangeLog
-from bottega.knowledge.database import LISTED, listed
-from bottega.knowledge.filters import LABELS, And, Eq, Filter, condition
+from bottega.knowledge.database import IN_JSON, json_array
+from bottega.knowledge.filters import LABELS, And, Eq, Filter, to_sql
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import (
     Capacity,
@@ -28,11 +28,11 @@ from bottega.types import Example, Query
 
 LISTED_THIRD = "(SELECT value FROM json_each(?3))"
 # CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
-CHOSEN_EXAMPLES = (
+SELECT_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
     " ON examples.key = chosen.value"
 )
-CHOSEN_IMAGES = (
+SELECT_IMAGES = (
     "SELECT shown.key, data, media_type, sha256, width, height, source"
     " FROM json_each(?) AS chosen CROSS JOIN example_images AS shown ON shown.key = chosen.value"
     " CROSS JOIN images USING (sha256) ORDER BY shown.key, place"
@@ -40,7 +40,7 @@ CHOSEN_IMAGES = (
 
 
 class SqliteRows(ChangeLog):
-    """The rows of one namespace; those of the others are as if they were not there."""
+    """Row store over one namespace of a SQLite file. It hides the rows of other namespaces."""
 
     def put(
         self,
@@ -51,7 +51,7 @@ class SqliteRows(ChangeLog):
         supersede: bool = False,
     ) -> int:
         with self.transaction() as connection:
-            numbers = writer.claim(connection, views)
+            numbers = writer.claim_views(connection, views)
             new = 0
             for example, *vectors in zip(
                 examples, *(made.vectors for made in views.values()), strict=True
@@ -63,17 +63,17 @@ class SqliteRows(ChangeLog):
                 new += key is not None
                 metadata = (metadata_by_id or {}).get(example.id or "")
                 if key is not None and metadata is not None:
-                    writer.stand(connection, key, metadata)
+                    writer.set_metadata(connection, key, metadata)
                 if key is not None and supersede:
                     writer.supersede(connection, self.namespace, key)
             if new and capacity is not None:
-                writer.make_room(connection, self.namespace, capacity)
+                writer.evict_excess(connection, self.namespace, capacity)
             if new:
                 prune(connection, new)
             return new
 
     def annotate(self, id: str, told: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
-        with self.transaction() as connection, self.understood():
+        with self.transaction() as connection, self.decoding():
             done = writer.annotate(connection, self.namespace, id, told, tags)
             prune(connection, int(done))
             return done
@@ -81,8 +81,8 @@ class SqliteRows(ChangeLog):
     def delete(self, ids: Collection[str]) -> int:
         with self.transaction() as connection:
             found = connection.execute(
-                f"SELECT key FROM examples WHERE namespace = ? AND id IN {LISTED}",
-                (self.namespace, listed(ids)),
+                f"SELECT key FROM examples WHERE namespace = ? AND id IN {IN_JSON}",
+                (self.namespace, json_array(ids)),
             )
             keys = [row[0] for row in found]
             writer.remove(connection, keys)
@@ -95,49 +95,49 @@ class SqliteRows(ChangeLog):
         return {str(example.id): example for example in found.values()}
 
     def by_keys(self, keys: Collection[int]) -> dict[int, Example]:
-        chosen = listed(keys)
+        chosen = json_array(keys)
         with self.snapshot():
-            rows = self.read(CHOSEN_EXAMPLES, chosen)
-            pictures = self.read(CHOSEN_IMAGES, chosen)
+            rows = self.read(SELECT_EXAMPLES, chosen)
+            pictures = self.read(SELECT_IMAGES, chosen)
         images: defaultdict[int, list[Image]] = defaultdict(list)
         for key, *fields in pictures:
             images[key].append(Image(*fields))
-        with self.understood():
+        with self.decoding():
             return {row["key"]: from_row(row, images[row["key"]]) for row in rows}
 
     def images(self, sha256s: Collection[str]) -> dict[str, Image]:
         found = self.read(
             "SELECT data, media_type, sha256, width, height FROM images"
-            f" WHERE sha256 IN {LISTED} AND EXISTS (SELECT 1 FROM example_images AS shown"
+            f" WHERE sha256 IN {IN_JSON} AND EXISTS (SELECT 1 FROM example_images AS shown"
             " JOIN examples USING (key)"
             " WHERE shown.sha256 = images.sha256 AND namespace = ?)",
-            listed(sha256s),
+            json_array(sha256s),
             self.namespace,
         )
         return {row["sha256"]: Image(*row) for row in found}
 
     def keys(self, ids: Collection[str]) -> dict[str, int]:
         found = self.read(
-            f"SELECT id, key FROM examples WHERE namespace = ? AND id IN {LISTED}",
+            f"SELECT id, key FROM examples WHERE namespace = ? AND id IN {IN_JSON}",
             self.namespace,
-            listed(ids),
+            json_array(ids),
         )
         return {row["id"]: row["key"] for row in found}
 
-    def pinned_answers(self, asked: Collection[str]) -> dict[str, str]:
-        found = self.read(writer.PINNED_ANSWERS, self.namespace, listed(asked))
+    def pinned_ids(self, asked: Collection[str]) -> dict[str, str]:
+        found = self.read(writer.PINNED_IDS, self.namespace, json_array(asked))
         return {row["question_digest"]: row["id"] for row in found}
 
-    def own_keys(self, query: Query, exclude: Exclude) -> set[int]:
+    def excluded_keys(self, query: Query, exclude: Exclude) -> set[int]:
         own_id = "SELECT key FROM examples WHERE namespace = ?1 AND id = ?2"
         if exclude == "same-question":
             same_question = f"namespace = ?1 AND question_digest IN {LISTED_THIRD}"
             either = f"{own_id} UNION SELECT key FROM examples WHERE {same_question}"
-            wanted = listed(query_digests(query))
+            wanted = json_array(query_digests(query))
             found = self.read(either, self.namespace, query.id, wanted)
         elif query.images or query.id is not None:
             same_image = f"SELECT key FROM example_images WHERE sha256 IN {LISTED_THIRD}"
-            wanted = listed({image.sha256 for image in query.images})
+            wanted = json_array({image.sha256 for image in query.images})
             found = self.read(f"{own_id} UNION {same_image}", self.namespace, query.id, wanted)
         else:
             return set()
@@ -156,7 +156,7 @@ class SqliteRows(ChangeLog):
         return [row[0] for row in found]
 
     def ids_where(self, where: Filter | None = None) -> list[str]:
-        text, values = ("true", []) if where is None else condition(where)
+        text, values = ("true", []) if where is None else to_sql(where)
         found = self.read(
             f"SELECT id FROM examples WHERE namespace = ? AND {text} ORDER BY examples.key",
             self.namespace,
@@ -165,7 +165,7 @@ class SqliteRows(ChangeLog):
         return [row[0] for row in found]
 
     def keys_where(self, where: Filter, after: int = 0) -> list[int]:
-        text, values = condition(where)
+        text, values = to_sql(where)
         found = self.read(
             "SELECT examples.key FROM examples WHERE namespace = ? AND examples.key > ?"
             f" AND {text} ORDER BY examples.key",
@@ -203,7 +203,7 @@ class SqliteRows(ChangeLog):
 
     def note(self, name: str) -> str | None:
         found = self.read("SELECT value FROM notes WHERE name = ?", name)
-        with self.understood():
+        with self.decoding():
             return text_of(found[0][0]) if found else None
 
     def set_note(self, name: str, value: str) -> None:
@@ -222,9 +222,9 @@ class SqliteRows(ChangeLog):
             cursor = connection.execute(
                 "INSERT INTO uses (key, pinned)"
                 " SELECT key, ? FROM examples LEFT JOIN uses USING (key)"
-                f" WHERE namespace = ? AND id IN {LISTED} AND coalesce(pinned, 0) != ?"
+                f" WHERE namespace = ? AND id IN {IN_JSON} AND coalesce(pinned, 0) != ?"
                 " ON CONFLICT (key) DO UPDATE SET pinned = excluded.pinned",
-                (pinned, self.namespace, listed(ids), pinned),
+                (pinned, self.namespace, json_array(ids), pinned),
             )
             return cursor.rowcount
 
@@ -233,7 +233,7 @@ class SqliteRows(ChangeLog):
             "SELECT examples.key, created, coalesce(count, 0), last, coalesce(saved_usd, 0),"
             " coalesce(pinned, 0) FROM json_each(?) AS chosen CROSS JOIN examples"
             " ON examples.key = chosen.value LEFT JOIN uses ON uses.key = examples.key",
-            listed(keys),
+            json_array(keys),
         )
         return {row[0]: RowMetadata(row[1], row[2], row[3], row[4], bool(row[5])) for row in found}
 
@@ -258,8 +258,12 @@ EXAMPLES_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Stats:
-    """`bytes` is the size of the file, everything else is of this namespace. `views` are names and
-    fingerprints; embedder and dimension are the first view's, None while there is none."""
+    """Size and settings of a knowledge base.
+
+    `bytes` is the size of the whole file; all other numbers are of this namespace. `views` maps
+    names to fingerprints; `embedder` and `dimension` are those of the first view, or None without a
+    view.
+    """
 
     path: str
     namespace: str
@@ -276,7 +280,7 @@ class Stats:
 
 
 class KnowledgeBaseReader:
-    """The part of a knowledge base that needs no embedder."""
+    """Operations of a knowledge base that need no embedder."""
 
     def __init__(self, rows: SqliteRows, path: str, metric: Metric) -> None:
         self._rows = rows
@@ -284,7 +288,7 @@ class KnowledgeBaseReader:
         self._metric: Metric = metric
 
     def get(self, id: str) -> Example:
-        """By its id or by an unambiguous beginning of at least four characters."""
+        """Return an example by its id, or by an unambiguous prefix of at least four characters."""
         return self.get_many([id])[0]
 
     def get_many(self, ids: Sequence[str]) -> list[Example]:
@@ -292,7 +296,7 @@ class KnowledgeBaseReader:
         return [found.get(id) or self._by_prefix(id) for id in ids]
 
     def images(self, sha256s: Collection[str]) -> dict[str, Image]:
-        """Those that examples here show, by their sha256."""
+        """Return the images with these hashes that examples of this namespace contain, by hash."""
         return self._rows.images(sha256s)
 
     def ids(
@@ -303,7 +307,7 @@ class KnowledgeBaseReader:
         tags: Mapping[str, str] | None = None,
         where: Filter | None = None,
     ) -> list[str]:
-        """In the order of insertion; of those that satisfy every filter."""
+        """Return the ids of the examples that satisfy every filter, in insertion order."""
         parts: list[Filter] = [] if where is None else [where]
         parts += [Eq("label", label)] if label is not None else []
         parts += [Eq("source", source)] if source is not None else []
@@ -311,30 +315,30 @@ class KnowledgeBaseReader:
         return self._rows.ids_where(And(tuple(parts)))
 
     def labels(self) -> list[str]:
-        """Distinct labels in the order in which they were first seen."""
+        """Return the distinct labels in order of first appearance."""
         return list(self._rows.labels())
 
     def ids_by_label(self) -> dict[str, list[str]]:
         return self._rows.labels()
 
     def is_multi_label(self) -> bool:
-        """Whether any example has several labels, or none."""
+        """Return whether any example has several labels, or an empty list of labels."""
         return self._rows.is_multi_label()
 
     def note(self, name: str) -> str | None:
         return self._rows.note(name)
 
     def set_note(self, name: str, value: str) -> None:
-        """Keeps a text of the caller's in the file, such as how to build the embedder again."""
+        """Store a text of the caller in the file, such as how to build the embedder again."""
         self._rows.set_note(name, value)
 
     def views(self) -> dict[str, StoredView]:
-        """By name, in the order in which they came to the file; every namespace has them."""
+        """Return the views of the file by name, in order of creation; all namespaces share them."""
         return self._rows.views()
 
     def namespaces(self) -> dict[str, int]:
-        """How many examples each namespace of the file holds, in the order of their names; one
-        that holds none is not there."""
+        """Return the number of examples by namespace, sorted by name; empty namespaces are
+        absent."""
         counted = "SELECT namespace, count(*) FROM examples GROUP BY namespace ORDER BY namespace"
         return {row[0]: row[1] for row in self._rows.read(counted)}
 
@@ -361,13 +365,13 @@ class KnowledgeBaseReader:
         return self._rows.count()
 
     def __iter__(self) -> Iterator[Example]:
-        """In the order of insertion; what is deleted meanwhile is left out."""
+        """Yield the examples in insertion order, without those deleted during the iteration."""
         pending = iter(self._rows.ids_where())
         while ids := list(islice(pending, EXAMPLES_AT_ONCE)):
             found = self._rows.get(ids)
             yield from (found[id] for id in ids if id in found)
 
-    def _resolved(self, ids: Iterable[str]) -> set[str]:
+    def _resolve_ids(self, ids: Iterable[str]) -> set[str]:
         ids = [ids] if isinstance(ids, str) else list(ids)
         known = self._rows.keys(ids)
         return {id if id in known else self._resolve(id) for id in ids}
@@ -376,7 +380,7 @@ class KnowledgeBaseReader:
         id = self._resolve(prefix)
         example = self._rows.get([id]).get(id)
         if example is None:  # deleted by another process since
-            raise unknown(prefix)
+            raise unknown_id_error(prefix)
         return example
 
     def _resolve(self, id: str) -> str:
@@ -386,7 +390,7 @@ class KnowledgeBaseReader:
             )
         matches = self._rows.ids_with_prefix(id, limit=2)
         if not matches:
-            raise unknown(id)
+            raise unknown_id_error(id)
         if len(matches) > 1:
             raise SettingError(
                 f"several ids begin with {id!r}, such as {' and '.join(matches)}",
@@ -395,5 +399,5 @@ class KnowledgeBaseReader:
         return matches[0]
 
 
-def unknown(id: str) -> NotFoundError:
+def unknown_id_error(id: str) -> NotFoundError:
     return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")

@@ -26,7 +26,7 @@ LOGGED = (
 
 
 def add_choices_to_identities(connection: sqlite3.Connection) -> None:
-    """Give rows with choices the id and the question digest that they would get today.
+    """Give rows with choices the id and the question digest of the current format.
 
     Keys stay, so vectors, uses and index files remain valid. The change log records the earlier id
     as deleted and the new one as added. A row whose earlier id does not match its content is
@@ -84,7 +84,7 @@ def _identities(
 
 @contextmanager
 def _any_text(connection: sqlite3.Connection) -> Iterator[None]:
-    """Also read texts that are not UTF-8: a damaged one must not prevent opening the file."""
+    """Decode texts that are not UTF-8 too: one damaged text must not prevent opening the file."""
     before = connection.text_factory
     connection.text_factory = lambda data: data.decode(errors="surrogateescape")
     try:

@@ -17,12 +17,12 @@ from bottega.knowledge.index import FaissIndex, Keys, Metric
 from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
 from bottega.knowledge.ports import RowStore, SearchHit, StoredView
 from bottega.knowledge.rows import KnowledgeBaseReader, SqliteRows
-from bottega.knowledge.views import View, Views, embedded
+from bottega.knowledge.views import View, Views, embed_checked
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
-FILTERS_KEPT = 64
-GONE_KEPT = 1000
+MAX_FILTERS = 64
+MAX_DELETED = 1000
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Searcher:
                 f"there is no view {name!r}", hint=f"by one of {', '.join(given)}, as opened"
             )
         if name not in stored:
-            raise _empty(self._rows)
+            raise _empty_error(self._rows)
         return stored[name], given[name]
 
     def follow(self, by: str | None) -> FaissIndex:
@@ -69,7 +69,7 @@ class Searcher:
             except StaleIndexError:
                 self._drop(follower)
         if not len(index):
-            raise _empty(self._rows)
+            raise _empty_error(self._rows)
         return index
 
     def nearest(
@@ -88,8 +88,8 @@ class Searcher:
             index = self.follow(by)
             own = None
             if excluded_for is not None:
-                own = [self._rows.own_keys(query, exclude) for query in excluded_for]
-            allowed = self._allowed(where, within, most=len(index))
+                own = [self._rows.excluded_keys(query, exclude) for query in excluded_for]
+            allowed = self._allowed_keys(where, within, most=len(index))
             searched = index.watermark
             hits = index.search(vectors, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits, len(index))
@@ -97,7 +97,7 @@ class Searcher:
                 return candidates
             if searched == self._rows.last_seq():  # no other process's delete explains it
                 if rebuilt:
-                    raise _unlogged(self._rows)
+                    raise _log_gap_error(self._rows)
                 self._drop(self._follower(by))
                 rebuilt = True
 
@@ -151,32 +151,32 @@ class Searcher:
                     del self._followers[name]
         follower.close(keep=False)
 
-    def _allowed(
+    def _allowed_keys(
         self, where: Filter | None, within: Collection[str] | None, most: int
     ) -> Keys | None:
-        keys = None if where is None else self._resolved(where, most)
+        keys = None if where is None else self._filter_keys(where, most)
         if within is not None:
             chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
             keys = chosen if keys is None else np.intersect1d(chosen, keys)
         return keys
 
-    def _resolved(self, where: Filter, most: int) -> Keys:
+    def _filter_keys(self, where: Filter, most: int) -> Keys:
         """Rows never change, so only those that are new are asked about; what was deleted the
         index leaves out."""
         with self._lock:
-            kept = self._filters.setdefault(where, ResolvedFilter())
+            cached = self._filters.setdefault(where, ResolvedFilter())
             self._filters.move_to_end(where)
-            if len(self._filters) > FILTERS_KEPT:
+            if len(self._filters) > MAX_FILTERS:
                 self._filters.popitem(last=False)
             seq = self._rows.last_seq()
-            if kept.seq != seq:
-                if len(kept.keys) > GONE_KEPT + 2 * most:  # most of them were deleted since
-                    kept.last, kept.keys = 0, np.empty(0, np.int64)
+            if cached.seq != seq:
+                if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them were deleted since
+                    cached.last, cached.keys = 0, np.empty(0, np.int64)
                 last = self._rows.last_key()
-                new = self._rows.keys_where(where, kept.last)
-                kept.keys = np.union1d(kept.keys, np.array(new, np.int64))
-                kept.seq, kept.last = seq, last
-            return kept.keys
+                new = self._rows.keys_where(where, cached.last)
+                cached.keys = np.union1d(cached.keys, np.array(new, np.int64))
+                cached.seq, cached.last = seq, last
+            return cached.keys
 
     def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
         """None if another process has deleted one of them since the search."""
@@ -186,19 +186,19 @@ class Searcher:
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):
                 return None
-            self._recent.keep(fetched, most=living + GONE_KEPT)
+            self._recent.keep(fetched, most=living + MAX_DELETED)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
-def _unlogged(rows: RowStore) -> StoreError:
+def _log_gap_error(rows: RowStore) -> StoreError:
     return StoreError(
         f"{rows.name} lacks examples whose removal is not in its change log",
         hint="verify(repair=True), or bottega verify --repair, mends the log",
     )
 
 
-def _empty(rows: RowStore) -> EmptyKnowledgeBaseError:
+def _empty_error(rows: RowStore) -> EmptyKnowledgeBaseError:
     where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
 
@@ -257,7 +257,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         self._searcher.follow(by)  # before the embedder works for nothing
         if not queries:
             return []
-        vectors = embedded(self._searcher.view(by)[1].embed, queries, "queries")
+        vectors = embed_checked(self._searcher.view(by)[1].embed, queries, "queries")
         own = None if include_self else queries
         return self.nearest(
             vectors, k, by=by, where=where, within=within, excluded_for=own, exclude=exclude

@@ -18,7 +18,7 @@ from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.records import (
     RowMetadata,
-    damage,
+    find_damage,
     identity,
     identity_without_choices,
     is_text,
@@ -27,11 +27,11 @@ from bottega.knowledge.rows import SqliteRows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
-AT_ONCE = 64
-AGAIN = (
+BATCH = 64
+RESTORE_HINT = (
     "restore the file from a copy, or delete it, with all that show its images, and add it again"
 )
-MOST = 2**62
+MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
 
 
@@ -56,7 +56,7 @@ def export(
     try:
         (folder / IMAGES).mkdir(parents=True)
         with part.open("wb") as file:
-            for example, metadata in _everything(rows, on_error):
+            for example, metadata in _readable_rows(rows, on_error):
                 file.write(orjson.dumps(_line(example, metadata, folder)) + b"\n")
                 count += 1
                 if progress is not None:
@@ -79,38 +79,40 @@ def _check_name(folder: Path) -> None:
         raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
 
 
-def _everything(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
+def _readable_rows(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
     ids = []
     for id in rows.ids_where():
         if is_text(id):
             ids.append(id)
         else:
-            on_error(StoreError(f"an example's id is {id!a}, which is damaged", hint=AGAIN))
-    for start in range(0, len(ids), AT_ONCE):
-        keys = rows.keys(ids[start : start + AT_ONCE])
+            on_error(StoreError(f"an example's id is {id!a}, which is damaged", hint=RESTORE_HINT))
+    for start in range(0, len(ids), BATCH):
+        keys = rows.keys(ids[start : start + BATCH])
         metadata_by_id = rows.metadata_by_id(keys.values())
-        for key, example in sorted(_sound(rows, keys, on_error).items()):
+        for key, example in sorted(_undamaged(rows, keys, on_error).items()):
             if key not in metadata_by_id:  # deleted meanwhile
                 continue
-            if _is_of_numbers(metadata_by_id[key]):
+            if _is_numeric(metadata_by_id[key]):
                 yield example, metadata_by_id[key]
             else:
-                on_error(StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=AGAIN))
+                on_error(
+                    StoreError(f"example {example.id} is damaged: {NO_NUMBERS}", hint=RESTORE_HINT)
+                )
 
 
-def _sound(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
+def _undamaged(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
     try:
         found = rows.by_keys(keys.values())
     except StoreError as error:
         if len(keys) > 1:  # only what cannot be read shall be missing
-            alone = [_sound(rows, {id: key}, on_error) for id, key in keys.items()]
+            alone = [_undamaged(rows, {id: key}, on_error) for id, key in keys.items()]
             return {key: example for each in alone for key, example in each.items()}
         for id in keys:
-            on_error(StoreError(f"example {id} cannot be read: {error}", hint=AGAIN))
+            on_error(StoreError(f"example {id} cannot be read: {error}", hint=RESTORE_HINT))
         return {}
-    wrong = {key: what for key, example in found.items() if (what := damage(example))}
+    wrong = {key: what for key, example in found.items() if (what := find_damage(example))}
     for key, what in wrong.items():
-        on_error(StoreError(f"example {found[key].id} is damaged: {what}", hint=AGAIN))
+        on_error(StoreError(f"example {found[key].id} is damaged: {what}", hint=RESTORE_HINT))
     return {key: example for key, example in found.items() if key not in wrong}
 
 
@@ -118,7 +120,7 @@ def _line(example: Example, metadata: RowMetadata, folder: Path) -> dict[str, ob
     query = example.query
     return {
         "id": example.id,
-        "images": [_kept(image, folder) for image in query.images],
+        "images": [_write_image(image, folder) for image in query.images],
         "image_sources": [image.source for image in query.images],
         "question": query.text,
         "answer": example.answer,
@@ -131,7 +133,7 @@ def _line(example: Example, metadata: RowMetadata, folder: Path) -> dict[str, ob
     }
 
 
-def _kept(image: Image, folder: Path) -> str:
+def _write_image(image: Image, folder: Path) -> str:
     name = f"{IMAGES}/{image.sha256}{mimetypes.guess_extension(image.media_type) or '.bin'}"
     path = folder / name
     if not path.exists():
@@ -165,7 +167,7 @@ def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
 
 
 def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
-    fields = _Fields(**{name: row[name] for name in _Fields.__dataclass_fields__})
+    fields = _ExportedFields(**{name: row[name] for name in _ExportedFields.__dataclass_fields__})
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
         raise TypeError("question and answer should be texts")
     images = [
@@ -194,18 +196,18 @@ def _image(folder: Path, name: str, source: str | None) -> Image:
 
 def _metadata(fields: dict[str, Any]) -> RowMetadata:
     metadata = RowMetadata(**fields)
-    if not _is_of_numbers(metadata):
+    if not _is_numeric(metadata):
         raise TypeError(NO_NUMBERS)
     return metadata
 
 
-def _is_of_numbers(metadata: RowMetadata) -> bool:
+def _is_numeric(metadata: RowMetadata) -> bool:
     numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
-    return all(isinstance(number, int | float) and abs(number) < MOST for number in numbers)
+    return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)
 
 
 @dataclass(frozen=True)
-class _Fields:
+class _ExportedFields:
     id: str
     images: list[str]
     image_sources: list[str | None]

@@ -12,9 +12,9 @@ from bottega.knowledge.ports import RowStore, UsageRecord
 from bottega.knowledge.records import is_text
 from bottega.sqlite import may_only_be_read
 
-FLUSHED_AT = 256
-FLUSHED_AFTER = 30.0
-MOST_USD = 1e15  # far from where sums become infinite
+FLUSH_COUNT = 256
+FLUSH_SECONDS = 30.0
+MAX_USD = 1e15  # far from where sums become infinite
 
 
 class UsageBuffer:
@@ -42,8 +42,8 @@ class UsageBuffer:
             for id in ids:
                 before = self._uses.get(id, UsageRecord(0, now, 0.0))
                 self._uses[id] = UsageRecord(before.count + 1, now, before.saved_usd + share)
-            old = time.monotonic() - self._since > FLUSHED_AFTER
-            due = len(self._uses) >= FLUSHED_AT or old
+            old = time.monotonic() - self._since > FLUSH_SECONDS
+            due = len(self._uses) >= FLUSH_COUNT or old
         if due:
             self.flush()
 
@@ -71,17 +71,17 @@ class UsageBuffer:
 
 
 def is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= MOST_USD
+    return isinstance(value, int | float) and abs(value) <= MAX_USD
 
 
-KEPT = 10_000
+KEPT_CHANGES = 10_000
 # An index file may be behind by a tenth of its rows, and should still be of use.
 KEPT_SHARE = 5
-LOOKED_EVERY = 1000
+CHECK_EVERY = 1000
 # Up to where the log has been looked through, and the last change that each namespace has lost.
 HORIZON = "SELECT coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned'), 0)"
-LOST = "pruned of "
-DROPPED = (
+LOST_PREFIX = "pruned of "
+DROPPABLE = (
     "FROM changes WHERE seq <= ?"
     " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
     " AND seq NOT IN (SELECT max(seq) FROM changes GROUP BY namespace)"
@@ -93,19 +93,19 @@ def prune(connection: sqlite3.Connection, added: int) -> None:
     until the log has grown by a fifth of the rows."""
     last, pruned = connection.execute(f"SELECT max(seq), ({HORIZON}) FROM changes").fetchone()
     # Each row that came may have driven out another.
-    if last % LOOKED_EVERY >= 2 * added or last - pruned <= 2 * KEPT:
+    if last % CHECK_EVERY >= 2 * added or last - pruned <= 2 * KEPT_CHANGES:
         return
     rows = connection.execute("SELECT count(*) FROM examples").fetchone()[0]
-    kept = max(KEPT, rows // KEPT_SHARE)
+    kept = max(KEPT_CHANGES, rows // KEPT_SHARE)
     if last - pruned > 2 * kept:
         _drop(connection, last - kept)
 
 
 def _drop(connection: sqlite3.Connection, upto: int) -> None:
     connection.execute(
-        f"INSERT OR REPLACE INTO meta SELECT '{LOST}' || namespace, max(seq) {DROPPED}"
+        f"INSERT OR REPLACE INTO meta SELECT '{LOST_PREFIX}' || namespace, max(seq) {DROPPABLE}"
         " GROUP BY namespace",
         [upto],
     )
-    connection.execute(f"DELETE {DROPPED}", [upto])
+    connection.execute(f"DELETE {DROPPABLE}", [upto])
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned', ?)", [upto])

@@ -13,14 +13,14 @@ from itertools import chain
 import numpy as np
 
 from bottega.errors import BottegaError, StoreError
-from bottega.knowledge.database import LISTED, listed
-from bottega.knowledge.index_files import index_files, wrong_index_files
+from bottega.knowledge.database import IN_JSON, json_array
+from bottega.knowledge.index_files import index_file_problems, index_files
 from bottega.knowledge.ports import StoredView
-from bottega.knowledge.records import damage, is_itself
+from bottega.knowledge.records import find_damage, has_valid_id
 from bottega.knowledge.reindex import embed_again, reindex
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.views import View
-from bottega.knowledge.writer import check_widths
+from bottega.knowledge.writer import check_dimensions
 from bottega.protocols import Vectors
 
 Repair = Callable[[], None]
@@ -39,20 +39,20 @@ def paged_keys(rows: SqliteRows, size: int = PAGE) -> Iterator[list[int]]:
         key = keys[-1]
 
 
-def executed(rows: SqliteRows, statement: str) -> Repair:
-    def mend() -> None:
+def statement_repair(rows: SqliteRows, statement: str) -> Repair:
+    def fix() -> None:
         with rows.transaction() as connection:
             connection.execute(statement)
 
-    return mend
+    return fix
 
 
 # What no example shows is told as left over.
 SHOWN = "SELECT DISTINCT sha256 FROM example_images JOIN examples USING (key)"
-ANEW = "and add again, or restore the file from a copy"
+ADD_AGAIN = "and add again, or restore the file from a copy"
 
 
-def wrong_images(rows: SqliteRows) -> Iterator[Finding]:
+def find_damaged_images(rows: SqliteRows) -> Iterator[Finding]:
     for (sha256,) in rows.read(f"{SHOWN} ORDER BY sha256"):
         with rows.snapshot():  # another process may be deleting it
             wrong = _wrong_image(rows, sha256)
@@ -67,11 +67,11 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
     wrong = f"image {sha256} is missing"
     if found:
         wrong = f"the bytes of image {sha256} are not those that were stored"
-    showing = _showing(rows, sha256)
-    return f"{wrong}; delete {showing} {ANEW}" if showing else None
+    showing = _examples_with_image(rows, sha256)
+    return f"{wrong}; delete {showing} {ADD_AGAIN}" if showing else None
 
 
-def _showing(rows: SqliteRows, sha256: str) -> str:
+def _examples_with_image(rows: SqliteRows, sha256: str) -> str:
     """All of them must go: what is added again does not replace the bytes that another shows."""
     found = rows.read(
         "SELECT DISTINCT id, namespace FROM example_images JOIN examples USING (key)"
@@ -82,71 +82,72 @@ def _showing(rows: SqliteRows, sha256: str) -> str:
     return f"example{'s' * (len(named) > 1)} {', '.join(named)}" if named else ""
 
 
-def wrong_identities(rows: SqliteRows) -> Iterator[Finding]:
+def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
     for keys in paged_keys(rows):
         try:
-            for wrong in _other_identities(rows, keys):
+            for wrong in _wrong_ids(rows, keys):
                 yield wrong, None
         except StoreError:  # one of them cannot be read
             for key in keys:
                 try:
-                    for wrong in _other_identities(rows, [key]):
+                    for wrong in _wrong_ids(rows, [key]):
                         yield wrong, None
                 except StoreError as error:
                     yield f"row {key} cannot be read: {error}", None
 
 
-def _other_identities(rows: SqliteRows, keys: list[int]) -> list[str]:
+def _wrong_ids(rows: SqliteRows, keys: list[int]) -> list[str]:
     return [
-        f"example {example.id} has another question, answer or image; delete it {ANEW}"
+        f"example {example.id} has another question, answer or image; delete it {ADD_AGAIN}"
         for example in rows.by_keys(keys).values()
-        if not is_itself(example)
+        if not has_valid_id(example)
     ]
 
 
-EMBEDDED_AT_ONCE = 64
-SAMPLED = 4
-NAMED_AT_MOST = 3
+EMBED_BATCH = 64
+SAMPLE = 4
+MAX_NAMED = 3
 # Of the vector's length. Between unit vectors it is a cosine of 0.999: batches of another size, or
 # another machine, do not make the same numbers to the last bit.
-ALIKE = 0.045
+TOLERANCE = 0.045
 
 
-def wrong_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_missing_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Without one that is complete nothing can be found, and nothing else would be missed."""
     if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
         return
 
-    def mend() -> None:
+    def fix() -> None:
         for name, view in views.items():
-            reindex(rows, name, view, batch_size=EMBEDDED_AT_ONCE, progress=None)
+            reindex(rows, name, view, batch_size=EMBED_BATCH, progress=None)
 
     if views:
-        yield "the examples have no vectors at all", mend
+        yield "the examples have no vectors at all", fix
     else:
         yield "the examples have no vectors at all; repaired only with the embedder", None
 
 
-def wrong_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_damaged_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Find vectors that are missing or damaged: wrong size, wrong checksum, or not comparable."""
     for stored in rows.views().values():
         wrong = [
             key
             for keys in paged_keys(rows)
-            for key, vector in _whole_vectors(rows, keys, stored).items()
+            for key, vector in _valid_vectors(rows, keys, stored).items()
             if vector is None
         ]
         if not wrong:
             continue
-        what = f"{len(wrong)} vectors {stored.name!r} are missing or damaged{_of(rows, wrong)}"
+        what = f"{len(wrong)} vectors {stored.name!r} are missing or damaged"
+        what += _example_names(rows, wrong)
         view = views.get(stored.name)
         if view is not None:
-            yield what, _embedding(rows, wrong, stored, view)
+            yield what, _embedding_repair(rows, wrong, stored, view)
         else:
             yield f"{what}; repaired only with the embedder", None
 
 
-def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
+def find_mismatched_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
     """Those that are whole, and not what the embedder makes of the example."""
     for name, stored in rows.views().items():
         view = views.get(name)
@@ -158,34 +159,37 @@ def unlike_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Find
         except StoreError as error:
             yield str(error), None
             continue
-        unlike: list[int] = []
+        mismatched: list[int] = []
         failed: list[BottegaError] = []
-        for keys in paged_keys(rows, EMBEDDED_AT_ONCE):
-            unlike += _unlike(rows, keys, stored, view, failed)
-        if unlike:
-            what = f"{len(unlike)} vectors {name!r} are not what the embedder makes"
-            yield what + _of(rows, unlike), _embedding(rows, unlike, stored, view)
+        for keys in paged_keys(rows, EMBED_BATCH):
+            mismatched += _mismatched_keys(rows, keys, stored, view, failed)
+        if mismatched:
+            what = f"{len(mismatched)} vectors {name!r} are not what the embedder makes"
+            yield (
+                what + _example_names(rows, mismatched),
+                _embedding_repair(rows, mismatched, stored, view),
+            )
         if failed:
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
 
 
-def _of(rows: SqliteRows, keys: Sequence[int]) -> str:
+def _example_names(rows: SqliteRows, keys: Sequence[int]) -> str:
     """Some of the examples, so that one may look at them."""
     found = rows.read(
-        f"SELECT id FROM examples WHERE key IN {LISTED} ORDER BY key", listed(keys[:NAMED_AT_MOST])
+        f"SELECT id FROM examples WHERE key IN {IN_JSON} ORDER BY key", json_array(keys[:MAX_NAMED])
     )
-    more = f" and {len(keys) - NAMED_AT_MOST} more" if len(keys) > NAMED_AT_MOST else ""
+    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
     return f": of {', '.join(str(id) for (id,) in found)}{more}"
 
 
-def makes(rows: SqliteRows, name: str, view: View) -> bool:
+def makes_vectors(rows: SqliteRows, name: str, view: View) -> bool:
     """False if it makes none of the vectors that the first examples have: what a view reads of an
     example is in no file, and one may have been given the name of another."""
-    keys = next(paged_keys(rows, SAMPLED), [])
-    return not keys or len(_unlike(rows, keys, rows.views()[name], view, [])) < len(keys)
+    keys = next(paged_keys(rows, SAMPLE), [])
+    return not keys or len(_mismatched_keys(rows, keys, rows.views()[name], view, [])) < len(keys)
 
 
-def _unlike(
+def _mismatched_keys(
     rows: SqliteRows,
     keys: Sequence[int],
     stored: StoredView,
@@ -198,25 +202,27 @@ def _unlike(
             # What is damaged is told elsewhere. A vector of it would be wrong, too.
             key: example
             for key, example in rows.by_keys(keys).items()
-            if damage(example) is None
+            if find_damage(example) is None
         }
         made = dict(zip(examples, view.vectors(list(examples.values())), strict=True))
     except BottegaError as error:
         if len(keys) == 1:
             failed.append(error)
             return []
-        return [key for one in keys for key in _unlike(rows, [one], stored, view, failed)]
-    held = _whole_vectors(rows, list(made), stored)
+        return [key for one in keys for key in _mismatched_keys(rows, [one], stored, view, failed)]
+    held = _valid_vectors(rows, list(made), stored)
     return [
-        key for key, vector in held.items() if vector is not None and not _alike(vector, made[key])
+        key
+        for key, vector in held.items()
+        if vector is not None and not _is_close(vector, made[key])
     ]
 
 
-def _alike(stored: Vectors, made: Vectors) -> bool:
-    return bool(np.linalg.norm(stored - made) <= ALIKE * np.linalg.norm(made))
+def _is_close(stored: Vectors, made: Vectors) -> bool:
+    return bool(np.linalg.norm(stored - made) <= TOLERANCE * np.linalg.norm(made))
 
 
-def _whole_vectors(
+def _valid_vectors(
     rows: SqliteRows, keys: list[int], view: StoredView
 ) -> dict[int, Vectors | None]:
     """Return the vector of each key, None if missing or damaged. Keys that another process has
@@ -226,13 +232,13 @@ def _whole_vectors(
         " CROSS JOIN examples ON examples.key = chosen.value"
         " LEFT JOIN vectors ON vectors.key = examples.key AND view = ?2"
         " WHERE EXISTS (SELECT 1 FROM views WHERE number = ?2)",
-        listed(keys),
+        json_array(keys),
         view.number,
     )
-    return {key: _whole(blob, checksum, view.dimension) for key, blob, checksum in found}
+    return {key: _valid_vector(blob, checksum, view.dimension) for key, blob, checksum in found}
 
 
-def _whole(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors | None:
+def _valid_vector(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors | None:
     """Return the vector, or None if it is damaged. Without a checksum (format 6 and older) a vector
     of zeros counts as damaged, because an embedder rarely makes one."""
     if blob is None or len(blob) != 4 * dimension:
@@ -245,18 +251,18 @@ def _whole(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors 
     return vector if np.isfinite(length) and (length or checksum is not None) else None
 
 
-def _embedding(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
-    def mend() -> None:
+def _embedding_repair(rows: SqliteRows, keys: list[int], stored: StoredView, view: View) -> Repair:
+    def fix() -> None:
         _check_width(stored, view)
         for start in range(0, len(keys), PAGE):
             embed_again(rows, keys[start : start + PAGE], stored.number, view)
 
-    return mend
+    return fix
 
 
 def _check_width(stored: StoredView, view: View) -> None:
     """Another embedder of the same fingerprint would damage what is sound."""
-    check_widths({stored.name: stored}, {stored.name: view.embed.dimension})
+    check_dimensions({stored.name: stored}, {stored.name: view.embed.dimension})
 
 
 log = logging.getLogger(__name__)
@@ -294,14 +300,14 @@ def verify(
 ) -> VerificationReport:
     """`deep` also embeds everything again and compares."""
     found = [
-        (what, repair and mend is not None and _succeeds(mend))
-        for what, mend in _findings(rows, views, deep)
+        (what, repair and fix is not None and _run_repair(fix))
+        for what, fix in _findings(rows, views, deep)
     ]
-    again = any(mended for _, mended in found)
-    left = [what for what, _ in _findings(rows, views, deep)] if again else []
-    problems = [Problem(what, mended and what not in left) for what, mended in found]
+    again = any(fixed for _, fixed in found)
+    remaining = [what for what, _ in _findings(rows, views, deep)] if again else []
+    problems = [Problem(what, fixed and what not in remaining) for what, fixed in found]
     known = {what for what, _ in found}
-    problems += [Problem(what, repaired=False) for what in left if what not in known]
+    problems += [Problem(what, repaired=False) for what in remaining if what not in known]
     examples, images, vectors = (
         int(rows.read(f"SELECT count(*) FROM {table}")[0][0])
         for table in ("examples", "images", "vectors")
@@ -313,71 +319,74 @@ def verify(
 def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
     """Each one is mended before what comes after it is looked at."""
     return chain(
-        _pages(rows),
-        _leftovers(rows),
-        wrong_views(rows, views),
-        wrong_images(rows),
-        wrong_identities(rows),
-        wrong_vectors(rows, views),
-        unlike_vectors(rows, views) if deep else (),
-        _log(rows),
-        _index_files(rows),
+        _page_findings(rows),
+        _orphan_findings(rows),
+        find_missing_views(rows, views),
+        find_damaged_images(rows),
+        find_wrong_ids(rows),
+        find_damaged_vectors(rows, views),
+        find_mismatched_vectors(rows, views) if deep else (),
+        _log_findings(rows),
+        _index_file_findings(rows),
     )
 
 
-def _succeeds(mend: Repair) -> bool:
+def _run_repair(fix: Repair) -> bool:
     """What one failure leaves as it was shall not keep the rest from being mended."""
     try:
-        mend()
+        fix()
     except (BottegaError, OSError) as error:
         log.warning("not repaired: %s", error)
         return False
     return True
 
 
-def _pages(rows: SqliteRows) -> Iterator[Finding]:
+def _page_findings(rows: SqliteRows) -> Iterator[Finding]:
     for row in rows.read("PRAGMA integrity_check"):
         if row[0] != "ok":
             yield f"SQLite: {row[0]}", None
 
 
-def _leftovers(rows: SqliteRows) -> Iterator[Finding]:
+def _orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
     where = {table: NO_EXAMPLE.format(table=table) for table in ("vectors", "example_images")}
     where |= {"uses": NO_EXAMPLE.format(table="uses"), "images": NO_USE}
     for table, orphaned in where.items():
         ((number,),) = rows.read(f"SELECT count(*) FROM {table} WHERE {orphaned}")
         if number:
-            mend = executed(rows, f"DELETE FROM {table} WHERE {orphaned}")
-            yield f"{number} {table} of no example", mend
+            fix = statement_repair(rows, f"DELETE FROM {table} WHERE {orphaned}")
+            yield f"{number} {table} of no example", fix
     ((number,),) = rows.read(f"SELECT count(*) FROM vectors WHERE {NO_VIEW}")
     if number:
         yield (
             f"{number} vectors of no view",
-            executed(rows, f"DELETE FROM vectors WHERE {NO_VIEW}"),
+            statement_repair(rows, f"DELETE FROM vectors WHERE {NO_VIEW}"),
         )
 
 
-def _log(rows: SqliteRows) -> Iterator[Finding]:
+def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
     """An index that follows the log must end up with the rows that are there."""
-    untold = (
+    unlogged = (
         "FROM examples WHERE coalesce((SELECT op FROM changes WHERE changes.key = examples.key"
         " ORDER BY seq DESC LIMIT 1), 'delete') != 'put'"
     )
     last = "SELECT key, max(seq) AS seq FROM changes WHERE key > 0 GROUP BY key"
-    left = (
+    remaining = (
         f"FROM ({last}) AS last JOIN changes USING (seq) WHERE changes.op = 'put'"
         " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
     )
-    for op, source, chosen in (("put", "examples", untold), ("delete", "changes", left)):
+    for op, source, chosen in (("put", "examples", unlogged), ("delete", "changes", remaining)):
         ((number,),) = rows.read(f"SELECT count(*) {chosen}")
         if number:
             statement = (
                 "INSERT INTO changes (op, key, id, namespace)"
                 f" SELECT '{op}', {source}.key, {source}.id, {source}.namespace {chosen}"
             )
-            yield f"{number} rows whose {op} is not in the change log", executed(rows, statement)
+            yield (
+                f"{number} rows whose {op} is not in the change log",
+                statement_repair(rows, statement),
+            )
 
 
-def _index_files(rows: SqliteRows) -> Iterator[Finding]:
-    for what, path in wrong_index_files(rows):
+def _index_file_findings(rows: SqliteRows) -> Iterator[Finding]:
+    for what, path in index_file_problems(rows):
         yield what, partial(path.unlink, missing_ok=True) if path.is_file() else None

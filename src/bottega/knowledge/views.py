@@ -18,7 +18,7 @@ DEFAULT = "default"
 # Names become parts of file names.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 # What JSON may spell and no tokenizer reads.
-HALVES = re.compile(r"[\ud800-\udfff]")
+SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class View:
         if not examples:
             return np.empty((0, self.embed.dimension), np.float32)
         reads = self.reads or (lambda example: example.query)
-        return embedded(self.embed, [reads(example) for example in examples], "examples")
+        return embed_checked(self.embed, [reads(example) for example in examples], "examples")
 
 
 class Views:
@@ -68,20 +68,20 @@ class Views:
         """From now on the handle embeds so. What it did not have it still has not."""
         if self._bare is not None:
             # A bare embedder stands for one view, and another one may have joined it.
-            if _held_as(self._bare.embed, stored) in (name, None):
+            if _stored_name(self._bare.embed, stored) in (name, None):
                 self._bare = view
         elif name in self._named:
             self._named[name] = view
 
 
 def _name_of(embed: Embedder, stored: Mapping[str, StoredView]) -> str:
-    name = _held_as(embed, stored)
+    name = _stored_name(embed, stored)
     if name is None:
         raise EmbedderMismatchError(next(iter(stored.values())).fingerprint, embed.fingerprint)
     return name
 
 
-def _held_as(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:
+def _stored_name(embed: Embedder, stored: Mapping[str, StoredView]) -> str | None:
     if not stored or DEFAULT in stored:
         return DEFAULT
     made = (name for name, view in stored.items() if view.fingerprint == embed.fingerprint)
@@ -95,10 +95,10 @@ def check_name(name: str) -> None:
         )
 
 
-def embedded(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
+def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
     """One finite row for each query, or `EmbeddingError`."""
     for query in queries:
-        if not query.text.isascii() and HALVES.search(query.text):
+        if not query.text.isascii() and SURROGATES.search(query.text):
             raise EmbeddingError(
                 f"{query.text!a} holds halves of characters", hint="ask in whole characters"
             )

@@ -10,26 +10,27 @@ import numpy as np
 import orjson
 
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError, StoreFullError
-from bottega.knowledge.database import LISTED, listed
+from bottega.knowledge.database import IN_JSON, json_array
 from bottega.knowledge.ports import Capacity, EmbeddedBatch, StoredView, UsageRecord
 from bottega.knowledge.records import COLUMNS, RowMetadata, question_digest, to_row
 from bottega.protocols import Vectors
 from bottega.types import Example
 
-PLACES = ", ".join("?" * (len(COLUMNS) + 2))
+PLACEHOLDERS = ", ".join("?" * (len(COLUMNS) + 2))
 # Not OR IGNORE, which would also pass over what a column refuses.
 INSERT = (
-    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, question_digest) VALUES ({PLACES})"
+    f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, question_digest)"
+    f" VALUES ({PLACEHOLDERS})"
     " ON CONFLICT (namespace, id) DO NOTHING"
 )
-PINNED_ANSWERS = (
+PINNED_IDS = (
     "SELECT question_digest, id FROM examples JOIN uses USING (key)"
-    f" WHERE namespace = ? AND question_digest IN {LISTED} AND pinned"
+    f" WHERE namespace = ? AND question_digest IN {IN_JSON} AND pinned"
 )
 COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE complete ORDER BY 1"
 
 
-def claim(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
+def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
     """The numbers of the views in their order. The first batch decides which views a file has."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
@@ -41,9 +42,9 @@ def claim(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatch]) ->
             " DO UPDATE SET dimension = excluded.dimension, complete = 1",
             [(name, made.fingerprint, made.vectors.shape[1]) for name, made in views.items()],
         )
-        return claim(connection, views)
+        return claim_views(connection, views)
     check_views(stored, {name: made.fingerprint for name, made in views.items()})
-    check_widths(stored, {name: made.vectors.shape[1] for name, made in views.items()})
+    check_dimensions(stored, {name: made.vectors.shape[1] for name, made in views.items()})
     if missing := stored.keys() - views.keys():
         raise SettingError(
             f"examples here also have the vectors {', '.join(sorted(missing))}",
@@ -71,7 +72,7 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
             raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
 
 
-def check_widths(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
+def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
     for name, width in widths.items():
         if stored[name].dimension != width:
             raise StoreError(
@@ -100,7 +101,7 @@ def insert(
         )
     connection.executemany(
         "INSERT INTO vectors (key, view, vector, checksum) VALUES (?, ?, ?, ?)",
-        [(key, view, *checked_blob(vector)) for view, vector in vectors.items()],
+        [(key, view, *blob_and_checksum(vector)) for view, vector in vectors.items()],
     )
     connection.execute(
         "INSERT INTO changes (op, key, id, namespace) VALUES ('put', ?, ?, ?)",
@@ -138,7 +139,7 @@ def annotate(
     return True
 
 
-def stand(connection: sqlite3.Connection, key: int, metadata: RowMetadata) -> None:
+def set_metadata(connection: sqlite3.Connection, key: int, metadata: RowMetadata) -> None:
     """Age, pin and counters of an example that was just inserted."""
     connection.execute("UPDATE examples SET created = ? WHERE key = ?", (metadata.created, key))
     connection.execute(
@@ -147,7 +148,7 @@ def stand(connection: sqlite3.Connection, key: int, metadata: RowMetadata) -> No
     )
 
 
-def checked_blob(vector: Vectors) -> tuple[bytes, int]:
+def blob_and_checksum(vector: Vectors) -> tuple[bytes, int]:
     """Return the bytes of a vector and their checksum."""
     data = np.ascontiguousarray(vector, np.float32).tobytes()
     return data, zlib.crc32(data)
@@ -157,22 +158,22 @@ def log_change(connection: sqlite3.Connection, op: str, keys: Sequence[int]) -> 
     """While the rows are there: the log keeps their ids and namespaces."""
     connection.execute(
         "INSERT INTO changes (op, key, id, namespace)"
-        f" SELECT ?, key, id, namespace FROM examples WHERE key IN {LISTED} ORDER BY key",
-        (op, listed(keys)),
+        f" SELECT ?, key, id, namespace FROM examples WHERE key IN {IN_JSON} ORDER BY key",
+        (op, json_array(keys)),
     )
 
 
 def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
-    chosen = listed(keys)
+    chosen = json_array(keys)
     seen = connection.execute(
-        f"SELECT DISTINCT sha256 FROM example_images WHERE key IN {LISTED}", [chosen]
+        f"SELECT DISTINCT sha256 FROM example_images WHERE key IN {IN_JSON}", [chosen]
     )
-    hashes = listed([row[0] for row in seen])
+    hashes = json_array([row[0] for row in seen])
     log_change(connection, "delete", keys)
     for table in ("examples", "vectors", "example_images", "uses"):
-        connection.execute(f"DELETE FROM {table} WHERE key IN {LISTED}", [chosen])
+        connection.execute(f"DELETE FROM {table} WHERE key IN {IN_JSON}", [chosen])
     connection.execute(
-        f"DELETE FROM images WHERE sha256 IN {LISTED}"
+        f"DELETE FROM images WHERE sha256 IN {IN_JSON}"
         " AND NOT EXISTS (SELECT 1 FROM example_images AS kept WHERE kept.sha256 = images.sha256)",
         [hashes],
     )
@@ -180,8 +181,8 @@ def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
 
 def has_pinned_answer(connection: sqlite3.Connection, namespace: str, example: Example) -> bool:
     """To the question of this example, which nothing may supersede then."""
-    digests = listed([question_digest(example)])
-    return connection.execute(PINNED_ANSWERS, (namespace, digests)).fetchone() is not None
+    digests = json_array([question_digest(example)])
+    return connection.execute(PINNED_IDS, (namespace, digests)).fetchone() is not None
 
 
 def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
@@ -195,7 +196,7 @@ def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
         remove(connection, [row[0] for row in older])
 
 
-def make_room(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
+def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
     """Removes as many as there are too many. Runs before the commit: a reader never sees more."""
     total, pinned = connection.execute(
         "SELECT count(*), coalesce(sum(pinned), 0) FROM examples LEFT JOIN uses USING (key)"

@@ -97,7 +97,7 @@ def _nothing_fits(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize(
-    "failing", ["folder.append", "token_array.write_manifest", "folder.mapped"]
+    "failing", ["folder.append", "token_array.write_manifest", "folder.map_array"]
 )
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str

@@ -67,8 +67,8 @@ def answers(index: LateInteractionIndex, text: str, k: int) -> list[str]:
 def test_every_token_finds_its_best(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters()) as index:
         assert set(answers(index, "red round", 2)) == {"red round", "round red"}
-        [best] = index.search(Query("red round"), 1)
-        assert best.score == pytest.approx(2, abs=1e-3)
+        [select_best] = index.search(Query("red round"), 1)
+        assert select_best.score == pytest.approx(2, abs=1e-3)
 
 
 async def test_dense_makes_it_a_retriever(knowledge: KnowledgeBase) -> None:
@@ -186,8 +186,8 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
         watched = Watched(knowledge)
         with LateInteractionIndex(watched, embed) as index:
             assert index.follow() == len(known())
-            gone = other.ids()[::7]
-            other.delete(gone)
+            deleted = other.ids()[::7]
+            other.delete(deleted)
             other.add([example("purple star", 9000), example("short lived", 9001)])
             other.delete([other.ids()[-1]])
             other.add([one for one in known() if one.answer == "red red"])
@@ -263,11 +263,11 @@ def test_constant_deleting_fails_no_search(knowledge: KnowledgeBase) -> None:
 def test_deleting_during_the_fetch_leaves_the_next_best(knowledge: KnowledgeBase) -> None:
     racing = Racing(knowledge, [])
     with LateInteractionIndex(racing, Letters()) as index:
-        best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
-        racing._doomed = best[:6]
+        select_best = [str(c.example.id) for c in index.search(Query("red round"), 8)]
+        racing._doomed = select_best[:6]
         found = [str(c.example.id) for c in index.search(Query("red round"), 8)]
     assert len(found) == 8
-    assert not set(found) & (set(best) - set(knowledge.ids()))
+    assert not set(found) & (set(select_best) - set(knowledge.ids()))
 
 
 def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> None:

@@ -15,8 +15,8 @@ from bottega.knowledge.late_interaction.quantization import (
     fitting_scale,
     int8_scores,
     nearest_centroids,
-    quantized,
-    trained_centroids,
+    quantize,
+    train_centroids,
 )
 from bottega.knowledge.late_interaction.search import TokenCopies, nearest
 from bottega.protocols import Vectors
@@ -37,11 +37,13 @@ def by_hand(query: Vectors, matrices: list[Vectors]) -> list[float]:
 def copies(matrices: list[Vectors], *, coded: bool = False) -> TokenCopies:
     tokens, offsets = flat(matrices)
     scale = fitting_scale(tokens)
-    scan = None
+    search_bits = None
     if coded:
-        centroids = trained_centroids(tokens, seed=0)
-        scan = CodeScan(centroids, nearest_centroids(tokens, centroids), offsets)
-    return TokenCopies(offsets, tokens.astype(np.float16), quantized(tokens, scale), scale, scan)
+        centroids = train_centroids(tokens, seed=0)
+        search_bits = CodeScan(centroids, nearest_centroids(tokens, centroids), offsets)
+    return TokenCopies(
+        offsets, tokens.astype(np.float16), quantize(tokens, scale), scale, search_bits
+    )
 
 
 def asked(matrices: list[Vectors], seed: int) -> Vectors:
@@ -69,7 +71,7 @@ def test_int8_is_near_the_reference(count: int, seed: int) -> None:
     query = asked(matrices, seed)
     held = copies(matrices)
     everything = np.arange(count)
-    rough = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    rough = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
     # What a token is least like counts -1/3 here and down to -1 there.
     exact = [float(np.maximum((query @ m.T).max(axis=1), -64 / 191).sum()) for m in matrices]
     assert np.abs(rough - exact).max() < 0.02 * len(query)
@@ -79,9 +81,9 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
     matrices = documents(30, seed=3)
     query, held = asked(matrices, 3), copies(matrices)
     everything = np.arange(30)
-    fast = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    fast = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
     monkeypatch.setitem(sys.modules, "torch", None)
-    plain = int8_scores(query, held.eighth, held.scale, held.offsets, everything)
+    plain = int8_scores(query, held.int8_rows, held.scale, held.offsets, everything)
     assert np.abs(fast - plain).max() < 0.01 * len(query)
 
 
@@ -91,12 +93,12 @@ def test_int8_and_rescoring_find_what_the_reference_finds(seed: int, k: int) -> 
     matrices = documents(400, seed=seed)
     query, held = asked(matrices, seed), copies(matrices)
     found, scores = nearest(query, held, np.arange(400), k, SearchEffort(shortlist=1))
-    exact = exact_scores(query, held.half, held.offsets)
-    best = np.sort(exact)[::-1][:k]
+    exact = exact_scores(query, held.float16_rows, held.offsets)
+    select_best = np.sort(exact)[::-1][:k]
     assert len(set(found.tolist())) == k
     # At most one in a hundred may be missed, so compare the worst that was kept with the best.
-    assert np.mean(scores >= best[-1] - 1e-5) >= 0.95
-    assert scores[0] == pytest.approx(best[0], abs=1e-5)
+    assert np.mean(scores >= select_best[-1] - 1e-5) >= 0.95
+    assert scores[0] == pytest.approx(select_best[0], abs=1e-5)
     assert scores == pytest.approx(exact[found], abs=1e-5)
 
 
@@ -107,21 +109,21 @@ def test_centroids_leave_the_best_in_the_shortlist() -> None:
     for seed in range(20):
         query = asked(matrices, seed)
         found, _ = nearest(query, held, np.arange(2000), 20, SearchEffort(shortlist=0.2, small=64))
-        best = np.argsort(-exact_scores(query, held.half, held.offsets))[:20]
-        recalls.append(len(set(found.tolist()) & set(best.tolist())) / 20)
+        select_best = np.argsort(-exact_scores(query, held.float16_rows, held.offsets))[:20]
+        recalls.append(len(set(found.tolist()) & set(select_best.tolist())) / 20)
     assert np.mean(recalls) >= 0.99
 
 
 def test_codes_score_a_document_by_its_centroids() -> None:
     matrices = documents(100, seed=2)
     tokens, offsets = flat(matrices)
-    centroids = trained_centroids(tokens, seed=0)
+    centroids = train_centroids(tokens, seed=0)
     codes = nearest_centroids(tokens, centroids)
     query = asked(matrices, 0)
     coarse, _ = flat([centroids[codes]])
     exact = exact_scores(query, coarse, offsets)
     assert np.abs(CodeScan(centroids, codes, offsets).scores(query) - exact).max() < 1
-    assert np.array_equal(trained_centroids(tokens, seed=0), centroids)
+    assert np.array_equal(train_centroids(tokens, seed=0), centroids)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

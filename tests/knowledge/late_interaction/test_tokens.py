@@ -201,7 +201,7 @@ def test_an_empty_array_finds_nothing() -> None:
 def test_codes_follow_the_array_and_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "WORTH_CODING", 60)
+    monkeypatch.setattr(search, "MIN_CODED_DOCUMENTS", 60)
     effort = SearchEffort(shortlist=0.5, rescored=20, small=20)
     index = TokenIndex(filled(tmp_path), effort=effort)
     index.search(MATRICES[0], 5)

@@ -16,7 +16,7 @@ import orjson
 from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.image import MAX_BYTES, Image, path_text
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.loaders.tables import foreign_errors, image_cell
+from bottega.knowledge.loaders.tables import image_of_cell, library_errors
 from bottega.types import Example
 
 BROKEN = (
@@ -172,7 +172,7 @@ def by_letter(choices: tuple[str, ...], letter: str) -> str:
 def image(value: object, place: str, source: str) -> Image:
     """Encoded bytes, as tables hold them, or a path inside of the folder."""
     folder = Path(place)
-    return image_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
+    return image_of_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
 
 
 def _wrong(name: str, wanted: str, value: object) -> LoadError:
@@ -241,7 +241,7 @@ def _local(folder: Path, split: str, several: bool) -> Iterator[tuple[str, Row]]
         raise _ambiguous(path_text(folder), tables)
     for file in files:
         name = path_text(file)
-        with foreign_errors(name):
+        with library_errors(name):
             for number, row in enumerate(_rows(file, name)):
                 yield f"{name}, row {number}", row
 
@@ -288,7 +288,7 @@ def _columnar(file: Path) -> Iterator[Row]:
 
 
 def _hub(name: str, config: str | None, split: str, several: bool) -> Iterator[tuple[str, Row]]:
-    with foreign_errors(name):
+    with library_errors(name):
         import datasets
 
         configs = [config] if config else datasets.get_dataset_config_names(name)

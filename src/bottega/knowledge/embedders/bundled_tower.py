@@ -22,7 +22,7 @@ from bottega.types import Query
 
 DIMENSION = LIKENESS.stop - LIKENESS.start
 # What changes the pixels that the tower sees.
-PREPARATION = ("size", "image_mean", "image_std", "resample", "rescale_factor")
+PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
 
 class TowerEmbedder:
@@ -53,8 +53,8 @@ class TowerEmbedder:
             self._model = model.model
             self._images = processor.image_processor
             self._batch_size = batch_size
-            self._preparation = self._images.to_dict()
-            self._side = max(self._preparation["size"].values())
+            self._preprocessing = self._images.to_dict()
+            self._side = max(self._preprocessing["size"].values())
             self.fingerprint = f"tower-{DIMENSION} {self._digest()}"
 
     @classmethod
@@ -86,10 +86,10 @@ class TowerEmbedder:
         rows: Vectors = next(cells for cells in reversed(maps) if len(cells) > 1).numpy()
         return rows
 
-    def _encode(self, pictures: list[Pillow.Image]) -> Vectors:
+    def _encode(self, images: list[Pillow.Image]) -> Vectors:
         import torch
 
-        pixels = self._images(pictures, return_tensors="pt")["pixel_values"]
+        pixels = self._images(images, return_tensors="pt")["pixel_values"]
         with torch.inference_mode():
             tokens = self._model.get_image_features(pixels).pooler_output
             vectors: Vectors = tokens.mean(1)[:, LIKENESS].numpy()
@@ -97,7 +97,7 @@ class TowerEmbedder:
 
     def _digest(self) -> str:
         digest = hashlib.sha256()
-        settings = [self._preparation.get(name) for name in PREPARATION]
+        settings = [self._preprocessing.get(name) for name in PREPROCESSING]
         digest.update(json.dumps(settings).encode())
         for part in (self._model.vision_tower, self._model.multi_modal_projector):
             for name, weight in sorted(part.state_dict().items()):
@@ -146,25 +146,25 @@ class TowerTokenEmbedder:
         return self.embed_queries(queries)
 
     def _tokens(self, query: Query, seen: list[Vectors]) -> Vectors:
-        parts = [self._placed(row[None], 0) for row in seen]
+        parts = [self._padded(row[None], 0) for row in seen]
         if self._cells:
             cells = [unit(self._images.cells(image)) for image in query.images]
-            parts += [self._placed(rows, self._images.dimension) for rows in cells]
-        words = self._meant(query.text)
+            parts += [self._padded(rows, self._images.dimension) for rows in cells]
+        words = self._meaningful_rows(query.text)
         if len(words):
-            parts.append(self._placed(unit(words), self._images.dimension + self._channels))
+            parts.append(self._padded(unit(words), self._images.dimension + self._channels))
         if not parts:
             raise EmbeddingError("a query has neither image nor text", hint="give it one of them")
         return np.concatenate(parts)
 
-    def _meant(self, text: str) -> Vectors:
+    def _meaningful_rows(self, text: str) -> Vectors:
         rows = self._words.token_rows(text)
         # A token that is all zeros is one of which nothing is known.
         rows = rows[rows.any(axis=1)]
         means = rows[:, WORDS.stop - WORDS.start :].any(axis=1)
         return rows[means] if means.any() else rows
 
-    def _placed(self, rows: Vectors, start: int) -> Vectors:
+    def _padded(self, rows: Vectors, start: int) -> Vectors:
         placed = np.zeros((len(rows), self.dimension), np.float32)
         placed[:, start : start + rows.shape[1]] = rows
         return placed
@@ -189,7 +189,7 @@ class TokenEmbedder:
 
             self._tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
             table = _table(Path(folder))
-        self._rows = _weighed(table, str(folder))
+        self._rows = _weighted(table, str(folder))
         self.fingerprint = f"tokens-{self.dimension} {self._digest()}"
 
     @classmethod
@@ -234,7 +234,7 @@ def _table(folder: Path) -> Vectors:
     return table.astype(np.float32)
 
 
-def _weighed(table: Vectors, name: str) -> Vectors:
+def _weighted(table: Vectors, name: str) -> Vectors:
     """(tokens, dimension) the parts of the table that are compared, each with its weight."""
     needed = max(part.stop for part in (WORDS, *MEANINGS))
     if table.shape[1] < needed:

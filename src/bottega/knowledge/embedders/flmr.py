@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INSTRUCTION = "Using the provided image, obtain documents that address the subsequent question:"
 QUERY_MARK, DOCUMENT_MARK = "[unused0]", "[unused1]"
 # The marks are written over this token.
-PLACE = ". "
+PLACEHOLDER = ". "
 Mask = NDArray[np.bool_]
 
 
@@ -102,7 +102,7 @@ class FlmrEmbedder:
         return found
 
     def _queries(self, queries: Sequence[Query]) -> list[Vectors]:
-        texts = [f"{PLACE}{self._instruction} {query.text}".rstrip() for query in queries]
+        texts = [f"{PLACEHOLDER}{self._instruction} {query.text}".rstrip() for query in queries]
         shape = self._model.shape
         with self._lock:
             ids, attention = _tokens(
@@ -110,27 +110,29 @@ class FlmrEmbedder:
             )
             ids[ids == self._query_tokens.pad_token_id] = self._query_tokens.mask_token_id
             kept = self._after_instruction(ids)
-        words, states = self._model.query_words(*self._on_device(ids, attention))
+        word_rows, states = self._model.query_words(*self._on_device(ids, attention))
         owners = [row for row, query in enumerate(queries) for _ in query.images]
-        seen = None
+        image_rows = None
         if owners:
-            seen = self._model.query_images(self._pixels(queries), states[owners])
-        return _joined(words, kept, seen, owners, images_first=False)
+            image_rows = self._model.query_images(self._pixels(queries), states[owners])
+        return _joined(word_rows, kept, image_rows, owners, images_first=False)
 
     def _documents(self, queries: Sequence[Query]) -> list[Vectors]:
-        texts = [PLACE + query.text for query in queries]
+        texts = [PLACEHOLDER + query.text for query in queries]
         shape = self._model.shape
         with self._lock:
             ids, attention = _tokens(
                 self._document_tokens, texts, DOCUMENT_MARK, shape.document_tokens, "longest"
             )
             kept = self._not_punctuation(ids) & (attention == 1)
-        words = self._model.document_words(*self._on_device(ids, attention))
+        word_rows = self._model.document_words(*self._on_device(ids, attention))
         owners = [row for row, query in enumerate(queries) for _ in query.images]
-        seen = None
+        image_rows = None
         if owners and self._document_images:
-            seen = self._model.document_images(self._pixels(queries))
-        return _joined(words, kept, seen, owners if seen is not None else [], images_first=True)
+            image_rows = self._model.document_images(self._pixels(queries))
+        return _joined(
+            word_rows, kept, image_rows, owners if image_rows is not None else [], images_first=True
+        )
 
     def _after_instruction(self, ids: NDArray[np.int64]) -> Mask:
         """Start and mark, and what follows the first token that ends an instruction."""
@@ -139,8 +141,8 @@ class FlmrEmbedder:
             return np.ones_like(ids, bool)
         found = ids == self._query_tokens.convert_tokens_to_ids(end)
         ends = np.maximum(found.argmax(axis=1), 1)
-        places = np.arange(ids.shape[1])
-        kept: Mask = (places > ends[:, None]) | (places < 2)
+        positions = np.arange(ids.shape[1])
+        kept: Mask = (positions > ends[:, None]) | (positions < 2)
         return kept
 
     def _not_punctuation(self, ids: NDArray[np.int64]) -> Mask:
@@ -153,8 +155,8 @@ class FlmrEmbedder:
         return kept
 
     def _pixels(self, queries: Sequence[Query]) -> Tensor:
-        pictures = [image.decode(self._side) for query in queries for image in query.images]
-        pixels: Tensor = self._images(pictures, return_tensors="pt")["pixel_values"]
+        images = [image.decode(self._side) for query in queries for image in query.images]
+        pixels: Tensor = self._images(images, return_tensors="pt")["pixel_values"]
         return pixels.to(self._device)
 
     def _on_device(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
@@ -176,11 +178,18 @@ def _tokens(
 
 
 def _joined(
-    words: Tensor, kept: Mask, seen: Tensor | None, owners: list[int], *, images_first: bool
+    word_rows: Tensor,
+    kept: Mask,
+    image_rows: Tensor | None,
+    owners: list[int],
+    *,
+    images_first: bool,
 ) -> list[Vectors]:
     """One matrix of unit rows a query; `owners` says whose each image is."""
-    parts = [[rows[mask]] for rows, mask in zip(words.cpu().numpy(), kept, strict=True)]
-    for owner, rows in zip(owners, () if seen is None else seen.cpu().numpy(), strict=True):
+    parts = [[rows[mask]] for rows, mask in zip(word_rows.cpu().numpy(), kept, strict=True)]
+    for owner, rows in zip(
+        owners, () if image_rows is None else image_rows.cpu().numpy(), strict=True
+    ):
         parts[owner].insert(len(parts[owner]) - 1 if images_first else len(parts[owner]), rows)
     return [unit(np.concatenate(rows)) for rows in parts]
 

@@ -66,14 +66,14 @@ class MultiVectorEncoderEmbedder:
     ) -> list[Vectors]:
         parts: list[list[Vectors]] = [[] for _ in queries]
         if mode in ("text", "both"):
-            asked = [row for row, query in enumerate(queries) if query.text]
-            texts = [queries[row].text for row in asked]
-            for row, rows in zip(asked, self._encode(encode, texts), strict=True):
+            with_text = [row for row, query in enumerate(queries) if query.text]
+            texts = [queries[row].text for row in with_text]
+            for row, rows in zip(with_text, self._encode(encode, texts), strict=True):
                 parts[row].append(rows)
         if mode in ("image", "both"):
             owners = [row for row, query in enumerate(queries) for _ in query.images]
-            pictures = [image.decode(AT_LEAST) for query in queries for image in query.images]
-            for row, rows in zip(owners, self._encode(encode, pictures), strict=True):
+            images = [image.decode(AT_LEAST) for query in queries for image in query.images]
+            for row, rows in zip(owners, self._encode(encode, images), strict=True):
                 parts[row].append(rows)
         if not all(parts):
             raise EmbeddingError(
@@ -99,13 +99,13 @@ class MultiVectorEncoderEmbedder:
         return [np.asarray(rows, np.float32) for rows in found]
 
     def _check_modes(self, name: str) -> None:
-        known = {str(modality) for modality in self._model.modalities}
+        supported = {str(modality) for modality in self._model.modalities}
         for mode in self._modes.values():
             if mode not in ("text", "image", "both"):
                 raise SettingError(f"no mode {mode!r}", hint="use 'text', 'image' or 'both'")
-            missing = ({"text", "image"} if mode == "both" else {mode}) - known
+            missing = ({"text", "image"} if mode == "both" else {mode}) - supported
             if missing:
                 raise SettingError(
-                    f"{name} embeds {' and '.join(sorted(known))}, not {missing.pop()}",
+                    f"{name} embeds {' and '.join(sorted(supported))}, not {missing.pop()}",
                     hint="choose another mode or another model",
                 )

@@ -47,7 +47,7 @@ def unit_images(
     return unit(
         embed_images(
             queries,
-            lambda pictures: unit(encode(pictures)),
+            lambda images: unit(encode(images)),
             dimension=dimension,
             at_least=at_least,
             batch_size=batch_size,
@@ -103,11 +103,11 @@ class PixelEmbedder:
         )
 
 
-def _encode(pictures: list[Pillow.Image]) -> Vectors:
+def _encode(images: list[Pillow.Image]) -> Vectors:
     from scipy.fft import dctn  # slow to load, and needed here alone
 
-    grey = np.stack([_reduced(picture.convert("L"), SIDE) for picture in pictures])
-    colour = np.stack([_reduced(picture, COLOUR_SIDE) for picture in pictures])
+    grey = np.stack([_reduced(image.convert("L"), SIDE) for image in images])
+    colour = np.stack([_reduced(image, COLOUR_SIDE) for image in images])
     coarse = dctn(grey, axes=(1, 2), norm="ortho")[:, :FREQUENCIES, :FREQUENCIES]
     parts = [
         SHAPE_WEIGHT * unit(_shapes(grey)),
@@ -118,8 +118,8 @@ def _encode(pictures: list[Pillow.Image]) -> Vectors:
     return np.concatenate(parts, axis=1)
 
 
-def _reduced(picture: Pillow.Image, side: int) -> Pixels:
-    small = picture.resize((side, side), Pillow.Resampling.BICUBIC)
+def _reduced(image: Pillow.Image, side: int) -> Pixels:
+    small = image.resize((side, side), Pillow.Resampling.BICUBIC)
     # The offset keeps a black image from being the zero vector.
     return (np.asarray(small, np.float32) + 1.0) / 256.0
 

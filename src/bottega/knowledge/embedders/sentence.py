@@ -69,14 +69,14 @@ class DualEmbedder:
         return self._image.dimension + self._text.dimension
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        seen = _part(self._image, queries, [bool(query.images) for query in queries])
-        said = _part(self._text, queries, [bool(query.text) for query in queries])
+        image_rows = _embed_part(self._image, queries, [bool(query.images) for query in queries])
+        text_rows = _embed_part(self._text, queries, [bool(query.text) for query in queries])
         if not all(query.images or query.text for query in queries):
             raise EmbeddingError("a query has neither image nor text", hint="give it one of them")
-        return unit(np.concatenate([seen, said], axis=1))
+        return unit(np.concatenate([image_rows, text_rows], axis=1))
 
 
-def _part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
+def _embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
     """Unit rows, zeros where the part is absent."""
     rows = np.zeros((len(queries), embedder.dimension), np.float32)
     chosen = [query for query, has in zip(queries, present, strict=True) if has]
@@ -180,11 +180,11 @@ class SentenceEmbedder:
         }
         if mode not in modes:
             raise SettingError(f"no mode {mode!r}", hint="use 'image', 'text' or 'average'")
-        known = {str(modality) for modality in self._model.modalities}
-        missing = modes[mode] - known
+        supported = {str(modality) for modality in self._model.modalities}
+        missing = modes[mode] - supported
         if missing:
             raise SettingError(
-                f"{name} embeds {' and '.join(sorted(known))}, not {missing.pop()}",
+                f"{name} embeds {' and '.join(sorted(supported))}, not {missing.pop()}",
                 hint="choose another mode or another model",
             )
 

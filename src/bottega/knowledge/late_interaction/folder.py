@@ -40,7 +40,7 @@ def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
         )
 
 
-def one_for_each(made: Iterable[Vectors], count: int) -> list[Vectors]:
+def check_count(made: Iterable[Vectors], count: int) -> list[Vectors]:
     """Raises `EmbeddingError` unless there are as many as texts were embedded."""
     found = list(made)
     if len(found) != count:
@@ -79,7 +79,7 @@ def checksum(path: Path, size: int) -> int | None:
     return crc
 
 
-def mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def map_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Read-only; an empty file cannot be mapped and needs not be."""
     if 0 in shape:
         return np.empty(shape, dtype)
@@ -104,7 +104,7 @@ def lock(folder: Path) -> int | None:
 VERSION = 1
 MANIFEST = "manifest.json"
 # How every manifest begins, also one that was damaged or cut off since.
-BEGINNING = b'{"content": {"crcs": '
+MANIFEST_PREFIX = b'{"content": {"crcs": '
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Manifest:
     deleted: list[int] = field(default_factory=list)  # positions
 
 
-def believed(folder: Path, fingerprint: str, dimension: int) -> Manifest | None:
+def valid_manifest(folder: Path, fingerprint: str, dimension: int) -> Manifest | None:
     """The folder's, if it is of this embedder and its files are whole."""
     content = read_manifest(folder)
     if content is None or content.get("version") != VERSION:
@@ -163,22 +163,22 @@ def is_manifest(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(BEGINNING)) == BEGINNING
+        return file.read(len(MANIFEST_PREFIX)) == MANIFEST_PREFIX
 
 
 HALF, EIGHTH, OFFSETS, IDS, CODES = "half", "eighth", "offsets", "ids", "codes"
 DATA = re.compile(rf"({HALF}|{EIGHTH}|{OFFSETS}|{IDS}|{CODES})\.[0-9]+(\.new)?")
-OWN = frozenset((LOCK, MANIFEST, f"{MANIFEST}.new"))
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OWN_NAMES = frozenset((LOCK, MANIFEST, f"{MANIFEST}.new"))
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def prepared(folder: str | Path) -> Path:
+def prepare_folder(folder: str | Path) -> Path:
     """The folder, made if need be. Raises `StoreError` if it holds what no array has written:
     an array empties its folder when it does not fit, and must never do that to another's."""
     if "\0" in str(folder):
         raise StoreError(f"{str(folder)!r} is no path: it holds a NUL", hint="give another folder")
     path = Path(folder)
-    with storing(path):
+    with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         if not _is_own(path):
             raise StoreError(
@@ -188,8 +188,8 @@ def prepared(folder: str | Path) -> Path:
     return path
 
 
-def temporary() -> Path:
-    with storing(Path("a temporary folder")):
+def temporary_folder() -> Path:
+    with translated_errors(Path("a temporary folder")):
         return Path(mkdtemp(prefix="bottega-late-"))
 
 
@@ -199,13 +199,13 @@ def data_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[None]:
+def translated_errors(folder: Path) -> Iterator[None]:
     """What the system refuses, as a `StoreError`."""
     try:
         yield
     except OSError as error:
         reason = f"{folder} cannot be read or written: {error.strerror or error}"
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             raise StoreFullError(reason, hint="make room, or give another folder") from error
         raise StoreError(reason, hint="check that it is a folder, and your rights in it") from error
 
@@ -215,4 +215,4 @@ def _is_own(folder: Path) -> bool:
     if MANIFEST in names:
         return is_manifest(folder / MANIFEST)
     # An array makes its lock before all else and may lose its manifest.
-    return not names or (LOCK in names and all(n in OWN or DATA.fullmatch(n) for n in names))
+    return not names or (LOCK in names and all(n in OWN_NAMES or DATA.fullmatch(n) for n in names))

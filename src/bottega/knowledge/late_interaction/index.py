@@ -13,13 +13,13 @@ import numpy as np
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.exclusion import Exclude, is_excluded
 from bottega.knowledge.database import CloseOnExit
-from bottega.knowledge.late_interaction.folder import one_for_each
+from bottega.knowledge.late_interaction.folder import check_count
 from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.protocols import MultiVectorEmbedder, Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
-Held = Callable[[], Collection[str]]
+IndexedIds = Callable[[], Collection[str]]
 
 
 class ExampleSource(Protocol):
@@ -42,27 +42,27 @@ class ChangeSource(Protocol):
 
 @dataclass(frozen=True)
 class IndexDiff:
-    """`upto` is the change that they end with, None where there is no log."""
+    """`seq` is the change that they end with, None where there is no log."""
 
-    gone: list[str]
+    deleted: list[str]
     new: list[str]
-    upto: int | None = None
+    seq: int | None = None
 
 
-def news(source: ExampleSource, since: int | None, held: Held) -> IndexDiff:
+def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds) -> IndexDiff:
     """What happened after `since`, or what the ids say where no log tells it (None: all of it)."""
     if since is not None:
-        told = _told(source, since)
-        if told is not None:
-            return _of_log(told, since, held)
+        changes = _logged_changes(source, since)
+        if changes is not None:
+            return _diff_from_log(changes, since, indexed_ids)
     # The log's end first: what comes between the two readings is then told once more, not missed.
-    upto = _end(source)
-    wanted, there = dict.fromkeys(source.ids()), dict.fromkeys(held())
-    gone = [id for id in there if id not in wanted]
-    return IndexDiff(gone, [id for id in wanted if id not in there], upto)
+    seq = _last_seq(source)
+    wanted, stored = dict.fromkeys(source.ids()), dict.fromkeys(indexed_ids())
+    deleted = [id for id in stored if id not in wanted]
+    return IndexDiff(deleted, [id for id in wanted if id not in stored], seq)
 
 
-def present(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
+def existing_examples(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
     """Those of the ids that are still there, with their examples."""
     try:
         return list(zip(ids, source.get_many(ids), strict=True))
@@ -70,34 +70,36 @@ def present(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Exampl
         if len(ids) <= 1:
             return []
     half = len(ids) // 2
-    return [*present(source, ids[:half]), *present(source, ids[half:])]
+    return [*existing_examples(source, ids[:half]), *existing_examples(source, ids[half:])]
 
 
-def _of_log(told: Sequence[ExampleChange], since: int, held: Held) -> IndexDiff:
-    if not told:
+def _diff_from_log(
+    changes: Sequence[ExampleChange], since: int, indexed_ids: IndexedIds
+) -> IndexDiff:
+    if not changes:
         return IndexDiff([], [], since)
     last: dict[str, bool] = {}
-    for change in told:
+    for change in changes:
         last.pop(change.id, None)  # what came back is the newest
         last[change.id] = change.deleted
-    there = set(held())
-    gone = [id for id, deleted in last.items() if deleted and id in there]
-    new = [id for id, deleted in last.items() if not deleted and id not in there]
-    return IndexDiff(gone, new, told[-1].seq)
+    stored = set(indexed_ids())
+    deleted = [id for id, deleted in last.items() if deleted and id in stored]
+    new = [id for id, deleted in last.items() if not deleted and id not in stored]
+    return IndexDiff(deleted, new, changes[-1].seq)
 
 
-def _told(source: ExampleSource, since: int) -> list[ExampleChange] | None:
+def _logged_changes(source: ExampleSource, since: int) -> list[ExampleChange] | None:
     """None where the log has a gap."""
     if not isinstance(source, ChangeSource):
         return None
     try:
-        told = list(source.changes(since))
+        changes = list(source.changes(since))
     except StoreError:
         return None
-    return None if told and told[0].seq <= since else told
+    return None if changes and changes[0].seq <= since else changes
 
 
-def _end(source: ExampleSource) -> int | None:
+def _last_seq(source: ExampleSource) -> int | None:
     """The number of the last change there is. Read through once: entries are small."""
     if not isinstance(source, ChangeSource):
         return None
@@ -148,14 +150,14 @@ class LateInteractionIndex(CloseOnExit):
         """
         with self._following:
             self._tokens.check_open()
-            found = news(self._knowledge, self._seq, self._tokens.ids)
-            if found.gone:
-                self._tokens.delete(found.gone)
+            found = index_diff(self._knowledge, self._seq, self._tokens.ids)
+            if found.deleted:
+                self._tokens.delete(found.deleted)
             for start in range(0, len(found.new), self._batch_size):
                 self._add(found.new[start : start + self._batch_size])
             # Only now: after an error the same changes are read again.
-            self._seq = found.upto
-            return len(found.gone) + len(found.new)
+            self._seq = found.seq
+            return len(found.deleted) + len(found.new)
 
     def search(
         self,
@@ -174,7 +176,7 @@ class LateInteractionIndex(CloseOnExit):
         to these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
-        [tokens] = one_for_each(self._embed.embed_queries([query]), 1)
+        [tokens] = check_count(self._embed.embed_queries([query]), 1)
         self._catch_up()
         return self._found(query, tokens, k, None if include_self else exclude, within, exact)
 
@@ -200,7 +202,7 @@ class LateInteractionIndex(CloseOnExit):
             scores = dict(hits)
             found = [
                 Candidate(example, scores[id])
-                for id, example in present(self._knowledge, list(scores))
+                for id, example in existing_examples(self._knowledge, list(scores))
                 if exclude is None or not is_excluded(query, example, exclude)
             ]
             if len(found) >= k or len(hits) < wanted:
@@ -213,13 +215,15 @@ class LateInteractionIndex(CloseOnExit):
             self._tokens.close()
 
     def _add(self, ids: Sequence[str]) -> None:
-        # What is gone by now has its own entry in the log, or is missing when ids are compared.
-        known = present(self._knowledge, ids)
-        if known:
-            made = self._embed.embed_documents([example.query for _, example in known])
-            tokens = one_for_each(made, len(known))
-            self._tokens.append([id for id, _ in known], [self._marked(rows) for rows in tokens])
+        # What is deleted by now has its own entry in the log, or is missing when ids are compared.
+        found = existing_examples(self._knowledge, ids)
+        if found:
+            made = self._embed.embed_documents([example.query for _, example in found])
+            tokens = check_count(made, len(found))
+            self._tokens.append(
+                [id for id, _ in found], [self._or_zero_row(rows) for rows in tokens]
+            )
 
-    def _marked(self, rows: Vectors) -> Vectors:
+    def _or_zero_row(self, rows: Vectors) -> Vectors:
         """An example of which no token is left gets one that is like none: its score is 0."""
         return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)

@@ -11,7 +11,13 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.knowledge.late_interaction.maxsim import Positions, Rows, scores, sums_of_maxima, taken
+from bottega.knowledge.late_interaction.maxsim import (
+    Positions,
+    Rows,
+    scores,
+    sums_of_maxima,
+    take_rows,
+)
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 
@@ -21,24 +27,29 @@ else:
     from bottega.knowledge import lazy_faiss as faiss
 
 Codes = NDArray[np.uint16]
-TOKENS_A_CENTROID = 64
-FEWEST, MOST = 64, 4096
-ROUNDS = 5
-SAMPLE_A_CENTROID = 40
-AT_ONCE = 1 << 16
+TOKENS_PER_CENTROID = 64
+MIN_CENTROIDS, MAX_CENTROIDS = 64, 4096
+ITERATIONS = 5
+SAMPLE_PER_CENTROID = 40
+BATCH = 1 << 16
 BLOCK_BYTES = 1 << 19
 GROUP = 64
 
 
-def trained_centroids(tokens: Rows, seed: int) -> Vectors:
+def train_centroids(tokens: Rows, seed: int) -> Vectors:
     """(centroids, dimension) unit rows by spherical K-means on a sample."""
-    count = 1 << (max(len(tokens) // TOKENS_A_CENTROID, 1)).bit_length() - 1
-    count = min(max(count, FEWEST), MOST, len(tokens))
-    wanted = min(len(tokens), count * SAMPLE_A_CENTROID)
+    count = 1 << (max(len(tokens) // TOKENS_PER_CENTROID, 1)).bit_length() - 1
+    count = min(max(count, MIN_CENTROIDS), MAX_CENTROIDS, len(tokens))
+    wanted = min(len(tokens), count * SAMPLE_PER_CENTROID)
     chosen = np.random.default_rng(seed).choice(len(tokens), wanted, replace=False)
     sample = np.ascontiguousarray(tokens[np.sort(chosen)], dtype=np.float32)
     kmeans = faiss.Kmeans(
-        tokens.shape[1], count, niter=ROUNDS, seed=seed, spherical=True, min_points_per_centroid=1
+        tokens.shape[1],
+        count,
+        niter=ITERATIONS,
+        seed=seed,
+        spherical=True,
+        min_points_per_centroid=1,
     )
     kmeans.train(sample)
     return unit(np.asarray(kmeans.centroids, np.float32))
@@ -48,9 +59,9 @@ def nearest_centroids(tokens: Rows, centroids: Vectors) -> Codes:
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     found = np.empty(len(tokens), np.uint16)
-    for start in range(0, len(tokens), AT_ONCE):
-        rows = np.ascontiguousarray(tokens[start : start + AT_ONCE], dtype=np.float32)
-        found[start : start + AT_ONCE] = index.search(rows, 1)[1][:, 0]
+    for start in range(0, len(tokens), BATCH):
+        rows = np.ascontiguousarray(tokens[start : start + BATCH], dtype=np.float32)
+        found[start : start + BATCH] = index.search(rows, 1)[1][:, 0]
     return found
 
 
@@ -71,11 +82,11 @@ class CodeScan:
 
     def scores(self, query: Vectors) -> Vectors:
         """(documents,) approximate, for ranking only."""
-        table = product_bytes(self._centroids @ query.T)
+        table = quantize_products(self._centroids @ query.T)
         found = np.empty(self._count, np.float32)
         for group in self._groups:
             _fill(found, group, table)
-        return products_of(found, len(query))
+        return dequantize_sums(found, len(query))
 
 
 def _fill(found: Vectors, group: _Group, table: NDArray[np.uint8]) -> None:
@@ -83,7 +94,7 @@ def _fill(found: Vectors, group: _Group, table: NDArray[np.uint8]) -> None:
     size = max(1, BLOCK_BYTES // (longest * table.shape[1]))
     for start in range(0, len(group.documents), size):
         codes = group.codes[start : start + size]
-        found[group.documents[start : start + size]] = sums_of_maxima(taken(table, codes))
+        found[group.documents[start : start + size]] = sums_of_maxima(take_rows(table, codes))
 
 
 def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
@@ -108,17 +119,19 @@ class CentroidCodes:
 
     @classmethod
     def of(cls, tokens: Rows, seed: int) -> CentroidCodes:
-        centroids = trained_centroids(tokens, seed)
+        centroids = train_centroids(tokens, seed)
         return cls(centroids, nearest_centroids(tokens, centroids))
 
-    def extended(self, tokens: Rows) -> CentroidCodes:
+    def extend(self, tokens: Rows) -> CentroidCodes:
         """With codes for the tokens that have none yet."""
         more = nearest_centroids(tokens[len(self.codes) :], self.centroids)
         return CentroidCodes(self.centroids, np.concatenate([self.codes, more]))
 
-    def outgrown(self, tokens: int) -> bool:
+    def is_outgrown(self, tokens: int) -> bool:
         """Whether so many tokens deserve more centroids."""
-        return len(self.centroids) < MOST and tokens >= 4 * TOKENS_A_CENTROID * len(self.centroids)
+        return len(self.centroids) < MAX_CENTROIDS and tokens >= 4 * TOKENS_PER_CENTROID * len(
+            self.centroids
+        )
 
     def save(self, path: Path) -> None:
         draft = path.with_name(path.name + ".new")
@@ -146,28 +159,28 @@ MULTIPLE = 8
 # Products are kept in 8 bits as well, from -0.33 to 1: no maximum that matters is further below 0.
 PRODUCT_ZERO, PRODUCT_SCALE = 64, 1 / (255 - 64)
 # What lies beyond is cut off, so that one odd number does not cost all others their precision.
-KEPT = 0.9999
+CLIP_QUANTILE = 0.9999
 
 
 def fitting_scale(tokens: Vectors) -> float:
     """The step of one scale for all numbers."""
-    largest = float(np.quantile(np.abs(tokens[:4096]), KEPT)) if tokens.size else 0.0
+    largest = float(np.quantile(np.abs(tokens[:4096]), CLIP_QUANTILE)) if tokens.size else 0.0
     return max(largest, 1e-3) / STEPS
 
 
-def quantized(tokens: Vectors, scale: float) -> Bytes:
+def quantize(tokens: Vectors, scale: float) -> Bytes:
     steps = np.rint(tokens / scale) + ZERO
     held: Bytes = np.clip(steps, 0, ZERO + STEPS).astype(np.uint8)
     return held
 
 
-def product_bytes(products: Vectors) -> Bytes:
+def quantize_products(products: Vectors) -> Bytes:
     steps = np.rint(products / np.float32(PRODUCT_SCALE)) + PRODUCT_ZERO
     held: Bytes = np.clip(steps, 0, 255).astype(np.uint8)
     return held
 
 
-def products_of(sums: Vectors, columns: int) -> Vectors:
+def dequantize_sums(sums: Vectors, columns: int) -> Vectors:
     """The sums of products behind sums of `columns` bytes."""
     return (sums - PRODUCT_ZERO * columns) * np.float32(PRODUCT_SCALE)
 
@@ -186,7 +199,7 @@ def int8_scores(
         query_tokens=len(padded),
         itemsize=1,
     )
-    return products_of(found, len(padded))
+    return dequantize_sums(found, len(padded))
 
 
 def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
@@ -228,4 +241,4 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
 
 def _in_float32(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
     columns = np.ascontiguousarray(query.T) * np.float32(scale)
-    return lambda rows: product_bytes((rows.astype(np.float32) - ZERO) @ columns)
+    return lambda rows: quantize_products((rows.astype(np.float32) - ZERO) @ columns)

@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge.late_interaction.folder import check_tokens, storing
+from bottega.knowledge.late_interaction.folder import check_tokens, translated_errors
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
 from bottega.knowledge.late_interaction.quantization import (
     Bytes,
@@ -44,8 +44,8 @@ class TokenCopies:
     """One set of tokens at each precision; document i is the rows offsets[i]:offsets[i + 1]."""
 
     offsets: Positions
-    half: Rows  # (tokens, dimension) float16
-    eighth: Bytes
+    float16_rows: Rows  # (tokens, dimension) float16
+    int8_rows: Bytes
     scale: float
     codes: CodeScan | None
 
@@ -57,16 +57,16 @@ def nearest(
     rescored = max(effort.rescored, 2 * k)
     if copies.codes is not None and effort.shortlist < 1 and len(documents) > effort.small:
         wanted = max(int(effort.shortlist * len(documents)), effort.small, rescored)
-        documents = best(documents, copies.codes.scores(query)[documents], wanted)
+        documents = select_best(documents, copies.codes.scores(query)[documents], wanted)
     if len(documents) > rescored:
-        rough = int8_scores(query, copies.eighth, copies.scale, copies.offsets, documents)
-        documents = best(documents, rough, rescored)
-    scores = exact_scores(query, copies.half, copies.offsets, documents)
+        rough = int8_scores(query, copies.int8_rows, copies.scale, copies.offsets, documents)
+        documents = select_best(documents, rough, rescored)
+    scores = exact_scores(query, copies.float16_rows, copies.offsets, documents)
     order = np.argsort(-scores, kind="stable")[:k]
     return documents[order], scores[order]
 
 
-def best(documents: Positions, scores: Vectors, count: int) -> Positions:
+def select_best(documents: Positions, scores: Vectors, count: int) -> Positions:
     """Those `count` of the documents, in their order of position."""
     if len(documents) <= count:
         return documents
@@ -76,8 +76,8 @@ def best(documents: Positions, scores: Vectors, count: int) -> Positions:
 log = logging.getLogger(__name__)
 
 # Below this many documents centroids cost more than they save.
-WORTH_CODING = 1024
-MOST_WASTED = 0.25
+MIN_CODED_DOCUMENTS = 1024
+MAX_WASTED = 0.25
 
 
 class TokenIndex:
@@ -112,7 +112,7 @@ class TokenIndex:
         """How many there were. Once a quarter of the array is deleted it is written anew."""
         with self._lock:
             count = self._array.delete(ids)
-            if self._array.wasted > MOST_WASTED:
+            if self._array.wasted_share > MAX_WASTED:
                 self._compact()
             return count
 
@@ -136,7 +136,7 @@ class TokenIndex:
         if len(documents) == 0 or len(query) == 0:
             return []
         if exact:
-            scores = exact_scores(query, copies.half, copies.offsets, documents)
+            scores = exact_scores(query, copies.float16_rows, copies.offsets, documents)
             order = np.argsort(-scores, kind="stable")[:k]
             found, scores = documents[order], scores[order]
         else:
@@ -166,19 +166,21 @@ class TokenIndex:
             scan = None
             if coded is not None:
                 scan = CodeScan(coded.centroids, coded.codes, array.offsets)
-            self._copies = TokenCopies(array.offsets, array.half, array.eighth, array.scale, scan)
+            self._copies = TokenCopies(
+                array.offsets, array.float16_rows, array.int8_rows, array.scale, scan
+            )
         return self._copies
 
     def _codes(self) -> CentroidCodes | None:
         """For every token of the array; None while there are too few documents."""
-        array, tokens = self._array, len(self._array.half)
-        if len(array.offsets) - 1 < WORTH_CODING or self._effort.shortlist == 1:
+        array, tokens = self._array, len(self._array.float16_rows)
+        if len(array.offsets) - 1 < MIN_CODED_DOCUMENTS or self._effort.shortlist == 1:
             return None
         held = self._coded or CentroidCodes.load(array.codes_path, array.dimension)
-        if held is None or held.outgrown(tokens) or len(held.codes) > tokens:
-            current = CentroidCodes.of(array.half, self._seed)
+        if held is None or held.is_outgrown(tokens) or len(held.codes) > tokens:
+            current = CentroidCodes.of(array.float16_rows, self._seed)
         else:
-            current = held if len(held.codes) == tokens else held.extended(array.half)
+            current = held if len(held.codes) == tokens else held.extend(array.float16_rows)
         if current is not held:
             self._save(current)
         self._coded = current
@@ -187,7 +189,7 @@ class TokenIndex:
     def _save(self, coded: CentroidCodes) -> None:
         """Only so that the next one who opens the array need not learn them."""
         try:
-            with storing(self._array.codes_path):
+            with translated_errors(self._array.codes_path):
                 coded.save(self._array.codes_path)
         except StoreError as error:
             log.warning("the centroids were not kept: %s", error)

@@ -22,16 +22,16 @@ from bottega.knowledge.late_interaction.folder import (
     IDS,
     OFFSETS,
     Manifest,
-    believed,
     check_tokens,
     data_files,
-    prepared,
-    storing,
-    temporary,
+    prepare_folder,
+    temporary_folder,
+    translated_errors,
+    valid_manifest,
     write_manifest,
 )
 from bottega.knowledge.late_interaction.maxsim import Positions, Rows
-from bottega.knowledge.late_interaction.quantization import Bytes, fitting_scale, quantized
+from bottega.knowledge.late_interaction.quantization import Bytes, fitting_scale, quantize
 from bottega.protocols import Vectors
 
 
@@ -46,8 +46,8 @@ class TokenArray:
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
-        self._folder = temporary() if folder is None else prepared(folder)
-        with storing(self._folder):
+        self._folder = temporary_folder() if folder is None else prepare_folder(folder)
+        with translated_errors(self._folder):
             lock = array_folder.lock(self._folder)
         if lock is None:
             raise StoreBusyError(
@@ -60,7 +60,7 @@ class TokenArray:
         self._ids: list[str] = []
         self._positions: dict[str, int] = {}
         try:
-            with storing(self._folder):
+            with translated_errors(self._folder):
                 self._open()
         except BaseException:
             self._release()
@@ -107,7 +107,9 @@ class TokenArray:
     def document(self, id: str) -> Vectors:
         """(tokens, dimension) float32, as stored in float16."""
         place = self._positions[id]
-        rows: Vectors = self.half[self.offsets[place] : self.offsets[place + 1]].astype(np.float32)
+        rows: Vectors = self.float16_rows[self.offsets[place] : self.offsets[place + 1]].astype(
+            np.float32
+        )
         return rows
 
     def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
@@ -127,10 +129,10 @@ class TokenArray:
     def delete(self, ids: Collection[str]) -> int:
         """How many of them there were. Their rows stay on disk until `compact`."""
         self.check_open()
-        gone = self.positions(ids)
-        if len(gone):
-            self._commit(deleted=sorted({*self._manifest.deleted, *gone.tolist()}))
-        return len(gone)
+        deleted = self.positions(ids)
+        if len(deleted):
+            self._commit(deleted=sorted({*self._manifest.deleted, *deleted.tolist()}))
+        return len(deleted)
 
     def compact(self) -> None:
         """Writes what is left into new folder, with a new scale for int8. Positions change."""
@@ -149,11 +151,11 @@ class TokenArray:
         except BaseException:  # a full disk must not leave an array without its documents
             self._manifest, self._ids, self._positions = before, ids, positions
             raise
-        with storing(self._folder):
+        with translated_errors(self._folder):
             self._remove_leftovers()
 
     @property
-    def wasted(self) -> float:
+    def wasted_share(self) -> float:
         """The share of the documents on disk that are deleted."""
         return len(self._manifest.deleted) / max(len(self._ids), 1)
 
@@ -167,7 +169,9 @@ class TokenArray:
             raise StoreError("the index is closed", hint="open another one of the same folder")
 
     def _open(self) -> None:
-        self._manifest = believed(self._folder, self.fingerprint, self.dimension) or self._manifest
+        self._manifest = (
+            valid_manifest(self._folder, self.fingerprint, self.dimension) or self._manifest
+        )
         self._read()
         self._remove_leftovers()
 
@@ -180,10 +184,10 @@ class TokenArray:
 
     def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
         scale = self._manifest.scale or fitting_scale(rows)
-        starts = len(self.half) if self._ids else 0
+        starts = len(self.float16_rows) if self._ids else 0
         parts = {
             HALF: rows.astype(np.float16).tobytes(),
-            EIGHTH: quantized(rows, scale).tobytes(),
+            EIGHTH: quantize(rows, scale).tobytes(),
             OFFSETS: (np.cumsum(lengths, dtype=np.int64) + starts).tobytes(),
             IDS: "".join(json.dumps(id) + "\n" for id in ids).encode(),
         }
@@ -191,7 +195,7 @@ class TokenArray:
         for name, content in parts.items():
             at = sizes.get(name, 0)
             path = self._path(name)
-            with storing(self._folder):
+            with translated_errors(self._folder):
                 crcs[name] = array_folder.append(path, content, at=at, crc=crcs.get(name, 0))
             sizes[name] = at + len(content)
         replaced = self.positions(ids).tolist()
@@ -203,7 +207,7 @@ class TokenArray:
         content = asdict(self._manifest) | changes
         before = self._manifest
         try:
-            with storing(self._folder):
+            with translated_errors(self._folder):
                 write_manifest(self._folder, content)
                 self._manifest = Manifest(**content)
                 self._read()
@@ -216,13 +220,13 @@ class TokenArray:
         count = sizes.get(OFFSETS, 0) // 8
         tokens = sizes.get(HALF, 0) // (2 * dimension)
         shape = (tokens, dimension)
-        half = array_folder.mapped(self._path(HALF), np.float16, shape)
-        eighth = array_folder.mapped(self._path(EIGHTH), np.uint8, shape)
-        ends = array_folder.mapped(self._path(OFFSETS), np.int64, (count,))
+        float16_rows = array_folder.map_array(self._path(HALF), np.float16, shape)
+        int8_rows = array_folder.map_array(self._path(EIGHTH), np.uint8, shape)
+        ends = array_folder.map_array(self._path(OFFSETS), np.int64, (count,))
         ids = list(self._read_ids()) if count else []
         # Nothing fails from here on, or an array would be half of one state, half of another.
-        self.half: Rows = half
-        self.eighth: Bytes = eighth
+        self.float16_rows: Rows = float16_rows
+        self.int8_rows: Bytes = int8_rows
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
         deleted = set(self._manifest.deleted)
         self._ids = ids
@@ -245,7 +249,7 @@ class TokenArray:
                 path.unlink()
 
 
-def _release(lock: int, temporary: Path | None) -> None:
+def _release(lock: int, temporary_folder: Path | None) -> None:
     os.close(lock)
-    if temporary is not None:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if temporary_folder is not None:
+        shutil.rmtree(temporary_folder, ignore_errors=True)

@@ -44,17 +44,17 @@ def open_within(folder: Path, name: str) -> Image:
     return Image.open(path)
 
 
-def joined(labels: Sequence[str]) -> str:
+def join_labels(labels: Sequence[str]) -> str:
     """How a demonstration shows a multi-label answer."""
     return ", ".join(labels) or NO_LABEL
 
 
-def labelled(
+def labelled_example(
     image: Image, labels: tuple[str, ...], *, question: str, source: str, multi: bool = False
 ) -> Example:
     return Example(
         Query(question, (image,)),
-        joined(labels),
+        join_labels(labels),
         labels=labels if multi else None,
         source=source,
     )
@@ -70,14 +70,14 @@ def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterat
 
     Labels are "zero" to "nine", or "0" to "9" without `words`.
     """
-    for number, (image, digit) in enumerate(_pictures()):
+    for number, (image, digit) in enumerate(_digit_images()):
         label = WORDS[digit] if words else str(digit)
         source = f"scikit-learn digits, {number}"
-        yield labelled(image, (label,), question=question, source=source)
+        yield labelled_example(image, (label,), question=question, source=source)
 
 
 @cache
-def _pictures() -> list[tuple[Image, int]]:
+def _digit_images() -> list[tuple[Image, int]]:
     from sklearn import datasets  # a second to import
 
     digits = datasets.load_digits()
@@ -123,7 +123,7 @@ def load_image_folder(
         except (ImageError, LoadError) as error:
             report(error)
         else:
-            yield labelled(image, (label,), question=question, source=path_text(path))
+            yield labelled_example(image, (label,), question=question, source=path_text(path))
 
 
 def has_splits(folder: str | Path) -> bool:
@@ -220,7 +220,7 @@ def load_manyicl(
         except ImageError as error:
             report(ImageError(f"{source}: {error}", hint=error.hint))
         else:
-            yield labelled(image, labels, question=question, source=source, multi=multi)
+            yield labelled_example(image, labels, question=question, source=source, multi=multi)
 
 
 def _rows(table: Path, on_error: OnRowError) -> list[Row]:

@@ -10,7 +10,7 @@ import orjson
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
+from bottega.knowledge.loaders.folders import QUESTION, join_labels, label_text, open_within
 from bottega.types import Example, Query
 
 FIELDS = (
@@ -37,7 +37,7 @@ def load_jsonl(
     is given. Blank lines are skipped.
     """
     path = Path(path)
-    with _opened(path) as lines:
+    with _open(path) as lines:
         yield from read_jsonl(
             lines, path_text(path), folder=path.parent, question=question, on_error=on_error
         )
@@ -64,7 +64,7 @@ def load_passage_lines(
         # One source for all: a text for each would weigh more than some passages.
         return Example(query, "", tags=_tags(row), source=shown)
 
-    with _opened(path) as lines:
+    with _open(path) as lines:
         yield from _read(lines, shown, passage, on_error)
 
 
@@ -89,7 +89,7 @@ def read_jsonl(
     return _read(lines, name, example, on_error)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
@@ -151,9 +151,9 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
     answer, label = _text(row, "answer"), _text(row, "label")
     if label is not None:
-        answer = _agreed(label_text(label), answer)
+        answer = _answer_or_label(label_text(label), answer)
     if answer is None and labels is not None:
-        answer = joined(labels)
+        answer = join_labels(labels)
     if answer is None:
         raise LoadError("there is no answer, label or labels", hint=FIELDS)
     if not answer.strip():
@@ -161,7 +161,7 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     return labels, answer
 
 
-def _agreed(label: str, answer: str | None) -> str:
+def _answer_or_label(label: str, answer: str | None) -> str:
     if answer is None:
         return label
     if answer.strip() and label_text(answer).casefold() != label.casefold():

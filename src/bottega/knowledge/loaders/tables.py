@@ -18,7 +18,7 @@ from bottega.errors import (
     error_handler,
 )
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import QUESTION, joined, label_text, open_within
+from bottega.knowledge.loaders.folders import QUESTION, join_labels, label_text, open_within
 from bottega.types import Example, Query
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def foreign_errors(name: str) -> Iterator[None]:
+def library_errors(name: str) -> Iterator[None]:
     """Around the reading of `name`: every error becomes ours."""
     try:
         yield
@@ -42,7 +42,7 @@ def foreign_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def image_cell(value: object, folder: Path | None, source: str, *, hint: str) -> Image:
+def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str) -> Image:
     """Encoded bytes, or a path inside of the folder. Raises `ImageError` with the hint."""
     match value:
         case bytes(data) | {"bytes": bytes(data)}:
@@ -57,7 +57,7 @@ LABEL_NAMES = ("label", "labels", "class", "category", "fine_label")
 QUESTION_NAMES = ("question", "query", "prompt")
 ANSWER_NAMES = ("answer", "answers", "multiple_choice_answer")
 
-NAME_ONE = "name the column of encoded images with image_column"
+COLUMN_HINT = "name the column of encoded images with image_column"
 
 Row = Mapping[str, object]
 # Column names to the feature types of `datasets`.
@@ -83,7 +83,7 @@ class Columns:
     folder: Path | None
 
     @classmethod
-    def guessed(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
+    def infer(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
         names = Names(
             given.image or _of_type(features, "Image") or _named(features, IMAGE_NAMES),
             given.label or _labels(features),
@@ -96,15 +96,17 @@ class Columns:
     def example(self, row: Row, source: str) -> Example:
         names = self.names
         value = None if names.image is None else row[names.image]
-        images = () if value is None else (image_cell(value, self.folder, source, hint=NAME_ONE),)
-        asked = None if names.question is None else row[names.question]
-        query = Query(self.question if asked is None else str(asked), images)
+        images = (
+            () if value is None else (image_of_cell(value, self.folder, source, hint=COLUMN_HINT),)
+        )
+        text = None if names.question is None else row[names.question]
+        query = Query(self.question if text is None else str(text), images)
         if names.answer is not None:
             return Example(query, _answer(row[names.answer]), source=source)
         value = row[names.label or ""]
         if isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
-            return Example(query, joined(labels), labels=labels, source=source)
+            return Example(query, join_labels(labels), labels=labels, source=source)
         return Example(query, self._label(value), source=source)
 
     def _label(self, value: object) -> str:
@@ -139,19 +141,19 @@ def _classes(feature: object) -> tuple[str, ...]:
 
 
 def _check(names: Names, features: Features) -> None:
-    there = f"its columns are {', '.join(features)}"
+    columns_hint = f"its columns are {', '.join(features)}"
     for name in (names.image, names.label, names.question, names.answer):
         if name is not None and name not in features:
-            raise LoadError(f"there is no column {name!r}", hint=there)
+            raise LoadError(f"there is no column {name!r}", hint=columns_hint)
     if names.label is None and names.answer is None:
         raise LoadError(
             "no column looks like labels or answers",
-            hint=f"name one with label_column or answer_column; {there}",
+            hint=f"name one with label_column or answer_column; {columns_hint}",
         )
     if names.image is None and names.question is None:
         raise LoadError(
             "no column looks like images or questions",
-            hint=f"name one with image_column or question_column; {there}",
+            hint=f"name one with image_column or question_column; {columns_hint}",
         )
 
 
@@ -203,9 +205,9 @@ def load_hugging_face(
     report = error_handler(on_error)
     name = str(id_or_path)
     given = Names(image_column, label_column, question_column, answer_column)
-    with foreign_errors(name):
+    with library_errors(name):
         stream = _stream(name, split)
-        columns = Columns.guessed(stream.features or {}, given, question, _folder(Path(name)))
+        columns = Columns.infer(stream.features or {}, given, question, _folder(Path(name)))
         rows = _rows(stream, columns)
     number = 0
     while (row := _next(rows, name)) is not None:
@@ -249,5 +251,5 @@ def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
 
 
 def _next(rows: Iterator[Row], name: str) -> Row | None:
-    with foreign_errors(name):
+    with library_errors(name):
         return next(rows, None)
