@@ -278,9 +278,7 @@ class FlatIndex(FaissIndex):
         self._faiss: faiss.IndexFlat = flat(dimension)
 
     @classmethod
-    def restore_graph(
-        cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int
-    ) -> Self:
+    def restore(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
         """Return an index from the values of `copy`."""
         index = cls(flat.d, metric)
         index._faiss, index._slots, index._watermark = flat, Slots.from_slot_keys(keys), watermark
