@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from bottega import naming
 from bottega.cli import main
-from bottega.generation import OpenAIGenerator, Retrying
+from bottega.generation import OpenAIGenerator, RetryPolicy
 from bottega.knowledge import TokenEmbedder, TowerEmbedder
 from tests.server import Server
 
@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.setattr(typer.main, "get_command", COMMANDS)
     monkeypatch.setattr(TowerEmbedder, "bundled", TOWER)
     monkeypatch.setattr(TokenEmbedder, "bundled", WORDS)
-    impatient = partial(OpenAIGenerator, retries=Retrying(sleep=at_once))
+    impatient = partial(OpenAIGenerator, retries=RetryPolicy(sleep=at_once))
     monkeypatch.setattr(naming, "OpenAIGenerator", impatient)
 
     def run(*arguments: object) -> Ran:

@@ -20,7 +20,7 @@ import pytest
 
 from bottega import naming
 from bottega.generation import OpenAIGenerator
-from bottega.generation.http_client import Retrying
+from bottega.openai_api.retry import RetryPolicy
 from tests.cli.conftest import Run, at_once
 from tests.evaluation.benchmarks.published import painted
 from tests.reasoner import Reasoner, text_of
@@ -192,7 +192,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
 def test_what_fails_is_neither_an_answer_nor_a_reward(
     run: Run, reasoner: Reasoner, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brief = partial(OpenAIGenerator, timeout=0.5, retries=Retrying(2, sleep=at_once))
+    brief = partial(OpenAIGenerator, timeout=0.5, retries=RetryPolicy(2, sleep=at_once))
     monkeypatch.setattr(naming, "OpenAIGenerator", brief)
     options = asked(place, "--limit", 12)
     assert run(*options, "--json", "whole.json").code == 0

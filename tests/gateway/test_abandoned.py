@@ -17,7 +17,8 @@ from aiohttp import web
 from bottega.errors import ServerFailedError
 from bottega.gateway import endpoint
 from bottega.gateway.endpoint import RequestRecord, shield_for
-from bottega.gateway.ports import Body, Completed
+from bottega.gateway.ports import Body
+from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
 from tests.gateway.harness import Harness, asked, harness, raw
@@ -89,7 +90,7 @@ class Late:
         self.fails, self.seconds = fails, seconds
         self.calls = self.cancelled = 0
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         self.calls += 1
         try:
             await asyncio.sleep(self.seconds)
@@ -101,7 +102,7 @@ class Late:
         message = {"role": "assistant", "content": "late words"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         payload = orjson.dumps({"model": self.model, "choices": [choice]})
-        return Completed(payload, self.model, (Completion("late words"),), FULL)
+        return ChatCompletion(payload, self.model, (Completion("late words"),), FULL)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         await self.complete(body)

@@ -25,10 +25,10 @@ from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE, GATEWAY_DB
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.decode_budget import CLIENT
-from bottega.gateway.errors import ApiError
 from bottega.gateway.running.build import build
 from bottega.gateway.running.caches import NamespacePool
 from bottega.gateway.running.server import GatewayServer
+from bottega.openai_api.errors import ApiError
 from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving
 from tests.server import Answer, Server, ok, refuse
 

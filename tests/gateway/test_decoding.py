@@ -18,11 +18,11 @@ from PIL import Image as Pillow
 
 from bottega.gateway import decode_budget
 from bottega.gateway.decode_budget import CLIENT, MB, SMALL, DecodeBudget, bytes_needed
-from bottega.gateway.errors import ApiError
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder
+from bottega.openai_api.errors import ApiError
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.gateway.houses import ENVIRONMENT, ask, gateway_config, serving

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError
-from bottega.gateway.upstreams.sse import LAST, EventReader, event
+from bottega.openai_api.sse import DONE_EVENT, EventReader, to_event
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 JSON = st.recursive(
@@ -59,7 +59,7 @@ def test_any_bytes_are_read_alike_whole_and_one_by_one(noise: bytes) -> None:
 @settings(max_examples=30)
 @given(st.lists(JSON, max_size=6))
 def test_what_is_written_is_read_back(values: list[object]) -> None:
-    text = b"".join(event(orjson.dumps(value)) for value in values) + LAST
+    text = b"".join(to_event(orjson.dumps(value)) for value in values) + DONE_EVENT
     *payloads, last = EventReader("x").feed(text)
     assert [orjson.loads(payload) for payload in payloads] == values
     assert last == b"[DONE]"
@@ -81,7 +81,7 @@ def test_the_end_may_lack_its_empty_line() -> None:
 
 @pytest.mark.parametrize("flood", [b"x" * 1000, b"data: x\n", b"data:\n"])
 def test_an_event_without_end_is_not_kept(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.gateway.upstreams.sse.LONGEST_EVENT", 50_000)
+    monkeypatch.setattr("bottega.openai_api.sse.MAX_EVENT", 50_000)
     reader = EventReader("x")
     with pytest.raises(GarbledError, match="an event of more than"):
         for _ in range(1000):

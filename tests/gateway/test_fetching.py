@@ -16,8 +16,8 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.image_fetcher import ImageFetcher
+from bottega.openai_api.errors import ApiError
 from tests.gateway.world import INSIDE, OUTSIDE, PIXEL, Answer, World, redirects, shows
 
 

@@ -19,11 +19,11 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.endpoint import ChatEndpoint
 from bottega.gateway.limits import Limits
-from bottega.gateway.ports import Body, Completed
+from bottega.gateway.ports import Body
 from bottega.gateway.requests import read_chat
-from bottega.gateway.response_cache.replay import events
 from bottega.generation import ScriptedGenerator
-from bottega.generation.openai_format import parse_completions
+from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Harness, harness, running
 
@@ -116,11 +116,11 @@ class Named:
     def __init__(self, name: str) -> None:
         self.model, self._told = "plain", name
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         message = {"role": "assistant", "content": "seven"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {"id": "1", "object": "chat.completion", "created": 1, "choices": [choice]}
-        return Completed(
+        return ChatCompletion(
             orjson.dumps(reply | {"model": self._told}),
             self._told,
             parse_completions(reply, "here"),
@@ -128,7 +128,7 @@ class Named:
         )
 
     async def stream(self, body: Body, /) -> Any:
-        for event in events((await self.complete(body)).payload, include_usage=False):
+        for event in to_chunks((await self.complete(body)).payload, include_usage=False):
             yield event
 
     async def check(self) -> None: ...

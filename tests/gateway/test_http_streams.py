@@ -15,9 +15,9 @@ from bottega.errors import (
     GarbledError,
     ServerFailedError,
 )
-from bottega.gateway.upstreams.breaker import Breaker, Tolerance
 from bottega.gateway.upstreams.http import HttpUpstream
-from bottega.gateway.upstreams.stream import Timeouts
+from bottega.openai_api.breaker import Breaker, Tolerance
+from bottega.openai_api.transport import Timeouts
 from tests.gateway.upstreams import (
     BODY,
     WHOLE,
@@ -135,10 +135,10 @@ async def test_a_flood_is_not_read(
     endpoint: Server, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size == "event":
-        monkeypatch.setattr("bottega.gateway.upstreams.sse.LONGEST_EVENT", 1 << 16)
+        monkeypatch.setattr("bottega.openai_api.sse.MAX_EVENT", 1 << 16)
         flood = [b"data: "] + [b"x" * 50_000] * 40
     else:
-        monkeypatch.setattr("bottega.generation.http_client.LONGEST_MB", 1)
+        monkeypatch.setattr("bottega.openai_api.transport.MAX_REPLY_MB", 1)
         flood = [lines(chunk("x" * 50_000), done=False)] * 40
     endpoint.answers = [events(*flood)]
     with pytest.raises(GarbledError, match="MB"):

@@ -14,10 +14,11 @@ from bottega.errors import (
     ServerFailedError,
     UnreachableError,
 )
-from bottega.gateway.upstreams.breaker import Breaker, PausedError, Tolerance
+from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.upstreams.http import HttpUpstream
-from bottega.gateway.upstreams.stream import MisconfiguredError, RefusedError
-from bottega.generation import Retrying
+from bottega.generation import RetryPolicy
+from bottega.openai_api.breaker import Breaker, PausedError, Tolerance
+from bottega.openai_api.errors import RequestRejectedError
 from bottega.types import Completion, Usage
 from tests.gateway.upstreams import (
     BODY,
@@ -87,10 +88,10 @@ async def test_the_client_learns_what_the_upstream_has_against_its_request(
     error = {"message": said, "type": "bad", "code": "context_length_exceeded", "param": None}
     endpoint.answers = [reply({"error": error}, 400)]
     for call in (completed, streamed):
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(RequestRejectedError) as caught:
             await call(upstream(endpoint, api_key="SECRETKEY"))
         refused = caught.value
-        assert refused.said == said.replace("SECRETKEY", "[redacted]")
+        assert refused.detail == said.replace("SECRETKEY", "[redacted]")
         assert (refused.status, refused.kind, refused.code, refused.param) == (
             400,
             "bad",
@@ -125,7 +126,7 @@ async def test_failures_are_tried_again_after_the_wait_that_was_asked_for(
 
     last = ok("a") if call is completed else events(lines(*WHOLE))
     endpoint.answers = [refuse(429, "later", retry_after="3"), refuse(503), last]
-    await call(upstream(endpoint, retries=Retrying(3, sleep=sleep, random=lambda: 0.5)))
+    await call(upstream(endpoint, retries=RetryPolicy(3, sleep=sleep, random=lambda: 0.5)))
     assert waits == [pytest.approx(3 * 1.05), 0.5]
     endpoint.answers = [refuse(503, x_should_retry="false")]
     with pytest.raises(ServerFailedError):
@@ -156,7 +157,7 @@ async def test_the_limits_other_name_is_used_once_one_is_refused(
 
 async def test_a_limit_that_is_too_high_is_the_clients_affair(endpoint: Server) -> None:
     endpoint.answers = [refuse(400, "max_tokens or max_completion_tokens is too large: 9")]
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestRejectedError):
         await completed(upstream(endpoint), BODY | {"max_tokens": 9})
     assert len(endpoint.bodies) == 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import BudgetError, Hold, Limiter
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 
 
 @dataclass

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.limits import Limits
 from bottega.image import Image
+from bottega.openai_api.errors import ApiError
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "detail": "low"}}

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
-from bottega.gateway.requests import CHARACTERS_A_TOKEN
 from bottega.gateway.response_cache.memory import may_be_repeated
-from bottega.gateway.response_cache.replay import (
-    assembled,
-    events,
+from bottega.openai_api.chunks import (
+    CHARACTERS_PER_TOKEN,
+    count_tokens,
+    from_chunks,
     reported_usage,
-    sse,
-    tokens_said,
+    to_chunks,
 )
+from bottega.openai_api.sse import DONE_EVENT, to_event
 from bottega.types import Completion, Usage
 from tests import server
 
@@ -44,7 +44,7 @@ def reply(content: str = "A cat.", **more: Any) -> dict[str, Any]:
 
 
 def parsed(payload: dict[str, Any], *, include_usage: bool) -> list[dict[str, Any]]:
-    steps = events(orjson.dumps(payload), include_usage=include_usage)
+    steps = to_chunks(orjson.dumps(payload), include_usage=include_usage)
     return [orjson.loads(step) for step in steps]
 
 
@@ -79,7 +79,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
 
 
 def test_a_stream_as_a_plain_reply() -> None:
-    found = assembled(
+    found = from_chunks(
         [
             chunk({"role": "assistant", "content": ""}, usage=None),
             chunk({"role": "assistant", "reasoning_content": "Whis"}),
@@ -112,7 +112,7 @@ def test_a_stream_as_a_plain_reply() -> None:
 
 
 def test_a_finish_that_is_said_twice_is_one() -> None:
-    found = assembled([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
+    found = from_chunks([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
     assert may_be_repeated(found.completions)
 
 
@@ -122,7 +122,7 @@ def test_tool_calls_come_in_pieces() -> None:
 
     first = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f"}}]}
     second = {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {}}]}
-    found = assembled(
+    found = from_chunks(
         [
             chunk(first),
             chunk(call(0, arguments='{"x"')),
@@ -146,7 +146,7 @@ def test_several_choices_are_kept_apart() -> None:
         choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
         return orjson.dumps({"choices": [choice]})
 
-    found = assembled([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
+    found = from_chunks([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
     assert found.completions == (Completion("aA", "length"), Completion("bB", "stop"))
     assert found.usage is None and not may_be_repeated(found.completions)
 
@@ -163,7 +163,7 @@ def test_several_choices_are_kept_apart() -> None:
 )
 def test_half_a_stream_is_no_reply(steps: list[bytes]) -> None:
     with pytest.raises(ServerFailedError):
-        assembled(steps)
+        from_chunks(steps)
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,22 @@ def test_half_a_stream_is_no_reply(steps: list[bytes]) -> None:
 )  # fmt: skip
 def test_garbage_is_no_reply(step: bytes) -> None:
     with pytest.raises(GarbledError):
-        assembled([chunk({"content": "a"}, "stop"), step])
+        from_chunks([chunk({"content": "a"}, "stop"), step])
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(["stop", "length"]))
 def test_there_and_back(content: str, reasoning: str, finish: str) -> None:
     whole = reply(content, reasoning_content=reasoning)
     whole["choices"][0]["finish_reason"] = finish
-    again = assembled(events(orjson.dumps(whole), include_usage=True))
+    again = from_chunks(to_chunks(orjson.dumps(whole), include_usage=True))
     assert orjson.loads(again.payload) == whole
     assert again.completions == (Completion(content, finish),)
 
 
 async def test_the_openai_client_reads_a_replayed_stream(endpoint: server.Server) -> None:
     whole = reply("Una gatta — «bianca».\n\n")
-    stream = sse(events(orjson.dumps(whole), include_usage=True))
+    payloads = to_chunks(orjson.dumps(whole), include_usage=True)
+    stream = b"".join(map(to_event, payloads)) + DONE_EVENT
     endpoint.answers = [server.raw(stream, kind="text/event-stream")]
     async with openai.AsyncOpenAI(base_url=endpoint.url, api_key="sk-x") as client:
         chunks = [
@@ -208,20 +209,20 @@ def test_tokens_of_a_stream_that_was_cut_are_estimated_from_all_that_was_said() 
     deltas = [{"content": "x" * 14}, {"reasoning_content": "y" * 7}, {}, None]
     steps = [orjson.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
     steps += [b"no JSON", orjson.dumps({"choices": None, "usage": USAGE}), b"[]"]
-    assert tokens_said(steps) == 6  # 21 characters at 3.5 a token
-    assert tokens_said(steps[:1] * 2 + steps[1:2] + steps[:1]) == 14
-    assert tokens_said([]) == 0
+    assert count_tokens(steps) == 6  # 21 characters at 3.5 a token
+    assert count_tokens(steps[:1] * 2 + steps[1:2] + steps[:1]) == 14
+    assert count_tokens([]) == 0
 
 
 @pytest.mark.parametrize(("prompt", "completion"), [(12, 3), (5, 5), (0, 2), (2, 0)])
 def test_usage_of_the_last_event(prompt: int, completion: int) -> None:
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
-    steps = events(orjson.dumps(reply() | {"usage": usage}), include_usage=True)
+    steps = to_chunks(orjson.dumps(reply() | {"usage": usage}), include_usage=True)
     assert reported_usage(steps) == Usage(prompt, completion)
 
 
 def test_streams_without_usage_have_none() -> None:
-    steps = events(orjson.dumps(reply()), include_usage=False)
+    steps = to_chunks(orjson.dumps(reply()), include_usage=False)
     assert reported_usage(steps) is None
     assert reported_usage([]) is None
     assert reported_usage([b"{"]) is None
@@ -231,10 +232,10 @@ def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -
     call = {"index": 0, "function": {"name": "find", "arguments": "x" * 400}}
 
     def count(delta: dict[str, Any]) -> int:
-        return tokens_said([orjson.dumps({"choices": [{"index": 0, "delta": delta}]})])
+        return count_tokens([orjson.dumps({"choices": [{"index": 0, "delta": delta}]})])
 
     assert count({"tool_calls": [call]}) == math.ceil(
-        len(orjson.dumps([call])) / CHARACTERS_A_TOKEN
+        len(orjson.dumps([call])) / CHARACTERS_PER_TOKEN
     )
     assert count({"tool_calls": []}) == 0
     assert count({"content": None, "audio": {"data": "x" * 400}}) == 0
@@ -247,6 +248,6 @@ def test_a_stream_with_an_unfinished_choice_is_cut_off() -> None:
     cut = {"index": 1, "delta": {"content": "b"}, "finish_reason": None}
     steps = [orjson.dumps({"model": "m", "choices": [choice]}) for choice in (ended, cut)]
     with pytest.raises(ServerFailedError, match="cut off"):
-        assembled(steps)
+        from_chunks(steps)
     steps.append(orjson.dumps({"choices": [cut | {"delta": {}, "finish_reason": "length"}]}))
-    assert [one.text for one in assembled(steps).completions] == ["a", "b"]
+    assert [one.text for one in from_chunks(steps).completions] == ["a", "b"]

@@ -15,9 +15,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from bottega.gateway.ports import Body, Completed
-from bottega.gateway.response_cache.replay import events
-from bottega.generation.openai_format import parse_completions
+from bottega.gateway.ports import Body
+from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.gateway.harness import Harness, harness
 from tests.gateway.test_responses import EVENT, asked
 
@@ -27,12 +27,12 @@ class Willing:
 
     model = "m"
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         payload = _answer(body)
-        return Completed(payload, "m", parse_completions(orjson.loads(payload), "m"))
+        return ChatCompletion(payload, "m", parse_completions(orjson.loads(payload), "m"))
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
-        for step in events(_answer(body), include_usage=True):
+        for step in to_chunks(_answer(body), include_usage=True):
             yield step
 
     async def check(self) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.responses.endpoint import ResponsesEndpoint
-from bottega.gateway.upstreams.sse import LAST, event
+from bottega.openai_api.sse import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
 from tests.gateway.test_responses import checked, raw, streamed
@@ -332,8 +332,8 @@ async def test_a_stream_that_is_left_between_two_events_is_closed_to_its_source(
 
     async def chunks() -> AsyncGenerator[bytes]:
         try:
-            yield event(orjson.dumps(chunk("a")))
-            yield LAST
+            yield to_event(orjson.dumps(chunk("a")))
+            yield DONE_EVENT
         finally:
             closed.append(True)
 

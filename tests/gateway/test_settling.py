@@ -13,10 +13,11 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, StoreError
-from bottega.gateway.ports import Body, Completed, Tenant
+from bottega.gateway.ports import Body, Tenant
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
+from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Example, Query, Trace, Usage
@@ -33,11 +34,11 @@ class Speaking:
     def __init__(self, usage: Usage | None = None) -> None:
         self.usage = usage
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         said = {"role": "assistant", "content": "some words"}
         choice = {"index": 0, "message": said, "finish_reason": "stop"}
         payload = orjson.dumps({"model": self.model, "choices": [choice]})
-        return Completed(payload, self.model, (Completion("some words"),), self.usage)
+        return ChatCompletion(payload, self.model, (Completion("some words"),), self.usage)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         for word in ["words "] * 5000:

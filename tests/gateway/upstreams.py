@@ -10,11 +10,11 @@ import orjson
 from aiohttp import web
 
 from bottega.gateway.upstreams.http import HttpUpstream
-from bottega.generation import Retrying
+from bottega.generation import RetryPolicy
 from tests.server import Answer, Server
 
 BODY = {"model": "bottega", "messages": [{"role": "user", "content": "hi"}], "x": {"y": [1]}}
-QUICK = Retrying(3, first_wait=0.001)
+QUICK = RetryPolicy(3, first_wait=0.001)
 
 
 def upstream(server: Server, **settings: Any) -> HttpUpstream:

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from PIL import Image as Pillow
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.image import Image
+from bottega.openai_api.errors import ApiError
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,8 +18,9 @@ from bottega.errors import (
     ServerFailedError,
     SettingError,
 )
-from bottega.generation import OpenAIGenerator, Retrying, http_client
-from bottega.generation.http_client import redactor
+from bottega.generation import OpenAIGenerator, RetryPolicy
+from bottega.openai_api import transport
+from bottega.openai_api.endpoint import redactor
 from bottega.types import Reply, Sampling, Usage
 from tests.generation.prompts import ask
 from tests.server import Answer, Server, raw, refuse, reply
@@ -83,11 +84,11 @@ async def test_some_answers_have_no_text(
 async def test_a_reply_that_unpacks_without_end_is_not_read(
     endpoint: Server, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "LONGEST_MB", 1)
+    monkeypatch.setattr(transport, "MAX_REPLY_MB", 1)
     bomb = gzip.compress(b" " * (8 << 20), 1)
     endpoint.answers = [raw(bomb, status, "application/json", {"Content-Encoding": "gzip"})]
     with pytest.raises(GarbledError, match="more than 1 MB"):
-        await answer(endpoint.url, retries=Retrying(3))
+        await answer(endpoint.url, retries=RetryPolicy(3))
     assert len(endpoint.bodies) == 1
 
 

@@ -21,7 +21,7 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
-from bottega.generation import OpenAIGenerator, Retrying
+from bottega.generation import OpenAIGenerator, RetryPolicy
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture
@@ -45,7 +45,7 @@ def clock() -> Clock:
 
 
 def model(endpoint: Server, clock: Clock | None = None, **settings: Any) -> OpenAIGenerator:
-    quick = Retrying(sleep=clock or Clock())
+    quick = RetryPolicy(sleep=clock or Clock())
     given: dict[str, Any] = {"base_url": endpoint.url, "retries": quick} | settings
     return OpenAIGenerator("m", **given)
 
@@ -148,7 +148,7 @@ async def test_dialects_are_learned_once(endpoint: Server) -> None:
 
 async def test_a_dead_endpoint_is_named_without_its_credentials(clock: Clock) -> None:
     generator = OpenAIGenerator(
-        "m", base_url="http://user:hunter22@127.0.0.1:9/v1/", retries=Retrying(3, sleep=clock)
+        "m", base_url="http://user:hunter22@127.0.0.1:9/v1/", retries=RetryPolicy(3, sleep=clock)
     )
     error = await error_of(generator)
     assert isinstance(error, UnreachableError)
@@ -243,7 +243,7 @@ async def test_a_failure_with_status_200_is_a_failure(endpoint: Server) -> None:
 
 async def test_a_stalled_answer_times_out(endpoint: Server) -> None:
     endpoint.answers = [stall()]
-    retries = Retrying(2, sleep=Clock())
+    retries = RetryPolicy(2, sleep=Clock())
     start = time.monotonic()
     error = await error_of(model(endpoint, timeout=0.2, retries=retries))
     assert isinstance(error, EndpointTimeoutError)
@@ -305,7 +305,7 @@ async def test_waiting_for_a_retry_holds_no_slot(endpoint: Server) -> None:
         await go_on.wait()
 
     endpoint.answers = [refuse(500), ok("fine")]
-    generator = model(endpoint, concurrency=1, retries=Retrying(sleep=sleep))
+    generator = model(endpoint, concurrency=1, retries=RetryPolicy(sleep=sleep))
     first = asyncio.create_task(generator.generate(ask(), Sampling()))
     await waiting.wait()
     await asyncio.wait_for(generator.generate(ask(), Sampling()), 5)

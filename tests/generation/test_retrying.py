@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bottega.errors import EndpointError, RejectedError, ServerFailedError, SettingError
-from bottega.generation.http_client import Retrying, asked_wait
+from bottega.openai_api.retry import RetryPolicy, requested_wait
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -17,7 +17,7 @@ chances = st.floats(0, 1, exclude_max=True)
 def test_back_off_stays_under_its_ceiling(
     number: int, chance: float, first: float, longest: float
 ) -> None:
-    policy = Retrying(first_wait=first, longest_wait=longest, random=lambda: chance)
+    policy = RetryPolicy(first_wait=first, longest_wait=longest, random=lambda: chance)
     assert 0 <= policy.wait(number, None) <= min(longest, first * 2.0**number)
 
 
@@ -25,7 +25,7 @@ def test_back_off_stays_under_its_ceiling(
 def test_never_earlier_than_asked_and_hardly_later(
     number: int, chance: float, asked: float
 ) -> None:
-    wait = Retrying(random=lambda: chance).wait(number, asked)
+    wait = RetryPolicy(random=lambda: chance).wait(number, asked)
     assert asked <= wait <= asked * 1.1
 
 
@@ -45,7 +45,7 @@ headers = dates | st.text(max_size=30) | st.floats().map(str) | numbers.map(str)
 @example("Tue, 01 Jan 2030 00:00:00 +99999999999999", "")
 @given(headers, headers)
 def test_odd_headers_ask_for_nothing_or_for_a_real_wait(seconds: str, milliseconds: str) -> None:
-    asked = asked_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
+    asked = requested_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
     assert asked is None or 0 <= asked < float("inf")
 
 
@@ -53,14 +53,14 @@ def test_odd_headers_ask_for_nothing_or_for_a_real_wait(seconds: str, millisecon
 def test_an_http_date_is_understood(ahead: int, expected: float) -> None:
     now = 1_800_000_000
     date = format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True)
-    assert asked_wait({"retry-after": date}, now=lambda: now) == expected
+    assert requested_wait({"retry-after": date}, now=lambda: now) == expected
 
 
 @pytest.mark.parametrize("attempts", [0, -1])
-def test_no_attempt_is_no_policy(attempts: int) -> None:
+def test_attempts_must_be_positive(attempts: int) -> None:
     with pytest.raises(SettingError) as caught:
-        Retrying(attempts)
-    assert "1 or more" in caught.value.hint
+        RetryPolicy(attempts)
+    assert "retries=0 or more" in caught.value.hint
 
 
 async def test_gives_up_before_the_waits_exceed_their_total() -> None:
@@ -72,7 +72,7 @@ async def test_gives_up_before_the_waits_exceed_their_total() -> None:
     async def fail() -> None:
         raise ServerFailedError("down", retry_after=40.0)
 
-    policy = Retrying(attempts=99, longest_total=100.0, sleep=sleep, random=lambda: 0.0)
+    policy = RetryPolicy(attempts=99, longest_total=100.0, sleep=sleep, random=lambda: 0.0)
     with pytest.raises(ServerFailedError):
         await policy(fail)
     assert waits == [40.0, 40.0]
@@ -92,5 +92,5 @@ async def test_only_what_can_help_is_tried_again(error: EndpointError, calls: in
         raise error
 
     with pytest.raises(type(error)):
-        await Retrying(attempts=3, sleep=sleep)(fail)
+        await RetryPolicy(attempts=3, sleep=sleep)(fail)
     assert len(seen) == calls

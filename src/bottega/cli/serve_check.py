@@ -13,8 +13,8 @@ from bottega.gateway.config.settings import Config, TierSettings
 from bottega.gateway.running.caches import CACHE
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
-from bottega.gateway.upstreams.stream import Timeouts
-from bottega.generation.http_client import Endpoint
+from bottega.openai_api.endpoint import Endpoint
+from bottega.openai_api.transport import Timeouts
 from bottega.pipeline import Pipeline
 from bottega.recording import PriceTable
 from bottega.types import Usage

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp
 
 from bottega.gateway.chat import Gateway
 from bottega.gateway.endpoint import PROBE_PATHS, ChatEndpoint, Receive, Scope, Send, request_id
-from bottega.gateway.errors import ApiError, send_error, to_api_error
+from bottega.gateway.errors import send_error, to_api_error
 from bottega.gateway.origins import check_host
 from bottega.gateway.responses.endpoint import ResponsesEndpoint
+from bottega.openai_api.errors import ApiError
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")

@@ -10,8 +10,8 @@ from bottega.gateway.demonstrations import expected_non_ascii_bytes, expected_to
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.ports import Body, Call
 from bottega.gateway.requests import Chat, max_text_tokens
-from bottega.gateway.response_cache.replay import reported_usage, tokens_said
-from bottega.generation.openai_format import add_usage
+from bottega.openai_api.chunks import count_tokens, reported_usage
+from bottega.openai_api.response import add_usage
 from bottega.protocols import Pricer
 from bottega.types import Usage
 
@@ -69,7 +69,7 @@ class Bill:
         model may have generated hidden reasoning, which is estimated from it."""
         usage = reported_usage(steps)
         if usage is None:
-            output = tokens_said(steps) + self.estimates.generated(call.model, seconds)
+            output = count_tokens(steps) + self.estimates.generated(call.model, seconds)
             usage = Usage(self._prompt(call), min(output, allowed_output(call, output)))
         self._add(call, usage, self.price(call.model, usage))
 

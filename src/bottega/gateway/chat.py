@@ -18,15 +18,15 @@ from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.completion import Answered, Answering, Asked, Question, Streaming
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.endpoint import ANONYMOUS, Reply, RequestRecord
-from bottega.gateway.errors import ApiError, to_api_error, unknown_key
+from bottega.gateway.errors import to_api_error, unknown_key
 from bottega.gateway.fields import allowed_fields
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.images import Fetch, is_web, pictures, with_fetched
 from bottega.gateway.limits import Limits
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
-from bottega.gateway.ports import Call, Completed, Tenants
-from bottega.gateway.reply import again, headers_of, replayed, tells_only_usage
+from bottega.gateway.ports import Call, Tenants
+from bottega.gateway.reply import again, headers_of, replayed
 from bottega.gateway.requests import BACKGROUND, Chat, read_chat
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
 from bottega.gateway.response_cache.memory import (
@@ -39,10 +39,13 @@ from bottega.gateway.response_cache.memory import (
     Repeats,
     may_be_repeated,
 )
-from bottega.gateway.response_cache.replay import StoredRepeats, assembled, tokens_said
+from bottega.gateway.response_cache.replay import StoredRepeats
 from bottega.gateway.shadow import ShadowRunner
-from bottega.gateway.upstreams.sse import LAST, event
 from bottega.image import Image
+from bottega.openai_api.chunks import count_tokens, from_chunks, has_only_usage
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.response import ChatCompletion
+from bottega.openai_api.sse import DONE_EVENT, to_event
 
 Land = Callable[[Remembered], None]
 
@@ -322,24 +325,24 @@ class Gateway:
     ) -> AsyncGenerator[bytes]:
         steps: list[bytes] = []
         first_text: float | None = None  # on the clock of `streaming.started`
-        completed: Completed | None = None
+        completed: ChatCompletion | None = None
         has_failed = False
         with leading:
             try:
                 async for payload in streaming.events:
                     steps.append(payload)
-                    if first_text is None and tokens_said([payload]):
+                    if first_text is None and count_tokens([payload]):
                         first_text = perf_counter()
-                    if asked.chat.include_usage or not tells_only_usage(payload):
-                        yield event(payload)
-                completed = assembled(steps)
+                    if asked.chat.include_usage or not has_only_usage(payload):
+                        yield to_event(payload)
+                completed = from_chunks(steps)
                 asked.bill.paid(streaming.call, completed.usage)
             except BottegaError as error:
                 has_failed = True
                 refusal = to_api_error(error)
                 record.state, record.status = "failed", refusal.status
                 record.why = refusal.code or type(error).__name__
-                yield event(refusal.body)
+                yield to_event(refusal.body)
                 return
             finally:
                 if completed is None:
@@ -352,14 +355,14 @@ class Gateway:
             _land(completed, record, remember)
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()
-        yield LAST
+        yield DONE_EVENT
 
 
 def _ignore(reply: Remembered) -> None:
     pass
 
 
-def _land(completed: Completed, record: RequestRecord, remember: Land) -> None:
+def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
     if may_be_repeated(completed.completions):
         remember(Remembered(completed.payload, record.route, record.model))
 

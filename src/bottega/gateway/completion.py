@@ -26,14 +26,15 @@ from bottega.gateway.billing import Bill
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.demonstrations import DataUrl, augmented, fitting, prompted
 from bottega.gateway.endpoint import shield_for
-from bottega.gateway.errors import ApiError, unsupported_request
+from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.overrides import Overrides
-from bottega.gateway.ports import Body, Call, Completed, Served, Tenant
+from bottega.gateway.ports import Body, Call, Served, Tenant
 from bottega.gateway.requests import Chat, Part, parts_of
 from bottega.gateway.telemetry.logs import WarningLogger
-from bottega.gateway.upstreams.http import queue_state
-from bottega.gateway.upstreams.stream import MisconfiguredError
 from bottega.image import Image
+from bottega.openai_api.client import track_call
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Query
@@ -83,8 +84,8 @@ class Answered:
     the tiers that were to answer and could not."""
 
     call: Call
-    completed: Completed
-    dismissed: tuple[tuple[Call, Completed], ...] = ()
+    completed: ChatCompletion
+    dismissed: tuple[tuple[Call, ChatCompletion], ...] = ()
     failed: tuple[str, ...] = ()
 
 
@@ -117,7 +118,7 @@ class Answering:
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
         `BudgetError` if the key's budget does not allow it."""
         waiting = await self._in_turn(asked)
-        dismissed: list[tuple[Call, Completed]] = []
+        dismissed: list[tuple[Call, ChatCompletion]] = []
         failed: list[str] = []
         failure: BottegaError | None = None
         while waiting:
@@ -155,7 +156,7 @@ class Answering:
         assert failure is not None
         raise failure
 
-    async def call_upstream(self, asked: Asked, call: Call) -> Completed:
+    async def call_upstream(self, asked: Asked, call: Call) -> ChatCompletion:
         """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
         errors of the upstream."""
         asked.bill.reserve(call)
@@ -163,20 +164,20 @@ class Answering:
         seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
         has_left = asked.bill.record.has_left
         try:
-            with queue_state() as queue:
+            with track_call() as state:
                 work = call.served.upstream.complete(call.body)
-                completed = await shield_for(work, seconds, has_left, queue.idle)
+                completed = await shield_for(work, seconds, has_left, state.idle)
         except asyncio.CancelledError:
-            if queue.waiting:
+            if state.is_waiting:
                 asked.bill.failed()
             else:
-                asked.bill.cut_off(call, perf_counter() - queue.started)
+                asked.bill.cut_off(call, perf_counter() - state.started)
             raise
         except BaseException:
             asked.bill.failed()
             raise
         call.abandoned = has_left()
-        asked.bill.paid(call, completed.usage, perf_counter() - queue.started)
+        asked.bill.paid(call, completed.usage, perf_counter() - state.started)
         return completed
 
     async def stream(self, asked: Asked) -> Streaming:
@@ -188,7 +189,7 @@ class Answering:
             asked.bill.reserve(call)
             events = call.served.upstream.stream(call.body)
             try:
-                with queue_state() as queue:
+                with track_call() as state:
                     first = await anext(events)
             except StopAsyncIteration:
                 asked.bill.failed()
@@ -196,10 +197,10 @@ class Answering:
                     "the model's stream was empty", status=502, type="server_error"
                 ) from None
             except asyncio.CancelledError:
-                if queue.waiting:
+                if state.is_waiting:
                     asked.bill.failed()
                 else:
-                    asked.bill.cut_off(call, perf_counter() - queue.started)
+                    asked.bill.cut_off(call, perf_counter() - state.started)
                 raise
             except (GenerationError, SettingError) as error:
                 asked.bill.failed()
@@ -212,7 +213,7 @@ class Answering:
                 failed.append(call.served.name)
                 self._fell_back(call, error)
                 continue
-            return Streaming(call, _from(first, events), queue.started, tuple(failed))
+            return Streaming(call, _from(first, events), state.started, tuple(failed))
 
     def may_go_on(self, asked: Asked) -> bool:
         """Whether an answer has to be whole before it is known that it is the one."""
@@ -321,7 +322,7 @@ class Answering:
             self.warn("no demonstrations", error)
             return []
 
-    async def _better(self, asked: Asked, call: Call, completed: Completed) -> Served | None:
+    async def _better(self, asked: Asked, call: Call, completed: ChatCompletion) -> Served | None:
         question = asked.question
         if question is None or not self._escalates(asked):
             return None
@@ -332,7 +333,7 @@ class Answering:
         found = [one for one in self.served if tier is not None and one.name == tier.name]
         return next((one for one in found if asked.chat.needs.met_by(one.capabilities)), None)
 
-    def as_asked(self, asked: Asked, call: Call, completed: Completed) -> Completed:
+    def as_asked(self, asked: Asked, call: Call, completed: ChatCompletion) -> ChatCompletion:
         """One choice of several, without the log-probabilities that only the gateway wanted."""
         question = asked.question
         if question is None or not (call.served.asks and self._escalates(asked)):
@@ -347,7 +348,7 @@ class Answering:
             choice.pop("logprobs", None)
         payload = orjson.dumps({**reply, "choices": [choice]})
         one = completed.completions[chosen]
-        return Completed(payload, completed.model, (one,), completed.usage)
+        return ChatCompletion(payload, completed.model, (one,), completed.usage)
 
     def _escalates(self, asked: Asked) -> bool:
         return (

@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Keeper
 from bottega.image import Image
+from bottega.openai_api.errors import ApiError
 from bottega.pixels import DecodeCost
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query

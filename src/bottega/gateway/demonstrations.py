@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from bottega.gateway.ports import Body, TierCapabilities
 from bottega.gateway.requests import (
-    CHARACTERS_A_TOKEN,
     IMAGE_TOKENS,
     MOST_IMAGE_TOKENS,
     Chat,
     non_ascii_bytes,
 )
-from bottega.generation.openai_format import messages_json
 from bottega.image import Image
+from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
+from bottega.openai_api.request import messages_json
 from bottega.types import Candidate, Example, Prompt
 
 DataUrl = Callable[[Image], str]
@@ -90,7 +90,7 @@ def expected_tokens(chat: Chat, shown: Sequence[Candidate]) -> int:
     texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
     images = sum(len(example.query.images) for example in examples)
     seen = images * IMAGE_TOKENS.get(_detail(chat) or "", MOST_IMAGE_TOKENS)
-    return chat.needs.tokens + math.ceil(texts / CHARACTERS_A_TOKEN) + seen
+    return chat.needs.tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
 
 
 def expected_non_ascii_bytes(chat: Chat, shown: Sequence[Candidate]) -> int:

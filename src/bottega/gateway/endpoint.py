@@ -14,8 +14,9 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.entries import State
 from bottega.gateway.accounting.limiter import Hold
-from bottega.gateway.errors import CLOSING, ApiError, to_api_error
-from bottega.gateway.upstreams.sse import event
+from bottega.gateway.errors import CLOSING, to_api_error
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.sse import to_event
 from bottega.types import Usage
 
 Result = TypeVar("Result")
@@ -308,7 +309,7 @@ async def _cut(send: Send, record: RequestRecord) -> None:
     if not record.streamed:
         await _send(send, record, Reply(CLOSING.headers, CLOSING.body))
         return
-    await send({"type": "http.response.body", "body": event(CLOSING.body), "more_body": True})
+    await send({"type": "http.response.body", "body": to_event(CLOSING.body), "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

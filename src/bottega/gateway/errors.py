@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
-
-import orjson
 
 from bottega.errors import (
     BottegaError,
@@ -19,8 +17,8 @@ from bottega.errors import (
 )
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.requests import Needs
-from bottega.gateway.upstreams.breaker import PausedError
-from bottega.gateway.upstreams.stream import MisconfiguredError, RefusedError
+from bottega.openai_api.breaker import PausedError
+from bottega.openai_api.errors import ApiError, RequestRejectedError
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -28,34 +26,19 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 FINAL = {"x-should-retry": "false"}
 
 
-class ApiError(BottegaError):
-    """`type`, `code` and `param` as openai-python shows them; `status` is the HTTP status."""
+class MisconfiguredError(RejectedError):
+    """The upstream rejects the gateway's key, quota, model name or address. The client gets a 502
+    that names the `tier`, which the caller of the upstream sets; the message is for the operator.
+    """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        type: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        hint: str = "",
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-        self.type = type
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
+    def __init__(self, error: EndpointError) -> None:
+        super().__init__(str(error), hint=error.hint, status=502)
+        self.retry_after = error.retry_after
+        self.tier = ""
 
-    @property
-    def body(self) -> bytes:
-        said = f"{self} ({self.hint})" if self.hint else str(self)
-        error = {"message": said, "type": self.type, "param": self.param, "code": self.code}
-        # Half a character of the client's may stand in a message.
-        error["message"] = said.encode(errors="replace").decode()
-        return orjson.dumps({"error": error})
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"tiers.{self.tier}: {message}" if self.tier else message
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -79,9 +62,9 @@ def to_api_error(error: Exception) -> ApiError:
             who = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
             said = f"{who} is set up wrongly; the gateway's log tells the operator how"
             return _upstream(502, "upstream_misconfigured", said)
-        case RefusedError():
+        case RequestRejectedError():
             return ApiError(
-                error.said or "the model refused this request",
+                error.detail or "the model refused this request",
                 status=error.status or 400,
                 type=error.kind or "invalid_request_error",
                 code=error.code,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Body
+from bottega.openai_api.errors import ApiError
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 # A tool call, or the answer to one, may be all that is said.

@@ -11,11 +11,12 @@ from bottega.gateway.billing import Bill, dismissed_usd
 from bottega.gateway.completion import Answered, Asked, Question
 from bottega.gateway.demonstrations import worked
 from bottega.gateway.endpoint import RequestRecord
-from bottega.gateway.ports import Call, Completed
+from bottega.gateway.ports import Call
 from bottega.gateway.requests import INSTRUCTING, Chat, parts_of
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.knowledge.records import identity
+from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import spoken
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
@@ -50,7 +51,7 @@ class Finalizer:
             self.warn("not recorded", error)
 
     async def alone(
-        self, record: RequestRecord, asked: Asked, call: Call, completed: Completed
+        self, record: RequestRecord, asked: Asked, call: Call, completed: ChatCompletion
     ) -> None:
         """Store the reply of a call that no client waits for; routers do not observe it. Never
         raises."""
@@ -64,7 +65,7 @@ class Finalizer:
         asked: Asked,
         question: Question,
         call: Call,
-        completed: Completed,
+        completed: ChatCompletion,
     ) -> None:
         """A full disk keeps no router from hearing what an answer has cost."""
         try:
@@ -81,7 +82,7 @@ class Finalizer:
         asked: Asked,
         question: Question,
         call: Call,
-        completed: Completed,
+        completed: ChatCompletion,
     ) -> str | None:
         """Only what a teacher said to its end, to a question that stands for itself."""
         tenant, first = question.tenant, completed.completions[0]
@@ -127,7 +128,7 @@ def _trace(record: RequestRecord, asked: Asked, question: Question, answered: An
     )
 
 
-def _reply(completed: Completed) -> Reply:
+def _reply(completed: ChatCompletion) -> Reply:
     return Reply(completed.model, completed.completions, completed.usage or Usage())
 
 

@@ -14,8 +14,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from bottega.errors import ImageError
-from bottega.gateway.errors import ApiError
 from bottega.image import Image
+from bottega.openai_api.errors import ApiError
 
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
 NOT_PUBLIC_V4 = [

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import bad_image
 from bottega.gateway.limits import Limits
 from bottega.gateway.ports import Body
 from bottega.gateway.requests import Part
 from bottega.image import Image
+from bottega.openai_api.errors import ApiError
 
 Fetch = Callable[[str], Awaitable[Image]]
 WEB = ("http://", "https://")

@@ -12,7 +12,6 @@ from typing import cast
 import orjson
 
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import (
     FIELDS,
     LONGEST_NAME,
@@ -27,6 +26,7 @@ from bottega.gateway.fields import (
 )
 from bottega.gateway.ports import Body
 from bottega.image import MAX_PIXELS, Image
+from bottega.openai_api.errors import ApiError
 
 MB = 1 << 20
 ONCE = (b"authorization", b"x-bottega-")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from ipaddress import ip_address
 
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 
 PORT = re.compile(r":\d*\Z")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 
 PREFIX = "x-bottega-"
 MODEL = "bottega"

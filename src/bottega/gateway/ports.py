@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier
-from bottega.types import Candidate, Completion, Example, Prompt, Query, Usage
+from bottega.types import Candidate, Example, Prompt, Query
 
 # A chat-completions body: whatever JSON a client may send, fields that nobody knows included.
 Body = Mapping[str, object]
@@ -25,17 +26,6 @@ class TierCapabilities:
     context: int | None = None
 
 
-@dataclass(slots=True)
-class Completed:
-    """A whole reply: `payload` is its JSON as the client shall get it. `usage` is None where the
-    upstream told nothing."""
-
-    payload: bytes
-    model: str
-    completions: tuple[Completion, ...]
-    usage: Usage | None = None
-
-
 class Upstream(Protocol):
     """Whoever answers chat-completion bodies. It owns its retries, time-outs and concurrency, and
     replaces the body's `model` by its own. Raises `GenerationError`. A call that is cancelled
@@ -44,7 +34,7 @@ class Upstream(Protocol):
     @property
     def model(self) -> str: ...
 
-    async def complete(self, body: Body, /) -> Completed: ...
+    async def complete(self, body: Body, /) -> ChatCompletion: ...
 
     def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         """The JSON of each event (what stands behind `data: `), without the final `[DONE]`.

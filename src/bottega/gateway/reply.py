@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-import orjson
-
 from bottega.gateway.endpoint import Reply, RequestRecord
 from bottega.gateway.response_cache.memory import Asked, Remembered
-from bottega.gateway.response_cache.replay import events
-from bottega.gateway.upstreams.sse import LAST, event
+from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.sse import DONE_EVENT, to_event
 
 LONGEST_NAME = 200
 
@@ -24,9 +22,9 @@ def replayed(record: RequestRecord, before: Asked, reply: Remembered) -> Reply:
 
 
 async def again(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:
-    for step in events(payload, include_usage=include_usage):
-        yield event(step)
-    yield LAST
+    for step in to_chunks(payload, include_usage=include_usage):
+        yield to_event(step)
+    yield DONE_EVENT
 
 
 def headers_of(record: RequestRecord) -> dict[str, str]:
@@ -61,7 +59,3 @@ def _plain(model: str) -> str:
     if model.isprintable() and len(model) <= LONGEST_NAME:
         return model
     return "".join(c if c.isprintable() else "?" for c in model[:LONGEST_NAME])
-
-
-def tells_only_usage(payload: bytes) -> bool:
-    return b'"usage"' in payload and not orjson.loads(payload).get("choices")

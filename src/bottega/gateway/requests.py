@@ -14,12 +14,12 @@ import orjson
 
 from bottega.gateway.ports import Body, TierCapabilities
 from bottega.image import Image
+from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
 from bottega.types import Query
 
 INSTRUCTING = ("system", "developer")
 # Titles, tags and follow-ups that chat front ends ask for behind the user's back.
 BACKGROUND = r"\A\s*#{1,3} Task:\s"
-CHARACTERS_A_TOKEN = 3.5
 ASCII = bytes(range(128))
 IMAGE_TOKENS = {"low": 85}
 MOST_IMAGE_TOKENS = 1100
@@ -142,7 +142,7 @@ def read_chat(body: Body, *, background: re.Pattern[str]) -> Chat:
     tools = seen.tools or any(body.get(name) and body[name] != "none" for name in TOOLS)
     audio = seen.audio or bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
     seen.add_json(*(body.get(name) for name in PROMPT_FIELDS))
-    tokens = int(seen.characters / CHARACTERS_A_TOKEN)
+    tokens = int(seen.characters / CHARACTERS_PER_TOKEN)
     tokens += sum(map(_image_tokens, seen.images)) + OTHER_PART_TOKENS * seen.others
     return Chat(
         body=body,
@@ -215,7 +215,7 @@ class _Seen:
 def max_text_tokens(value: object) -> int:
     """Return a cautious estimate of the tokens in the text of a JSON value."""
     text = orjson.dumps(value).decode()
-    return int(len(text) / CHARACTERS_A_TOKEN) + non_ascii_bytes(text)
+    return int(len(text) / CHARACTERS_PER_TOKEN) + non_ascii_bytes(text)
 
 
 def non_ascii_bytes(text: str) -> int:

@@ -14,8 +14,9 @@ from bottega.gateway.completion import Answered, Answering, Asked, Question
 from bottega.gateway.demonstrations import fitting
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.finalization import Finalizer
-from bottega.gateway.ports import Call, Completed, Pair, Served
+from bottega.gateway.ports import Call, Pair, Served
 from bottega.gateway.response_cache.memory import Remembered, Repeats, may_be_repeated
+from bottega.openai_api.response import ChatCompletion
 from bottega.types import Candidate
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class ShadowRunner:
         finally:
             self.over(own)
 
-    def _correct(self, asked: Asked, call: Call, completed: Completed) -> None:
+    def _correct(self, asked: Asked, call: Call, completed: ChatCompletion) -> None:
         """Replace the apprentice's cached reply with the teacher's."""
         question, name = asked.question, call.served.name
         if question is None or asked.key is None or name not in question.tenant.teachers:
@@ -158,6 +159,6 @@ def _said_by(master: Served, answered: Answered) -> str | None:
     return completed.completions[0].text if is_it else None
 
 
-def _is_whole(completed: Completed) -> bool:
+def _is_whole(completed: ChatCompletion) -> bool:
     choices = completed.completions
     return len(choices) == 1 and choices[0].finish_reason == "stop" and bool(choices[0].text)

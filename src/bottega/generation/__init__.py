@@ -1,16 +1,16 @@
 """Who answers: HTTP endpoints, models in this process, the bundled model, test doubles."""
 
 from bottega.generation.bundled import bundled
-from bottega.generation.http_client import Retrying
 from bottega.generation.local import TransformersGenerator
 from bottega.generation.offline import Call, ReplayGenerator, ScriptedGenerator, request_key
 from bottega.generation.openai_compatible import OpenAIGenerator
+from bottega.openai_api.retry import RetryPolicy
 
 __all__ = [
     "Call",
     "OpenAIGenerator",
     "ReplayGenerator",
-    "Retrying",
+    "RetryPolicy",
     "ScriptedGenerator",
     "TransformersGenerator",
     "bundled",

@@ -1,4 +1,4 @@
-"""Models behind an HTTP endpoint that speaks the OpenAI chat-completions protocol."""
+"""Generator for endpoints of the OpenAI chat-completions protocol."""
 
 from __future__ import annotations
 
@@ -7,29 +7,20 @@ import re
 import time
 from collections.abc import Mapping
 from copy import copy
+from functools import partial
 
 import orjson
-from yarl import URL
 
-from bottega.errors import (
-    GarbledError,
-    RejectedError,
-    SettingError,
-)
-from bottega.generation.http_client import CALL, Connections, Endpoint, Retrying, exchange, failed
+from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.generation.lru import Recent
-from bottega.generation.openai_format import (
-    WRONG_PROTOCOL,
-    JSONObject,
-    add_usage,
-    parse_completions,
-    parse_json,
-    parse_usage,
-    reported_failure,
-    request_body,
-    server_message,
-)
 from bottega.image import Image
+from bottega.openai_api.client import ChatClient, Fields
+from bottega.openai_api.endpoint import Endpoint
+from bottega.openai_api.errors import WRONG_PROTOCOL
+from bottega.openai_api.request import messages_json, sampling_fields
+from bottega.openai_api.response import add_usage
+from bottega.openai_api.retry import RetryPolicy
+from bottega.openai_api.transport import Timeouts
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
 Samples = tuple[tuple[Completion, ...], Usage]
@@ -40,13 +31,13 @@ ONE_CHOICE_ONLY = re.compile(
 
 
 class OpenAIGenerator:
-    """OpenAI, vLLM, SGLang, Ollama, `transformers serve`, a gateway: whatever serves
+    """OpenAI, vLLM, SGLang, Ollama, `transformers serve`, a gateway: any server of
     `{base_url}/chat/completions`.
 
     `base_url` and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY; a server on loopback
-    needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come on
-    top of the first attempt (pass a `Retrying` to set the waits), `concurrency` limits requests
-    under way, not those that wait for a retry. `extra_body` is merged into every request; None
+    needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come after
+    the first attempt (pass a `RetryPolicy` to set the waits), `concurrency` limits concurrent
+    requests, without those that wait for a retry. `extra_body` is merged into every request; None
     leaves a field out (`{"temperature": None}`). One instance serves any number of event loops.
     """
 
@@ -57,32 +48,32 @@ class OpenAIGenerator:
         base_url: str | None = None,
         api_key: str | None = None,
         timeout: float = 120.0,
-        retries: int | Retrying = 4,
+        retries: int | RetryPolicy = 4,
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
         if not timeout > 0 or concurrency < 1:
             raise SettingError(
-                f"timeout={timeout} and concurrency={concurrency} must be positive",
+                "timeout and concurrency must be positive,"
+                f" got timeout={timeout} and concurrency={concurrency}",
                 hint="leave them out for 120 seconds and 16 requests",
             )
         self.name = model
-        self._endpoint = Endpoint.locate(base_url, api_key)
-        self._connections = Connections(self._endpoint, timeout, concurrency)
-        self._retry = retries if isinstance(retries, Retrying) else Retrying(attempts=retries + 1)
+        policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
+        endpoint = Endpoint.locate(base_url, api_key)
+        self._client = ChatClient(model, endpoint, Timeouts.of(timeout), policy, concurrency)
         self._extra = dict(extra_body or {})
         self._encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
-        self._limit_field = "max_tokens"
         self._many_choices = True
 
     @property
     def base_url(self) -> str:
-        """Without credentials."""
-        return self._endpoint.shown
+        """Base URL without credentials."""
+        return self._client.base_url
 
     @property
     def fingerprint(self) -> str:
-        """What decides the output beside prompt and sampling."""
+        """Name and extra fields, which decide the output together with prompt and sampling."""
         extra = orjson.dumps(self._extra, option=orjson.OPT_SORT_KEYS).decode()
         return f"{self.name} {extra}" if self._extra else self.name
 
@@ -95,24 +86,25 @@ class OpenAIGenerator:
         return Reply(self.name, completions, usage, time.perf_counter() - start)
 
     def asking(self, extra_body: Mapping[str, object]) -> OpenAIGenerator:
-        """The same endpoint over the same connections, with more in every request."""
+        """Return a generator with more fields in every request, over the same connections."""
         other = copy(self)
         other._extra = {**self._extra, **extra_body}
         return other
 
     async def list_models(self) -> list[str]:
-        """The ids that the endpoint serves, sorted."""
-        body = await self._retry(lambda: self._exchange("GET", self._endpoint.url("/models")))
+        """Return the ids that the endpoint serves, sorted."""
+        body = await self._client.get_json("/models")
         rows = body.get("data")
         if not isinstance(rows, list):
             raise GarbledError(f"{self.base_url} sent no list of models", hint=WRONG_PROTOCOL)
         return sorted(str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row)
 
     async def aclose(self) -> None:
-        await self._connections.close()
+        await self._client.aclose()
 
     async def _samples(self, prompt: Prompt, sampling: Sampling) -> Samples:
-        """Many servers ignore `n`: what is missing is asked for again, in equal pieces, at once."""
+        """Return `n` samples. Many servers ignore `n`: missing samples are requested in equal
+        pieces, concurrently."""
         most = sampling.n if self._many_choices else 1
         found, usage = await self._call(prompt, _piece(sampling, 0, most))
         while (missing := sampling.n - len(found)) > 0:
@@ -120,11 +112,11 @@ class OpenAIGenerator:
             pieces = [
                 _piece(sampling, start, size) for start in range(first, first + missing, size)
             ]
-            for more, spent in await self._together(prompt, pieces):
+            for more, spent in await self._concurrently(prompt, pieces):
                 found, usage = found + more, add_usage(usage, spent)
         return found[: sampling.n], usage
 
-    async def _together(self, prompt: Prompt, pieces: list[Sampling]) -> list[Samples]:
+    async def _concurrently(self, prompt: Prompt, pieces: list[Sampling]) -> list[Samples]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._call(prompt, piece)) for piece in pieces]
@@ -133,62 +125,39 @@ class OpenAIGenerator:
         return [task.result() for task in tasks]
 
     async def _call(self, prompt: Prompt, sampling: Sampling) -> Samples:
-        limit_field = self._limit_field
+        fields = {"model": self.name, **sampling_fields(sampling), **self._extra}
+        given = {name: value for name, value in fields.items() if value is not None}
         try:
-            return await self._ask(prompt, sampling, limit_field)
+            reply = await self._client.complete(given, partial(self._encode, prompt))
         except RejectedError as error:
-            if error.status not in (400, 422):
+            one_only = error.status in (400, 422) and ONE_CHOICE_ONLY.search(str(error))
+            if sampling.n == 1 or not one_only:
                 raise
-            # Two known dialects; what this server speaks is remembered.
-            if limit_field == "max_tokens" and "max_completion_tokens" in str(error):
-                self._limit_field = "max_completion_tokens"
-            elif sampling.n > 1 and ONE_CHOICE_ONLY.search(str(error)):
-                self._many_choices = False
-                sampling = _piece(sampling, 0, 1)
-            else:
-                raise
-        return await self._call(prompt, sampling)
+            self._many_choices = False  # remembered for later requests
+            return await self._call(prompt, _piece(sampling, 0, 1))
+        return reply.completions, reply.usage or Usage()
 
-    async def _ask(self, prompt: Prompt, sampling: Sampling, limit_field: str) -> Samples:
-        url, body = self._endpoint.url(CALL), b""
-
-        async def attempt() -> Samples:
-            nonlocal body
-            async with (await self._connections.here()).slots:
-                # Written only now: a thousand waiting requests must not hold a thousand bodies.
-                body = body or await self._body(prompt, sampling, limit_field)
-                reply = await self._exchange("POST", url, body)
-            return parse_completions(reply, self.base_url), parse_usage(reply)
-
-        return await self._retry(attempt)
-
-    async def _body(self, prompt: Prompt, sampling: Sampling, limit_field: str) -> bytes:
-        arguments = (self.name, prompt, sampling, limit_field, self._extra, self._data_url)
+    async def _encode(self, prompt: Prompt, fields: Fields) -> bytes:
         if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
-            return await asyncio.to_thread(request_body, *arguments)
-        return request_body(*arguments)
+            return await asyncio.to_thread(self._body, prompt, fields)
+        return self._body(prompt, fields)
+
+    def _body(self, prompt: Prompt, fields: Fields) -> bytes:
+        messages = messages_json(prompt.messages, self._data_url)
+        return orjson.dumps({"messages": messages, **fields})
 
     def _data_url(self, image: Image) -> str:
-        """A knowledge base hands out new objects for each query: they do not remember theirs."""
+        """Return the image's data URL from a cache by content: a knowledge base returns new objects
+        for each query."""
         url = self._encoded.get(image.sha256)
         if url is None:
             self._encoded.put(image.sha256, url := image.data_url)
         return url
 
-    async def _exchange(self, method: str, url: URL, body: bytes | None = None) -> JSONObject:
-        connection = await self._connections.here()
-        response = await exchange(connection.session, method, url, body, self.base_url)
-        if response.status >= 300:
-            said = server_message(response.payload)
-            raise failed(self._endpoint, self.name, response.status, said, response.headers)
-        found = parse_json(response.payload, self.base_url)
-        if failure := reported_failure(found):
-            raise failed(self._endpoint, self.name, *failure)
-        return found
-
 
 def _piece(sampling: Sampling, start: int, size: int) -> Sampling:
-    """`size` of the samples from number `start`. Equal seeds would give equal samples."""
+    """Return `size` of the samples from number `start`, with seeds of their own: equal seeds would
+    give equal samples."""
     seed = None if sampling.seed is None else sampling.seed + start
     fields = vars(sampling) | {"n": min(size, sampling.n - start), "seed": seed}
     return Sampling(**fields)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 
 ALL = "*"
 

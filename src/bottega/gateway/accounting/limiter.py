@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 from bottega.types import Usage
 
 # Until an upstream has reported a usage, its tokenizer, chat template and image token counts are

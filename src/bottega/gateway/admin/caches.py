@@ -24,8 +24,8 @@ from bottega.errors import (
     StoreFullError,
 )
 from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.errors import ApiError
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase, read_jsonl
+from bottega.openai_api.errors import ApiError
 from bottega.types import Example
 
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}

@@ -18,7 +18,7 @@ from bottega.gateway.accounting.accounts import TOKEN, Account, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.admin.caches import Caches, OpenCache, api_error, json_response, read_object
-from bottega.gateway.errors import ApiError
+from bottega.openai_api.errors import ApiError
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import orjson
 
 from bottega.gateway.endpoint import Answer, Reply, RequestRecord
-from bottega.gateway.errors import ApiError
 from bottega.gateway.responses.input import ChatTranslation, translate
 from bottega.gateway.responses.output import ResponseEvents, ResponseTemplate, response_body
-from bottega.gateway.upstreams.sse import LAST
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.sse import DONE_EVENT
 
 MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 NAMES = {
@@ -107,7 +107,7 @@ async def _translated(
 ) -> AsyncGenerator[bytes]:
     try:
         async for chunk in chunks:
-            if chunk == LAST:
+            if chunk == DONE_EVENT:
                 for event in events.end():
                     yield event
             elif chunk.startswith(b":"):  # a comment

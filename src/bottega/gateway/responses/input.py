@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar, cast
 
-from bottega.gateway.errors import ApiError
 from bottega.gateway.fields import JSON_NAMES, required, wrong_type
 from bottega.gateway.ports import Body
+from bottega.openai_api.errors import ApiError
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)

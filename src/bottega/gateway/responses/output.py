@@ -11,7 +11,7 @@ import orjson
 
 from bottega.gateway.ports import Body
 from bottega.gateway.responses.input import echoed_format, echoed_tool_choice, parse_functions
-from bottega.generation.openai_format import joined, parse_usage
+from bottega.openai_api.response import joined_text, parse_usage
 
 Item = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -152,8 +152,8 @@ def responses_usage(usage: object) -> Item | None:
 
 
 def _content(said: dict[str, Any]) -> list[Item]:
-    text = joined(said.get("content"), "text")
-    refused = said.get("refusal") or joined(said.get("content"), "refusal")
+    text = joined_text(said.get("content"), "text")
+    refused = said.get("refusal") or joined_text(said.get("content"), "refusal")
     parts = [text_part(text)] if text else []
     if isinstance(refused, str) and refused and refused != text:
         parts.append(refusal_part(refused))
@@ -241,9 +241,9 @@ class ResponseEvents:
             yield self._event(f"response.{step}", response=reply)
 
     def _step(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        if text := joined(delta.get("content"), "text"):
+        if text := joined_text(delta.get("content"), "text"):
             yield from self._say("output_text", text)
-        if refused := joined(delta.get("refusal"), "refusal"):
+        if refused := joined_text(delta.get("refusal"), "refusal"):
             yield from self._say("refusal", refused)
         for call in delta.get("tool_calls") or ():
             if isinstance(call, dict):

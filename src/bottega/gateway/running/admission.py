@@ -11,8 +11,9 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bottega.gateway.endpoint import PROBE_PATHS, Receive, Scope, Send
-from bottega.gateway.errors import CLOSING, ApiError, send_error
+from bottega.gateway.errors import CLOSING, send_error
 from bottega.gateway.limits import Limits
+from bottega.openai_api.errors import ApiError
 
 LIMITS = Limits()
 # The parser joins the pieces of a header anew with each one that comes: what is endless would

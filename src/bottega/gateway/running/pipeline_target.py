@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bottega.errors import SettingError
 from bottega.gateway.config.settings import Config, TierSettings
-from bottega.gateway.errors import ApiError
 from bottega.gateway.ports import Tenant
+from bottega.openai_api.errors import ApiError
 from bottega.pipeline import Pipeline
 
 FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py in this folder"

@@ -33,8 +33,8 @@ from bottega.errors import (
     UnreachableError,
 )
 from bottega.gateway.accounting.entries import Entry
-from bottega.gateway.upstreams.stream import MisconfiguredError
-from bottega.generation.http_client import redactor
+from bottega.gateway.errors import MisconfiguredError
+from bottega.openai_api.endpoint import redactor
 
 Scrub = Callable[[str], str]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,11 +12,12 @@ import orjson
 
 from bottega.errors import SettingError
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.ports import Body, Completed
-from bottega.gateway.response_cache.replay import events
+from bottega.gateway.ports import Body
 from bottega.image import Image
+from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.response import ChatCompletion, completion_json
 from bottega.protocols import Generator
-from bottega.types import Completion, Message, Prompt, Reply, Role, Sampling, Usage
+from bottega.types import Message, Prompt, Reply, Role, Sampling
 
 ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -57,14 +56,14 @@ class LocalUpstream:
     def __repr__(self) -> str:
         return f"LocalUpstream({self.model!r})"
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         reply = await self._reply(body)
         payload = orjson.dumps(completion_json(reply))
-        return Completed(payload, reply.model, reply.completions, reply.usage)
+        return ChatCompletion(payload, reply.model, reply.completions, reply.usage)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         completed = await self.complete(body)
-        for payload in events(completed.payload, include_usage=True):
+        for payload in to_chunks(completed.payload, include_usage=True):
             yield payload
 
     async def check(self) -> None:
@@ -98,40 +97,6 @@ class LocalUpstream:
 
 def _reduced_as_for_endpoints(images: Collection[Image]) -> dict[object, Image]:
     return {image: Image.from_data_url(image.data_url) for image in images}
-
-
-def completion_json(reply: Reply) -> dict[str, object]:
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": reply.model,
-        "choices": [_choice(index, one) for index, one in enumerate(reply.completions)],
-        "usage": usage_json(reply.usage),
-    }
-
-
-def _choice(index: int, completion: Completion) -> dict[str, object]:
-    refused = completion.finish_reason == "refusal"
-    return {
-        "index": index,
-        "message": {
-            "role": "assistant",
-            "content": "" if refused else completion.text,
-            "refusal": completion.text if refused else None,
-        },
-        "logprobs": None,
-        "finish_reason": "stop" if refused else completion.finish_reason,
-    }
-
-
-def usage_json(usage: Usage) -> dict[str, object]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 async def body_to_prompt(body: Body) -> Prompt:

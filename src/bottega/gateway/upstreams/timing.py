@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
 
-from bottega.gateway.ports import Body, Completed, Keeper, Upstream
+from bottega.gateway.ports import Body, Keeper, Upstream
 from bottega.gateway.telemetry.metrics import Histogram
+from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query
 
@@ -22,7 +23,7 @@ class TimedUpstream:
     def model(self) -> str:
         return self._upstream.model
 
-    async def complete(self, body: Body, /) -> Completed:
+    async def complete(self, body: Body, /) -> ChatCompletion:
         start = perf_counter()
         try:
             return await self._upstream.complete(body)

@@ -1,27 +1,28 @@
-"""Server-sent events: reading what an upstream streams, writing what a client gets."""
+"""Server-sent events: reader and writer."""
 
 from __future__ import annotations
 
 from bottega.errors import GarbledError
+from bottega.openai_api.errors import WRONG_PROTOCOL
 
 DONE = b"[DONE]"
-LAST = b"data: [DONE]\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
 # No chunk of an answer comes near; a line without an end would fill the memory.
-LONGEST_EVENT = 8 << 20
-OF_A_LINE = 64
+MAX_EVENT = 8 << 20
+LINE_OVERHEAD = 64
 BOM = b"\xef\xbb\xbf"
 
 
-def event(payload: bytes) -> bytes:
-    """`payload` is JSON in one line."""
+def to_event(payload: bytes) -> bytes:
+    """Return the event of a payload, which must be JSON in one line."""
     return b"data: " + payload + b"\n\n"
 
 
 class EventReader:
-    """Bytes as they come to the data of each event, wherever the bytes are cut.
+    """Reader that turns bytes, split anywhere, into the data of each event.
 
     Lines end with LF, CRLF or CR. Comments, ids, names and events without data are dropped. The
-    lines of one event are joined by a space: for JSON that is as good as a line break, and such
+    lines of one event are joined by a space, which is equivalent to a line break in JSON, so such
     data can be written as one line again.
     """
 
@@ -29,18 +30,19 @@ class EventReader:
         self._where = where
         self._parts: list[bytes] = []  # of a line whose end has not come
         self._data: list[bytes] = []
-        self._held = 0  # bytes of the parts
-        self._kept = 0  # bytes of the data, and what an empty line of it costs
+        self._part_bytes = 0
+        self._data_bytes = 0  # with the overhead of each line, even an empty one
         self._after_return = False
-        self._begun = False
+        self._has_begun = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        if self._after_return:  # the other half of a CRLF
+        """Return the data of the events that this chunk completes. Raises `GarbledError`."""
+        if self._after_return:  # the second half of a CRLF
             chunk, self._after_return = chunk.removeprefix(b"\n"), False
         if not chunk:
             return []
-        self._held += len(chunk)
-        if self._held + self._kept > LONGEST_EVENT:
+        self._part_bytes += len(chunk)
+        if self._part_bytes + self._data_bytes > MAX_EVENT:
             raise self._too_long()
         self._parts.append(chunk)
         if b"\n" not in chunk and b"\r" not in chunk:
@@ -48,34 +50,33 @@ class EventReader:
         return self._lines(b"".join(self._parts))
 
     def end(self) -> list[bytes]:
-        """What the last event holds if the stream ends without an empty line."""
+        """Return the data of the last event if the stream ends without an empty line."""
         return self._lines(b"".join(self._parts) + b"\n\n")
 
     def _lines(self, text: bytes) -> list[bytes]:
-        if not self._begun:
-            text, self._begun = text.removeprefix(BOM), True
+        if not self._has_begun:
+            text, self._has_begun = text.removeprefix(BOM), True
         self._after_return = text.endswith(b"\r")
         lines = text.splitlines()
         rest = b"" if text.endswith((b"\n", b"\r")) else lines.pop()
         self._parts = [rest] if rest else []
         events = [data for line in lines if (data := self._line(line)) is not None]
-        self._held = len(rest)
+        self._part_bytes = len(rest)
         return events
 
     def _line(self, line: bytes) -> bytes | None:
         if not line:
-            data, self._data, self._kept = self._data, [], 0
+            data, self._data, self._data_bytes = self._data, [], 0
             return b" ".join(data) if any(data) else None
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
-            self._kept += len(value) + OF_A_LINE
+            self._data_bytes += len(value) + LINE_OVERHEAD
         return None
 
     def _too_long(self) -> GarbledError:
         error = GarbledError(
-            f"{self._where} sent an event of more than {LONGEST_EVENT >> 20} MB",
-            hint="does this server speak the OpenAI chat-completions protocol?",
+            f"{self._where} sent an event of more than {MAX_EVENT >> 20} MB", hint=WRONG_PROTOCOL
         )
-        error.retryable = False  # it would only be read again
+        error.retryable = False  # the next attempt would read it again
         return error

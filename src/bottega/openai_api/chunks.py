@@ -1,0 +1,188 @@
+"""Chunks of streamed chat completions: splitting, assembly, and their token counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import orjson
+
+from bottega.errors import GarbledError, ServerFailedError
+from bottega.openai_api.errors import JSONObject, error_message, reported_failure
+from bottega.openai_api.response import ChatCompletion, parse_completions, parse_usage
+from bottega.types import Usage
+
+CHARACTERS_PER_TOKEN = 3.5
+# Sent complete, by some servers in every chunk; all other text comes in pieces.
+COMPLETE_FIELDS = {"role", "type", "id", "name", "finish_reason"}
+WHERE = "the model"
+# Up to this mean length in characters, each chunk of a stream counts as one token.
+MAX_TOKEN_CHARACTERS = 8
+
+
+def to_chunks(payload: bytes, *, include_usage: bool) -> tuple[bytes, ...]:
+    """Return the chunks of a complete reply: the role, the text, the finish reason, and if
+    requested the usage (null before). Id and time stay the same."""
+    reply = orjson.loads(payload)
+    usage = reply.pop("usage", None)
+    choices = reply.pop("choices")
+    head = reply | {"object": "chat.completion.chunk"}
+    tail = {"usage": None} if include_usage else {}
+    chunks = [
+        head | {"choices": [{"index": choice.get("index", 0), **delta}]} | tail
+        for choice in choices
+        for delta in _deltas(choice)
+    ]
+    if include_usage:
+        chunks.append(head | {"choices": [], "usage": usage})
+    return tuple(map(orjson.dumps, chunks))
+
+
+def _deltas(choice: JSONObject) -> list[dict[str, object]]:
+    message = dict(cast(JSONObject, choice["message"]))
+    role, content = message.pop("role", "assistant"), message.pop("content", None)
+    rest = {name: value for name, value in message.items() if value is not None}
+    deltas: list[dict[str, object]] = [{"role": role, "content": ""}]
+    if rest:  # reasoning, for one, comes before the answer
+        deltas.append(rest)
+    if content:
+        deltas.append({"content": content})
+    chunks: list[dict[str, object]] = [{"delta": delta, "finish_reason": None} for delta in deltas]
+    return [*chunks, {"delta": {}, "finish_reason": choice.get("finish_reason")}]
+
+
+def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
+    """Return the complete reply that the chunks make up. Raises `ServerFailedError` for a stream
+    that reports a failure or ends before each of its choices does."""
+    head: dict[str, object] = {}
+    choices: dict[int, dict[str, object]] = {}
+    for payload in chunks:
+        chunk = _parsed(payload)
+        if failure := reported_failure(chunk):
+            status, body = failure
+            raise ServerFailedError(
+                f"{WHERE} failed in mid-answer: {error_message(body)}",
+                hint="try again",
+                status=status,
+            )
+        for choice in cast(list[dict[str, object]], chunk.pop("choices", None) or []):
+            _add(choices.setdefault(cast(int, choice.get("index", 0)), {}), choice)
+        head |= {name: value for name, value in chunk.items() if value is not None}
+    if not choices or not all(choice.get("finish_reason") for choice in choices.values()):
+        raise ServerFailedError(f"{WHERE}'s reply was cut off", hint="try again")
+    complete = [_complete(choices[index]) for index in sorted(choices)]
+    body = head | {"object": "chat.completion", "choices": complete}
+    return ChatCompletion(
+        orjson.dumps(body),
+        str(head.get("model", "")),
+        parse_completions(body, WHERE),
+        parse_usage(body) if "usage" in head else None,
+    )
+
+
+def count_tokens(chunks: Iterable[bytes]) -> int:
+    """Estimate the completion tokens of a stream that ended before its usage. Most servers send one
+    chunk per token; larger pieces are counted by their characters."""
+    lengths = [length for chunk in chunks if (length := _characters(chunk))]
+    if sum(lengths) <= MAX_TOKEN_CHARACTERS * len(lengths):
+        return len(lengths)
+    return math.ceil(sum(lengths) / CHARACTERS_PER_TOKEN)
+
+
+def reported_usage(chunks: Sequence[bytes]) -> Usage | None:
+    """Return the usage that the last chunk of a stream reports, or None."""
+    try:
+        usage = parse_usage(_parsed(chunks[-1])) if chunks else Usage()
+    except GarbledError:
+        return None
+    return usage if usage.prompt_tokens + usage.completion_tokens else None
+
+
+def has_only_usage(chunk: bytes) -> bool:
+    return b'"usage"' in chunk and not orjson.loads(chunk).get("choices")
+
+
+def _characters(chunk: bytes) -> int:
+    try:
+        choices = cast(list[dict[str, object]], _parsed(chunk).get("choices") or [])
+    except GarbledError:
+        return 0
+    deltas = (cast(JSONObject, choice.get("delta") or {}) for choice in choices)
+    return sum(_length(name, value) for delta in deltas for name, value in delta.items())
+
+
+def _length(name: str, value: object) -> int:
+    """Return the characters of a text, or of a tool call's name and arguments."""
+    if isinstance(value, str):
+        return 0 if name in COMPLETE_FIELDS else len(value)
+    return len(orjson.dumps(value)) if name == "tool_calls" and value else 0
+
+
+def _parsed(payload: bytes) -> dict[str, object]:
+    try:
+        chunk = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        raise GarbledError(f"{WHERE} sent an event that is not JSON", hint="try again") from error
+    choices = chunk.get("choices") if isinstance(chunk, dict) else ()
+    if not isinstance(choices, list | None) or not all(map(_is_choice, choices or ())):
+        raise GarbledError(f"{WHERE} sent an event that is no chunk of a reply", hint="try again")
+    return cast(dict[str, object], chunk)
+
+
+def _is_choice(choice: object) -> bool:
+    return (
+        isinstance(choice, dict)
+        and isinstance(choice.get("index", 0), int)
+        and isinstance(choice.get("delta"), dict | None)
+    )
+
+
+def _add(whole: dict[str, object], piece: Mapping[str, object]) -> None:
+    for name, value in piece.items():
+        if value is not None:
+            whole[name] = _joined(whole.get(name), value, name)
+
+
+def _joined(old: object, new: object, name: str) -> object:
+    if isinstance(old, str) and isinstance(new, str) and name not in COMPLETE_FIELDS:
+        return old + new
+    if isinstance(old, list) and isinstance(new, list):
+        return _joined_lists(old, new)
+    if isinstance(old, dict) and isinstance(new, dict):
+        whole = dict(old)
+        _add(whole, new)
+        return whole
+    return new
+
+
+def _joined_lists(old: list[object], new: list[object]) -> list[object]:
+    """Join tool calls, which come in pieces, by their index; append everything else."""
+    whole = list(old)
+    positions = {_index(value): position for position, value in enumerate(old)}
+    for value in new:
+        position = None if (index := _index(value)) is None else positions.get(index)
+        if position is None:
+            whole.append(value)
+        else:
+            whole[position] = _joined(whole[position], value, "")
+    return whole
+
+
+def _index(value: object) -> int | None:
+    index = value.get("index") if isinstance(value, dict) else None
+    return index if isinstance(index, int) else None
+
+
+def _complete(choice: JSONObject) -> dict[str, object]:
+    message = dict(cast(JSONObject, choice.get("delta") or {}))
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        message["tool_calls"] = [
+            {name: value for name, value in call.items() if name != "index"}
+            for call in calls
+            if isinstance(call, dict)
+        ]
+    empty = {"role": "assistant", "content": None if calls else ""}
+    rest = {name: value for name, value in choice.items() if name != "delta"}
+    return {"index": 0} | rest | {"message": empty | message}

@@ -1,0 +1,144 @@
+"""Address and credentials of an endpoint, and its errors without secrets."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
+from urllib.request import getproxies, proxy_bypass
+
+from yarl import URL
+
+from bottega.errors import EndpointError, RejectedError, SettingError
+from bottega.openai_api.errors import (
+    JSONObject,
+    RequestRejectedError,
+    error_message,
+    status_error,
+)
+from bottega.openai_api.retry import requested_wait
+
+Redact = Callable[[str], str]
+# Shorter strings are no secrets, and redacting them would hide ordinary words.
+MIN_SECRET = 4
+SECRET_PATTERN = r"\b(?:sk|key|pk)-[\w*-]{6,}|\bbearer\s+\S+|(?<=://)[^/@\s]+(?=@)"
+MAX_MESSAGE = 300
+# Searching megabytes for secrets would take seconds: longer messages are not shown.
+MAX_SEARCHED = 64 * 1024
+NO_HEADERS: Mapping[str, str] = {}
+DEFAULT_BASE = "https://api.openai.com/v1"
+CHAT_PATH = "/chat/completions"
+KEY_HINT = "copy the key again, without quotes or line breaks"
+BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:8000/v1"
+
+
+def redactor(secrets: Iterable[str]) -> Redact:
+    """Return a function that hides these secrets, in any URL quoting, and everything that has the
+    form of a credential."""
+    forms = {form for secret in secrets for form in _forms(secret) if len(form) >= MIN_SECRET}
+    longest_first = sorted(forms, key=len, reverse=True)
+    pattern = re.compile("|".join([*map(re.escape, longest_first), SECRET_PATTERN]), re.IGNORECASE)
+    return lambda text: pattern.sub("[redacted]", text)
+
+
+def _forms(secret: str) -> Iterator[str]:
+    for plain in (secret, unquote(secret), unquote_plus(secret)):
+        yield from (plain, quote(plain), quote(plain, safe=""), quote_plus(plain))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Base URL, headers and secrets of an endpoint. `shown` is the base URL without credentials or
+    query, safe for errors and logs."""
+
+    base: URL = field(repr=False)
+    shown: str
+    headers: dict[str, str] = field(repr=False)
+    redact: Redact = field(repr=False)
+
+    @classmethod
+    def locate(cls, base_url: str | None, api_key: str | None) -> Endpoint:
+        """Return the endpoint; the defaults are OPENAI_BASE_URL and OPENAI_API_KEY. Raises
+        `SettingError`."""
+        text = (base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE).strip()
+        base = _parse(text)
+        bare = base.with_user(None).with_query(None)
+        key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+        if not (key.isascii() and key.isprintable()):
+            raise SettingError(
+                "the API key has characters that a header cannot contain", hint=KEY_HINT
+            )
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if authorization := _authorization(base, key):
+            headers["Authorization"] = authorization
+        redact = redactor([authorization.partition(" ")[2], *_credentials(base)])
+        return cls(base.with_user(None), str(bare), headers, redact)
+
+    def url(self, path: str) -> URL:
+        return self.base.joinpath(path.lstrip("/")).with_query(self.base.query)
+
+    @property
+    def proxy(self) -> str | None:
+        host = self.base.host or ""
+        return None if _loopback(host) or proxy_bypass(host) else getproxies().get(self.base.scheme)
+
+    def display(self, message: str) -> str:
+        """Return a server's message in one line, without secrets."""
+        redacted = self.redact(message) if len(message) < MAX_SEARCHED else ""
+        return " ".join(redacted.split())[:MAX_MESSAGE]
+
+    def error(
+        self, model: str, status: int, body: JSONObject, headers: Mapping[str, str] = NO_HEADERS
+    ) -> EndpointError:
+        """Return the error for a failed request; `body` is the error's JSON, empty if there was
+        none. The server's advice in the headers decides whether and when to retry."""
+        message = self.display(error_message(body))
+        error = status_error(status, message, self.shown, model)
+        if isinstance(error, RejectedError):
+            found = body.get("error")
+            words = found.items() if isinstance(found, dict) else ()
+            fields = {name: self.display(word) for name, word in words if isinstance(word, str)}
+            error = RequestRejectedError(error, message, fields)
+        error.retry_after = requested_wait(headers)
+        if (advice := headers.get("x-should-retry")) in ("true", "false"):
+            error.retryable = advice == "true"
+        return error
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = URL(text)
+        host = url.host or ""
+        host.encode("idna")  # as the resolver does, which rejects `a..b` and overlong labels
+    except ValueError:  # its message quotes the URL, which may contain a password
+        raise SettingError("the base URL is not a URL", hint=BASE_HINT) from None
+    if url.scheme not in ("http", "https") or not host:
+        raise SettingError("the base URL is not an http(s) URL", hint=BASE_HINT)
+    return url.with_path(url.path.rstrip("/").removesuffix(CHAT_PATH), keep_query=True)
+
+
+def _authorization(base: URL, key: str) -> str:
+    if key:
+        return f"Bearer {key}"
+    if base.user is None:
+        return ""
+    pair = f"{base.user}:{base.password or ''}"
+    return "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+
+
+def _credentials(base: URL) -> Iterator[str]:
+    """Yield the URL's secrets, quoted and unquoted."""
+    yield from (base.password or base.user or "", base.raw_password or base.raw_user or "")
+    yield from base.query.values()
+    yield from (pair.partition("=")[2] for pair in base.raw_query_string.split("&"))
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,133 @@
+"""Errors of the OpenAI API: those that an endpoint reports, and those that the gateway sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import orjson
+
+from bottega.errors import (
+    BottegaError,
+    EndpointError,
+    EndpointTimeoutError,
+    RateLimitedError,
+    RejectedError,
+    ServerFailedError,
+)
+
+JSONObject = Mapping[str, object]
+WRONG_PROTOCOL = "check that this server supports the OpenAI chat-completions protocol"
+
+
+class RequestRejectedError(RejectedError):
+    """The endpoint rejects the request. `detail` is the server's own message without secrets;
+    `kind`, `code` and `param` are its fields `type`, `code` and `param`, None if absent."""
+
+    def __init__(self, error: EndpointError, detail: str, fields: Mapping[str, str]) -> None:
+        super().__init__(str(error), hint=error.hint, status=error.status)
+        self.detail = detail
+        self.kind = fields.get("type")
+        self.code = fields.get("code")
+        self.param = fields.get("param")
+
+
+class ApiError(BottegaError):
+    """Error that a client of the gateway gets; `type`, `code` and `param` as openai-python shows
+    them, `status` is the HTTP status."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        message = f"{self} ({self.hint})" if self.hint else str(self)
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
+        # A message may quote half of a surrogate pair from the client.
+        error["message"] = message.encode(errors="replace").decode()
+        return orjson.dumps({"error": error})
+
+
+def status_error(status: int, message: str, where: str, model: str) -> EndpointError:
+    """Return the error for an HTTP status; `message` is the server's own."""
+    text = f"{where} answered {status}" + (f": {message}" if message else "")
+    if status == 429 and "quota" not in message.lower():
+        return RateLimitedError(text, status=status, hint="lower `concurrency`, or try again later")
+    if status == 408:
+        return EndpointTimeoutError(text, status=status, hint="try again, or raise `timeout`")
+    if status == 409 or status >= 500:
+        return ServerFailedError(
+            text, status=status, hint="try again later; look at the server's log"
+        )
+    return RejectedError(text, status=status, hint=_rejection_hint(status, model))
+
+
+def _rejection_hint(status: int, model: str) -> str:
+    hints = {
+        401: "set OPENAI_API_KEY (or api_key=) to a key that this endpoint accepts",
+        403: "the key may not use this model: check OPENAI_API_KEY and the account's rights",
+        404: f"check that the server has the model {model!r} and that the base URL ends in /v1",
+        413: "send fewer demonstrations or smaller images",
+        429: "the account's quota is used up: check its billing",
+    }
+    if 300 <= status < 400:
+        return "the base URL redirects: set it to the address that it redirects to"
+    return hints.get(
+        status, "change the request; extra_body={'field': None} leaves out a field it rejects"
+    )
+
+
+def error_body(payload: bytes) -> JSONObject:
+    """Return the JSON object of an error reply, empty for anything else: proxies often send web
+    pages."""
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return {}
+    if isinstance(body, str):
+        return {"message": body}
+    return body if isinstance(body, dict) else {}
+
+
+def error_message(body: object) -> str:
+    """Return the server's message in the JSON of an error, empty if there is none."""
+    return _message(get(body, "error")) or _message(body)
+
+
+def reported_failure(body: JSONObject) -> tuple[int, JSONObject] | None:
+    """Return the status and the JSON of an error inside a reply with HTTP status 200, else None.
+    Some gateways report errors like this, for the whole reply or for one choice."""
+    choices = body.get("choices")
+    for part in (body, *(choices if isinstance(choices, list) else ())):
+        error = get(part, "error")
+        if error or get(part, "finish_reason") == "error":
+            code = str(get(error, "code"))
+            is_status = code.isdecimal() and len(code) == 3 and code[0] in "45"
+            found = body if body.get("error") else {"error": {"message": _message(error)}}
+            return (int(code) if is_status else 502), found
+    return None
+
+
+def _message(error: object) -> str:
+    found = error if isinstance(error, str) else get(error, "message") or get(error, "detail")
+    return str(found or "")
+
+
+def get(value: object, name: str) -> object:
+    """Return a field of a JSON value, None if the value is no object."""
+    return cast(object, value.get(name)) if isinstance(value, dict) else None

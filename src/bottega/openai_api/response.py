@@ -1,0 +1,217 @@
+"""Chat completions as JSON: parsing, normalization, writing."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+import orjson
+
+from bottega.errors import GarbledError
+from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject, get
+from bottega.types import Completion, Reply, Usage
+
+# More than any context holds; sums of a few such claims still fit into 64 bits.
+MAX_TOKENS = 2**53
+
+
+@dataclass(slots=True)
+class ChatCompletion:
+    """A complete reply. `payload` is its JSON; `usage` is None if the server reported none."""
+
+    payload: bytes
+    model: str
+    completions: tuple[Completion, ...]
+    usage: Usage | None = None
+
+
+def parse_json(payload: bytes, where: str) -> JSONObject:
+    """Return the JSON object of a reply. Raises `GarbledError`."""
+    try:
+        body = orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        if not payload.lstrip()[:1] == b"<":
+            raise GarbledError(
+                f"{where} sent a reply that is not JSON", hint="try again; look at the server's log"
+            ) from error
+        raise _web_page(where) from error
+    if not isinstance(body, dict):
+        raise GarbledError(f"{where} sent JSON that is not an object", hint=WRONG_PROTOCOL)
+    return body
+
+
+def _web_page(where: str) -> GarbledError:
+    error = GarbledError(
+        f"{where} sent a web page, not JSON",
+        hint="check that OPENAI_BASE_URL is the API's address; it usually ends in /v1",
+    )
+    error.retryable = False  # the same address shows the same page next time
+    return error
+
+
+def parse_completion(payload: bytes, body: JSONObject, where: str, model: str) -> ChatCompletion:
+    """Parse a reply that reports no failure; `body` is the JSON of `payload`, and `model` is used
+    if it names none. Raises `GarbledError`."""
+    named = body.get("model")
+    model = named if isinstance(named, str) else model
+    if (simple := simple_completion(body)) is not None:
+        return ChatCompletion(payload, model, (simple,), parse_usage(body))
+    completions = parse_completions(body, where)
+    usage = parse_usage(body) if isinstance(body.get("usage"), dict) else None
+    return ChatCompletion(normalized(body) or payload, model, completions, usage)
+
+
+def simple_completion(body: JSONObject) -> Completion | None:
+    """Return the completion of the usual reply: one choice with a text that ends with `stop`, and a
+    usage. Return None for all others, valid or not."""
+    choices = body.get("choices")
+    if body.get("error") or not (isinstance(choices, list) and len(choices) == 1):
+        return None
+    choice = choices[0]
+    if not isinstance(choice, dict) or choice.get("finish_reason") != "stop":
+        return None
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    odd = choice.get("error") or choice.get("logprobs") or not isinstance(body.get("usage"), dict)
+    return Completion(text) if isinstance(text, str) and not odd else None
+
+
+def parse_completions(body: JSONObject, where: str) -> tuple[Completion, ...]:
+    """Return the completion of each choice. Raises `GarbledError`."""
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise GarbledError(f"{where} sent a reply without choices", hint=WRONG_PROTOCOL)
+    return tuple(_completion(choice, where) for choice in choices)
+
+
+def _completion(choice: object, where: str) -> Completion:
+    message = get(choice, "message")
+    if not isinstance(message, dict):
+        raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
+    text, finish = joined_text(message.get("content"), "text"), get(choice, "finish_reason")
+    refusal = _refusal(message) if text is None else None
+    if text is None and refusal is not None:
+        return Completion(refusal, "refusal")
+    if text is None and not _may_be_empty(message, finish):
+        raise GarbledError(f"{where} sent a message without text", hint=WRONG_PROTOCOL)
+    return Completion(text or "", finish if isinstance(finish, str) else "stop", _logprob(choice))
+
+
+def _refusal(message: JSONObject) -> str | None:
+    refusal = message.get("refusal")
+    return refusal if isinstance(refusal, str) else joined_text(message.get("content"), "refusal")
+
+
+def joined_text(content: object, kind: str) -> str | None:
+    """Return a string unchanged, or the joined texts of one kind of parts; None without text."""
+    if isinstance(content, list):
+        texts = [text for part in content if isinstance(text := get(part, kind), str)]
+        return "".join(texts) if texts else None
+    return content if isinstance(content, str) else None
+
+
+def _may_be_empty(message: JSONObject, finish: object) -> bool:
+    """Return whether a message without text is valid: a tool call, or reasoning up to the token
+    limit."""
+    content = message.get("content")
+    reasoning = isinstance(content, list) and bool(content) and finish == "length"
+    return content is None or reasoning or bool(message.get("tool_calls"))
+
+
+def _logprob(choice: object) -> float | None:
+    tokens = get(get(choice, "logprobs"), "content")
+    if not isinstance(tokens, list) or not tokens:
+        return None
+    values = [get(token, "logprob") for token in tokens]
+    return sum(float(value) for value in values if isinstance(value, int | float))
+
+
+def parse_usage(body: JSONObject) -> Usage:
+    """Return the usage of a reply; missing or invalid counts become zeros."""
+    usage = body.get("usage")
+    if not isinstance(usage, dict):
+        return Usage()
+    prompt = _count(usage.get("prompt_tokens"))
+    cached = _count(get(usage.get("prompt_tokens_details"), "cached_tokens"))
+    completion = _count(usage.get("completion_tokens"))
+    return Usage(prompt, completion, min(cached, prompt))
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    return Usage(
+        one.prompt_tokens + other.prompt_tokens,
+        one.completion_tokens + other.completion_tokens,
+        one.cached_tokens + other.cached_tokens,
+    )
+
+
+def _count(value: object) -> int:
+    if type(value) is int:
+        return min(max(value, 0), MAX_TOKENS)
+    if not isinstance(value, float):
+        return 0
+    return int(min(max(value, 0), MAX_TOKENS))
+
+
+def normalized(body: JSONObject) -> bytes | None:
+    """Return the reply's JSON with zero usage if it has none and with contents as strings, or None
+    if nothing changes. Clients read the fields of the usage without a check."""
+    choices = body["choices"]
+    wrong = [
+        message
+        for choice in (choices if isinstance(choices, list) else ())
+        if _needs_text(message := choice["message"])
+    ]
+    has_usage = isinstance(body.get("usage"), dict)
+    if has_usage and not wrong:
+        return None
+    for message in wrong:
+        message["content"] = joined_text(message.get("content"), "text") or ""
+    usage = {} if has_usage else {"usage": no_usage()}
+    return orjson.dumps({**body, **usage})
+
+
+def no_usage() -> dict[str, object]:
+    return {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def _needs_text(message: JSONObject) -> bool:
+    """Return whether the content must become a string. With a call, the protocol allows null."""
+    calls = message.get("tool_calls") or message.get("function_call") or message.get("audio")
+    return not isinstance(message.get("content"), str) and not calls
+
+
+def completion_json(reply: Reply) -> dict[str, object]:
+    """Return the chat completion of a generator's reply."""
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": reply.model,
+        "choices": [_choice(index, one) for index, one in enumerate(reply.completions)],
+        "usage": usage_json(reply.usage),
+    }
+
+
+def _choice(index: int, completion: Completion) -> dict[str, object]:
+    refused = completion.finish_reason == "refusal"
+    return {
+        "index": index,
+        "message": {
+            "role": "assistant",
+            "content": "" if refused else completion.text,
+            "refusal": completion.text if refused else None,
+        },
+        "logprobs": None,
+        "finish_reason": "stop" if refused else completion.finish_reason,
+    }
+
+
+def usage_json(usage: Usage) -> dict[str, object]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
