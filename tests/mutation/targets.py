@@ -75,8 +75,9 @@ TARGETS = (
     Target("gateway/image_fetcher", "gateway/test_addresses gateway/test_fetching*"),
     Target(
         "gateway/response_cache/*",
-        "gateway/test_repeat* gateway/test_replaying gateway/test_stored_repeats",
+        "gateway/test_repeat* gateway/test_stored_repeats",
     ),
+    Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # RACC.
     Target(
         "compression/aggregator compression/modulation compression/compressor"

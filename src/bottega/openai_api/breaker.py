@@ -1,4 +1,4 @@
-"""A circuit breaker: an upstream that keeps failing is left alone for a while."""
+"""Circuit breaker: calls to an endpoint that keeps failing are paused."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Literal
 from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
 
 State = Literal["closed", "open", "half-open"]
-MOST_REMEMBERED = 1000
+MAX_RECORDED = 1000
 
 
 class PausedError(GenerationError):
-    """Nothing was sent: the upstream has failed too often. `retry_after` is in seconds.
+    """Error of a call that was not sent because the breaker is open. `retry_after` is in seconds.
 
-    No `EndpointError`, so that no retry waits for it: another tier can answer now.
+    Not an `EndpointError`, so retries do not wait for it: another tier can answer now.
     """
 
     retryable = True
 
     def __init__(self, retry_after: float, last: str = "") -> None:
-        told = f"; its last failure: {last}" if last else ""
+        detail = f"; its last failure: {last}" if last else ""
         super().__init__(
-            f"the upstream keeps failing and is left alone for {retry_after:.1f} s{told}",
-            hint="look at the upstream's log; another tier answers meanwhile, if there is one",
+            f"the upstream keeps failing and is paused for {retry_after:.1f} s{detail}",
+            hint="look at the upstream's log; meanwhile another tier answers, if there is one",
         )
         self.retry_after = retry_after
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Opens after `failures` in a row, or when `rate` of at least `at_least` calls within
-    `window` seconds failed. The first pause lasts `pause` seconds, each further one twice as
-    long, at most `longest_pause`."""
+    """Limits of a breaker. It opens after `failures` in a row, or when the share `rate` of at least
+    `at_least` calls within `window` seconds failed. The first pause lasts `pause` seconds, each
+    further one twice as long, at most `longest_pause`."""
 
     failures: int = 5
     rate: float = 0.5
@@ -46,34 +46,35 @@ class Tolerance:
     longest_pause: float = 60.0
 
     def __post_init__(self) -> None:
-        counts = min(self.failures, self.at_least) >= 1 and self.at_least <= MOST_REMEMBERED
+        counts = min(self.failures, self.at_least) >= 1 and self.at_least <= MAX_RECORDED
         times = self.window > 0 and 0 < self.pause <= self.longest_pause
         if not (counts and times and 0 < self.rate <= 1):
             raise SettingError(
-                f"{self} cannot work",
-                hint="failures and at_least are 1 or more, rate lies in (0, 1], window and "
-                "pauses are positive, the longest pause not below the first",
+                f"breaker limits are invalid, got {self}",
+                hint="set failures and at_least to 1 or more, rate within (0, 1], window and pauses"
+                " above 0, and longest_pause to pause or more",
             )
 
 
 class Breaker:
-    """Closed: calls pass and are counted. Open: they fail at once with `PausedError`. After the
-    pause half-open: one call passes, and its outcome closes or opens the breaker.
+    """Circuit breaker for one event loop. Closed: calls pass and are counted. Open: calls raise
+    `PausedError` at once. Half-open, after the pause: one call passes, and its outcome closes or
+    opens the breaker.
 
-    Only what is the upstream's own counts as failure: no connection, time-outs, 5xx, garbage. A
-    4xx shows that it answers; a call that was cancelled shows nothing. For one event loop.
+    Failures are those of the upstream: no connection, time-outs, 5xx, invalid replies. A 4xx counts
+    as success, a cancelled call as neither.
     """
 
     def __init__(
         self, tolerance: Tolerance | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._tolerance, self._clock = tolerance or Tolerance(), clock
-        self._recent: deque[tuple[float, bool]] = deque(maxlen=MOST_REMEMBERED)
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=MAX_RECORDED)
         self._in_a_row = 0
         self._pauses = 0
         self._until: float | None = None
         self._probe: Attempt | None = None
-        # Calls that began before the last change of state say nothing about the new one.
+        # Calls that began before the last change of state must not count in the new one.
         self._epoch = 0
         self._last = ""
 
@@ -84,17 +85,17 @@ class Breaker:
         return "half-open" if self._probe or self._clock() >= self._until else "open"
 
     def attempt(self) -> Attempt:
-        """For `with`: what leaves the block tells the outcome. Raises `PausedError`."""
+        """Return a context manager that records the outcome of its block. Raises `PausedError`."""
         self.check()
         attempt = Attempt(self, self._epoch)
         if self._until is not None:
-            # Another one may try if nothing is heard of this one for as long.
+            # If this probe does not end within that time, another call may probe.
             self._until = self._clock() + self._tolerance.longest_pause
             self._probe = attempt
         return attempt
 
     def check(self) -> None:
-        """Raises what `attempt` would raise."""
+        """Raise what `attempt` would raise."""
         if self._until is None or (left := self._until - self._clock()) <= 0:
             return
         raise PausedError(min(left, self._tolerance.pause) if self._probe else left, self._last)
@@ -130,7 +131,7 @@ class Breaker:
 
     def _open(self) -> None:
         pause = min(self._tolerance.longest_pause, self._tolerance.pause * 2.0**self._pauses)
-        # Beyond 2 ** 60 every pause is the longest one, and the power would overflow some day.
+        # From 2 ** 60 on every pause is the longest; the cap keeps the power from overflowing.
         self._pauses = min(self._pauses + 1, 60)
         self._until, self._probe = self._clock() + pause, None
         self._epoch += 1
@@ -142,14 +143,14 @@ class Breaker:
 
 
 class Attempt:
-    """One call to the upstream."""
+    """Context manager of one call to the upstream."""
 
     def __init__(self, breaker: Breaker, epoch: int) -> None:
         self._breaker = breaker
         self.epoch = epoch
 
     def answered(self) -> None:
-        """The upstream has begun to answer: a half-open breaker need not wait for the end."""
+        """Close a half-open breaker at the first event of a stream, before its end."""
         if self is self._breaker._probe:
             self._breaker._close()
             self.epoch = self._breaker._epoch
@@ -166,13 +167,13 @@ class Attempt:
         if error is None:
             self._breaker._succeeded(self)
         elif isinstance(error, EndpointError):
-            if _shows_life(error):
+            if _is_alive(error):
                 self._breaker._succeeded(self)
             else:
                 self._breaker._failed(self, error)
         self._breaker._ended(self)
 
 
-def _shows_life(error: EndpointError) -> bool:
-    refused = error.status is not None and 400 <= error.status < 500
-    return refused or isinstance(error, RejectedError)
+def _is_alive(error: EndpointError) -> bool:
+    is_client_error = error.status is not None and 400 <= error.status < 500
+    return is_client_error or isinstance(error, RejectedError)

@@ -70,7 +70,7 @@ def breaker(clock: Clock) -> Breaker:
 
 
 @pytest.mark.parametrize("error", OWN)
-def test_the_upstreams_own_failures_open_it(breaker: Breaker, error: Exception) -> None:
+def test_upstream_failures_open_the_breaker(breaker: Breaker, error: Exception) -> None:
     for _ in range(3):
         assert state(breaker) == "closed"
         end(breaker.attempt(), error)
@@ -81,7 +81,7 @@ def test_the_upstreams_own_failures_open_it(breaker: Breaker, error: Exception) 
 
 
 @pytest.mark.parametrize("error", OTHERS)
-def test_a_refusal_shows_that_it_lives(breaker: Breaker, clock: Clock, error: Exception) -> None:
+def test_rejections_count_as_success(breaker: Breaker, clock: Clock, error: Exception) -> None:
     for _ in range(20):
         end(breaker.attempt(), error)
     assert state(breaker) == "closed"
@@ -91,30 +91,28 @@ def test_a_refusal_shows_that_it_lives(breaker: Breaker, clock: Clock, error: Ex
     assert state(breaker) == "closed"
 
 
-def test_only_failures_in_a_row_open_it_early(breaker: Breaker) -> None:
+def test_only_consecutive_failures_open_it_early(breaker: Breaker) -> None:
     fail(breaker, 2)
     end(breaker.attempt())
     fail(breaker, 2)
     assert breaker.state == "closed"
 
 
-def test_a_success_between_failures_keeps_it_closed_until_half_fail(breaker: Breaker) -> None:
+def test_failure_rate_of_half_opens_the_breaker(breaker: Breaker) -> None:
     for number in range(6):
         assert state(breaker) == "closed"
         end(breaker.attempt(), OWN[0] if number % 2 else None)
     assert state(breaker) == "open"
 
 
-def test_what_lies_outside_the_window_is_forgotten(breaker: Breaker, clock: Clock) -> None:
+def test_calls_outside_the_window_do_not_count(breaker: Breaker, clock: Clock) -> None:
     for number in range(40):
         clock.now += 4
         end(breaker.attempt(), OWN[0] if number % 2 else None)
         assert state(breaker) == "closed"
 
 
-def test_one_call_probes_and_a_longer_pause_follows_its_failure(
-    breaker: Breaker, clock: Clock
-) -> None:
+def test_failed_probe_doubles_the_pause(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     for pause in (1, 2, 4, 4):
         clock.now += pause - 0.01
@@ -134,9 +132,7 @@ def test_one_call_probes_and_a_longer_pause_follows_its_failure(
     assert state(breaker) == "half-open"
 
 
-def test_a_probe_that_hangs_does_not_keep_others_off_for_good(
-    breaker: Breaker, clock: Clock
-) -> None:
+def test_hanging_probe_is_replaced(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
     hanging = breaker.attempt()
@@ -150,9 +146,7 @@ def test_a_probe_that_hangs_does_not_keep_others_off_for_good(
     assert state(breaker) == "closed"
 
 
-def test_a_stream_that_began_to_answer_closes_it_before_its_end(
-    breaker: Breaker, clock: Clock
-) -> None:
+def test_first_event_of_a_stream_closes_the_breaker(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
     probe = breaker.attempt()
@@ -164,7 +158,7 @@ def test_a_stream_that_began_to_answer_closes_it_before_its_end(
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit(), ValueError("bug")])
-def test_what_was_given_up_frees_the_probes_place(
+def test_cancelled_probe_allows_the_next(
     breaker: Breaker, clock: Clock, error: BaseException
 ) -> None:
     fail(breaker, 2)
@@ -178,7 +172,7 @@ def test_what_was_given_up_frees_the_probes_place(
     assert state(breaker) == "closed"
 
 
-def test_latecomers_say_nothing_about_the_present(breaker: Breaker, clock: Clock) -> None:
+def test_calls_of_an_earlier_state_do_not_count(breaker: Breaker, clock: Clock) -> None:
     late = [breaker.attempt() for _ in range(6)]
     fail(breaker, 3)
     end(late.pop())
@@ -198,7 +192,7 @@ def test_latecomers_say_nothing_about_the_present(breaker: Breaker, clock: Clock
     "bad",
     [{"failures": 0}, {"rate": 0}, {"pause": 0}, {"window": 0}, {"pause": 9, "longest_pause": 1}],
 )
-def test_a_tolerance_that_cannot_work_says_so(bad: dict[str, float]) -> None:
+def test_invalid_tolerance_is_rejected(bad: dict[str, float]) -> None:
     with pytest.raises(SettingError):
         Tolerance(**bad)  # type: ignore[arg-type]
 

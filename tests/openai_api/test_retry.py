@@ -22,7 +22,7 @@ def test_back_off_stays_under_its_ceiling(
 
 
 @given(st.integers(0, 60), chances, st.floats(0, 1e6))
-def test_never_earlier_than_asked_and_hardly_later(
+def test_requested_wait_is_kept_and_hardly_exceeded(
     number: int, chance: float, asked: float
 ) -> None:
     wait = RetryPolicy(random=lambda: chance).wait(number, asked)
@@ -44,13 +44,13 @@ headers = dates | st.text(max_size=30) | st.floats().map(str) | numbers.map(str)
 @example("Tue, 01 Jan 9999 00:00:00 -2359", "")
 @example("Tue, 01 Jan 2030 00:00:00 +99999999999999", "")
 @given(headers, headers)
-def test_odd_headers_ask_for_nothing_or_for_a_real_wait(seconds: str, milliseconds: str) -> None:
+def test_invalid_headers_request_no_wait(seconds: str, milliseconds: str) -> None:
     asked = requested_wait({"retry-after": seconds, "retry-after-ms": milliseconds})
     assert asked is None or 0 <= asked < float("inf")
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(90, 90.0), (-90, 0.0)])
-def test_an_http_date_is_understood(ahead: int, expected: float) -> None:
+def test_http_date_is_parsed(ahead: int, expected: float) -> None:
     now = 1_800_000_000
     date = format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True)
     assert requested_wait({"retry-after": date}, now=lambda: now) == expected
@@ -63,7 +63,7 @@ def test_attempts_must_be_positive(attempts: int) -> None:
     assert "retries=0 or more" in caught.value.hint
 
 
-async def test_gives_up_before_the_waits_exceed_their_total() -> None:
+async def test_total_wait_is_limited() -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -81,7 +81,7 @@ async def test_gives_up_before_the_waits_exceed_their_total() -> None:
 @pytest.mark.parametrize(
     ("error", "calls"), [(RejectedError("no"), 1), (ServerFailedError("x"), 3)]
 )
-async def test_only_what_can_help_is_tried_again(error: EndpointError, calls: int) -> None:
+async def test_only_retryable_errors_are_retried(error: EndpointError, calls: int) -> None:
     seen = []
 
     async def sleep(seconds: float) -> None:

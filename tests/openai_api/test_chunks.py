@@ -48,7 +48,7 @@ def parsed(payload: dict[str, Any], *, include_usage: bool) -> list[dict[str, An
     return [orjson.loads(step) for step in steps]
 
 
-def test_a_plain_reply_as_a_stream() -> None:
+def test_complete_reply_becomes_chunks() -> None:
     steps = parsed(reply(), include_usage=False)
     assert [step["choices"][0]["delta"] for step in steps] == [
         {"role": "assistant", "content": ""},
@@ -61,13 +61,13 @@ def test_a_plain_reply_as_a_stream() -> None:
         assert (step["id"], step["created"]) == ("chatcmpl-1", 1_790_000_000)
 
 
-def test_usage_is_null_but_for_the_last_event() -> None:
+def test_only_the_last_chunk_has_usage() -> None:
     *steps, last = parsed(reply(), include_usage=True)
     assert len(steps) == 3 and all(step["usage"] is None for step in steps)
     assert last["choices"] == [] and last["usage"] == USAGE
 
 
-def test_what_else_a_message_says_comes_before_its_text() -> None:
+def test_other_message_fields_precede_the_text() -> None:
     steps = parsed(reply(reasoning_content="Whiskers.", refusal=None), include_usage=False)
     assert steps[1]["choices"][0]["delta"] == {"reasoning_content": "Whiskers."}
 
@@ -78,7 +78,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> byte
     return orjson.dumps(head | {"choices": [choice]} | more)
 
 
-def test_a_stream_as_a_plain_reply() -> None:
+def test_chunks_become_a_complete_reply() -> None:
     found = from_chunks(
         [
             chunk({"role": "assistant", "content": ""}, usage=None),
@@ -111,12 +111,12 @@ def test_a_stream_as_a_plain_reply() -> None:
     }
 
 
-def test_a_finish_that_is_said_twice_is_one() -> None:
+def test_repeated_finish_reason_is_not_joined() -> None:
     found = from_chunks([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
     assert may_be_repeated(found.completions)
 
 
-def test_tool_calls_come_in_pieces() -> None:
+def test_tool_call_pieces_are_joined() -> None:
     def call(index: int, **function: str) -> dict[str, Any]:
         return {"tool_calls": [{"index": index, "function": function}]}
 
@@ -141,7 +141,7 @@ def test_tool_calls_come_in_pieces() -> None:
     assert not may_be_repeated(found.completions)
 
 
-def test_several_choices_are_kept_apart() -> None:
+def test_choices_are_assembled_separately() -> None:
     def at(index: int, text: str, finish: str | None = None) -> bytes:
         choice = {"index": index, "delta": {"content": text}, "finish_reason": finish}
         return orjson.dumps({"choices": [choice]})
@@ -161,7 +161,7 @@ def test_several_choices_are_kept_apart() -> None:
         [chunk({"content": "A ca"}), chunk({}, "error")],
     ],
 )
-def test_half_a_stream_is_no_reply(steps: list[bytes]) -> None:
+def test_incomplete_stream_raises(steps: list[bytes]) -> None:
     with pytest.raises(ServerFailedError):
         from_chunks(steps)
 
@@ -171,13 +171,13 @@ def test_half_a_stream_is_no_reply(steps: list[bytes]) -> None:
     [b"", b"{", b"[]", b"3", b'{"choices": 3}', b'{"choices": [3]}',
      b'{"choices": [{"delta": "x"}]}', b'{"choices": [{"index": "x"}]}'],
 )  # fmt: skip
-def test_garbage_is_no_reply(step: bytes) -> None:
+def test_invalid_chunk_raises(step: bytes) -> None:
     with pytest.raises(GarbledError):
         from_chunks([chunk({"content": "a"}, "stop"), step])
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.sampled_from(["stop", "length"]))
-def test_there_and_back(content: str, reasoning: str, finish: str) -> None:
+def test_round_trip(content: str, reasoning: str, finish: str) -> None:
     whole = reply(content, reasoning_content=reasoning)
     whole["choices"][0]["finish_reason"] = finish
     again = from_chunks(to_chunks(orjson.dumps(whole), include_usage=True))
@@ -185,7 +185,7 @@ def test_there_and_back(content: str, reasoning: str, finish: str) -> None:
     assert again.completions == (Completion(content, finish),)
 
 
-async def test_the_openai_client_reads_a_replayed_stream(endpoint: server.Server) -> None:
+async def test_openai_client_reads_chunks_of_a_stored_reply(endpoint: server.Server) -> None:
     whole = reply("Una gatta — «bianca».\n\n")
     payloads = to_chunks(orjson.dumps(whole), include_usage=True)
     stream = b"".join(map(to_event, payloads)) + DONE_EVENT
@@ -205,7 +205,7 @@ async def test_the_openai_client_reads_a_replayed_stream(endpoint: server.Server
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == 15
 
 
-def test_tokens_of_a_stream_that_was_cut_are_estimated_from_all_that_was_said() -> None:
+def test_tokens_of_a_cut_stream_are_estimated() -> None:
     deltas = [{"content": "x" * 14}, {"reasoning_content": "y" * 7}, {}, None]
     steps = [orjson.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
     steps += [b"no JSON", orjson.dumps({"choices": None, "usage": USAGE}), b"[]"]
@@ -215,20 +215,20 @@ def test_tokens_of_a_stream_that_was_cut_are_estimated_from_all_that_was_said() 
 
 
 @pytest.mark.parametrize(("prompt", "completion"), [(12, 3), (5, 5), (0, 2), (2, 0)])
-def test_usage_of_the_last_event(prompt: int, completion: int) -> None:
+def test_usage_of_the_last_chunk(prompt: int, completion: int) -> None:
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
     steps = to_chunks(orjson.dumps(reply() | {"usage": usage}), include_usage=True)
     assert reported_usage(steps) == Usage(prompt, completion)
 
 
-def test_streams_without_usage_have_none() -> None:
+def test_stream_without_usage_reports_none() -> None:
     steps = to_chunks(orjson.dumps(reply()), include_usage=False)
     assert reported_usage(steps) is None
     assert reported_usage([]) is None
     assert reported_usage([b"{"]) is None
 
 
-def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -> None:
+def test_only_text_and_tool_calls_count_as_tokens() -> None:
     call = {"index": 0, "function": {"name": "find", "arguments": "x" * 400}}
 
     def count(delta: dict[str, Any]) -> int:
@@ -243,7 +243,7 @@ def test_tool_calls_are_counted_by_their_characters_and_other_fields_are_not() -
     assert count({"content": "ab"}) == 1
 
 
-def test_a_stream_with_an_unfinished_choice_is_cut_off() -> None:
+def test_unfinished_choice_raises() -> None:
     ended = {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}
     cut = {"index": 1, "delta": {"content": "b"}, "finish_reason": None}
     steps = [orjson.dumps({"model": "m", "choices": [choice]}) for choice in (ended, cut)]

@@ -36,7 +36,7 @@ def streams(draw: st.DrawFn) -> tuple[list[object], bytes]:
 
 
 @given(streams(), st.data())
-def test_events_do_not_depend_on_where_the_bytes_are_cut(
+def test_events_do_not_depend_on_chunk_boundaries(
     stream: tuple[list[object], bytes], data: st.DataObject
 ) -> None:
     values, text = stream
@@ -50,7 +50,7 @@ def test_events_do_not_depend_on_where_the_bytes_are_cut(
 
 
 @given(st.binary())
-def test_any_bytes_are_read_alike_whole_and_one_by_one(noise: bytes) -> None:
+def test_single_bytes_give_the_same_events(noise: bytes) -> None:
     whole, slow = EventReader("x"), EventReader("x")
     found = whole.feed(noise) + whole.end()
     assert [one for byte in noise for one in slow.feed(bytes([byte]))] + slow.end() == found
@@ -58,29 +58,29 @@ def test_any_bytes_are_read_alike_whole_and_one_by_one(noise: bytes) -> None:
 
 @settings(max_examples=30)
 @given(st.lists(JSON, max_size=6))
-def test_what_is_written_is_read_back(values: list[object]) -> None:
+def test_round_trip(values: list[object]) -> None:
     text = b"".join(to_event(orjson.dumps(value)) for value in values) + DONE_EVENT
     *payloads, last = EventReader("x").feed(text)
     assert [orjson.loads(payload) for payload in payloads] == values
     assert last == b"[DONE]"
 
 
-def test_events_without_data_are_none() -> None:
+def test_events_without_data_are_dropped() -> None:
     assert EventReader("x").feed(b"\xef\xbb\xbfdata: 1\n\ndata:\n\ndata\n\nid: x\n\n") == [b"1"]
 
 
-def test_the_lines_of_an_event_stay_apart() -> None:
+def test_data_lines_are_joined_by_a_space() -> None:
     assert EventReader("x").feed(b"data: 1\r\ndata: 2\r\n\r\n") == [b"1 2"]
 
 
-def test_the_end_may_lack_its_empty_line() -> None:
+def test_last_event_may_lack_its_empty_line() -> None:
     reader = EventReader("x")
     assert reader.feed(b"data: 1\n\ndata: [DONE]") == [b"1"]
     assert reader.end() == [b"[DONE]"]
 
 
 @pytest.mark.parametrize("flood", [b"x" * 1000, b"data: x\n", b"data:\n"])
-def test_an_event_without_end_is_not_kept(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_event_raises(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bottega.openai_api.sse.MAX_EVENT", 50_000)
     reader = EventReader("x")
     with pytest.raises(GarbledError, match="an event of more than"):
@@ -88,7 +88,7 @@ def test_an_event_without_end_is_not_kept(flood: bytes, monkeypatch: pytest.Monk
             reader.feed(flood)
 
 
-def test_a_long_line_in_small_pieces_is_joined_once() -> None:
+def test_long_line_in_small_pieces_is_joined_once() -> None:
     reader, start = EventReader("x"), time.process_time()
     reader.feed(b"data: ")
     for _ in range(40_000):
