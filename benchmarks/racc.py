@@ -39,19 +39,19 @@ from benchmarks.racc_methods import Case, candidates
 from bottega import Image
 from bottega.bundled import bundled_folder
 from bottega.compression import (
-    Condenser,
-    Hyper,
+    CompressorConfig,
+    HyperModel,
+    InputBuilder,
+    KVReuse,
     Manifest,
-    OneToken,
+    OneTokenCompressor,
+    PassageCompressor,
     PassageStore,
-    Racc,
-    Reuse,
-    Shape,
-    Texts,
-    pipe,
+    RaccModel,
+    sentence_prompts,
 )
+from bottega.compression.inputs import rows
 from bottega.compression.store import Precision
-from bottega.compression.texts import rows
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.prompting import InterleavedPrompter
@@ -104,29 +104,31 @@ class Bench:
 
 def built(folder: Path) -> Bench:
     loaded = random_model(folder / "model")
-    texts = Texts(loaded.encode, loaded.ends)
+    texts = InputBuilder(loaded.encode, loaded.ends)
     case = drawn(loaded.model, texts)
-    hyper = Hyper(loaded.model)
+    hyper = HyperModel(loaded.model)
     racc = compressor(hyper, loaded)
-    once = Condenser(racc, hyper, texts)
+    once = PassageCompressor(racc, hyper, texts)
 
     def saved(precision: Precision) -> PassageStore:
-        shape = racc.shape
+        shape = racc.config
         manifest = Manifest("random", shape.document_prompts, shape.width, precision)
         store = PassageStore(folder / precision, manifest)
-        store.add(case.named, once.compressed)
+        store.add(case.named, once.compress)
         return store
 
     stores = {"prompts, fp16": saved("fp16"), "prompts, int8": saved("int8")}
     store = stores["prompts, fp16"]
     vectors = PassageStore(folder / "vectors", Manifest("random", 1, hyper.width))
-    one_token = OneToken(hyper.width)
-    vectors.add(case.named, lambda queries: one_token.vectors(hyper, texts.passages(queries)))
-    reuse = Reuse(loaded.model, loaded.encode, loaded.ends, InterleavedPrompter())
-    known = Condenser(racc, hyper, texts, store)
+    one_token = OneTokenCompressor(hyper.width)
+    vectors.add(
+        case.named, lambda queries: one_token.passage_vectors(hyper, texts.passages(queries))
+    )
+    reuse = KVReuse(loaded.model, loaded.encode, loaded.ends, InterleavedPrompter())
+    known = PassageCompressor(racc, hyper, texts, store)
 
     def anew(kept: PassageStore | None) -> Way:
-        return lambda: case.condensed(Condenser(racc, hyper, texts, kept))
+        return lambda: case.condensed(PassageCompressor(racc, hyper, texts, kept))
 
     ways: dict[str, Way] = {
         CONCAT: case.concatenated,
@@ -142,7 +144,7 @@ def built(folder: Path) -> Bench:
     sizes = {"text": sum(map(len, texts_of)) / len(texts_of)}
     sizes |= {name: float(one.bytes_a_passage) for name, one in stores.items()}
     sizes |= {"one vector, fp16": float(vectors.bytes_a_passage)}
-    sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.shape.geometry))}
+    sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.config.geometry))}
     decoder = loaded.model.model.language_model.parameters()
     return Bench(ways, sum(one.numel() for one in decoder), sizes)
 
@@ -159,7 +161,7 @@ def random_model(folder: Path) -> LoadedModel:
     return LoadedModel.load(str(folder), "cpu", "float32")
 
 
-def drawn(model: Any, texts: Texts) -> Case:
+def drawn(model: Any, texts: InputBuilder) -> Case:
     draw = random.Random(SEED)
     passages = [passage(texts, draw) for _ in range(PASSAGES)]
     shown = [
@@ -170,7 +172,7 @@ def drawn(model: Any, texts: Texts) -> Case:
     return Case(model, texts, Query(QUESTION, (picture,)), shown, TOKENS)
 
 
-def passage(texts: Texts, draw: random.Random) -> Query:
+def passage(texts: InputBuilder, draw: random.Random) -> Query:
     """Of exactly LENGTH tokens, the marks of its turn among them."""
     said = Query("the")
     while (length := tokens_of(texts, said)) < LENGTH:
@@ -179,16 +181,16 @@ def passage(texts: Texts, draw: random.Random) -> Query:
     return said
 
 
-def tokens_of(texts: Texts, query: Query) -> int:
+def tokens_of(texts: InputBuilder, query: Query) -> int:
     return len(rows(texts.passages([Example(query, "")]))[0])
 
 
-def compressor(hyper: Hyper, loaded: LoadedModel) -> Racc:
-    shape = Shape(hyper.width, Geometry.of(loaded.model))
+def compressor(hyper: HyperModel, loaded: LoadedModel) -> RaccModel:
+    shape = CompressorConfig(hyper.width, Geometry.of(loaded.model))
     hard = torch.tensor(loaded.processor.tokenizer(HARD, add_special_tokens=False).input_ids)
     counts = shape.document_prompts, shape.query_prompts
-    documents, queries = (pipe(hyper, hard, count) for count in counts)
-    return Racc(shape, (documents, queries)).eval().requires_grad_(False)
+    documents, queries = (sentence_prompts(hyper, hard, count) for count in counts)
+    return RaccModel(shape, (documents, queries)).eval().requires_grad_(False)
 
 
 def bytes_a_token(geometry: Geometry) -> int:

@@ -23,9 +23,9 @@ from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin
 from bottega.bundled import bundled_folder
 from bottega.cli.compressor_jobs import StoreBuilder
-from bottega.compression import Shape, save
+from bottega.compression import CompressorConfig, save
+from bottega.compression.objective import TrainingConfig, TrainingExample
 from bottega.compression.training import train
-from bottega.compression.training_loss import Course, Lesson
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.controls import SwappedRetriever
@@ -61,7 +61,7 @@ class Variant:
     course nothing is trained."""
 
     pointed: bool = True
-    course: Course | None = None
+    course: TrainingConfig | None = None
 
 
 VARIANTS = {
@@ -78,10 +78,10 @@ class Shelves:
     def __init__(self, parts: Sequence[RetrievedLessons]) -> None:
         self._parts = parts
 
-    def __call__(self, step: int, /) -> Sequence[Lesson]:
+    def __call__(self, step: int, /) -> Sequence[TrainingExample]:
         return self._parts[step % len(self._parts)](step)
 
-    def drawn(self, count: int) -> list[Lesson]:
+    def drawn(self, count: int) -> list[TrainingExample]:
         each = count // len(self._parts)
         return [lesson for part in self._parts for lesson in part.drawn(each, -1)]
 
@@ -107,7 +107,7 @@ def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> 
 def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
     model = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     between = Remembering(**vars(teaching(model, layer=LAYER)))
-    shape = Shape(
+    shape = CompressorConfig(
         between.hyper.width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading"
     )
     racc, started = untrained(shape, between), time.process_time()

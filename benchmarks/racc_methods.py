@@ -10,7 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from bottega.compression import Condenser, OneToken, PassageStore, Reuse, Texts
+from bottega.compression import (
+    InputBuilder,
+    KVReuse,
+    OneTokenCompressor,
+    PassageCompressor,
+    PassageStore,
+)
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Candidate, Example, Prefix, Query
 
@@ -22,7 +28,7 @@ class Case:
     """A question with what was found for it. Answers have exactly `tokens` tokens, greedy."""
 
     model: Any
-    texts: Texts
+    texts: InputBuilder
     query: Query
     shown: Sequence[Candidate]
     tokens: int = 10
@@ -46,7 +52,7 @@ class Case:
         return self._new(self.texts.questions([self.query]))
 
     def concatenated(self) -> Tensor:
-        return self._new(self.texts.reading([self.query], [self.passages]))
+        return self._new(self.texts.with_passages([self.query], [self.passages]))
 
     def behind(self, prefix: Prefix) -> Tensor:
         """As `TransformersGenerator.behind` brings it to the model."""
@@ -59,13 +65,13 @@ class Case:
             inputs[name] = inputs[name][:, opening:]
         return generate(self.model, prefix, inputs, max_new_tokens=self.tokens, do_sample=False)
 
-    def condensed(self, condenser: Condenser) -> Tensor:
+    def condensed(self, condenser: PassageCompressor) -> Tensor:
         return self.behind(condenser.prefix(self.query, self.shown))
 
-    def reused(self, reuse: Reuse) -> Tensor:
+    def reused(self, reuse: KVReuse) -> Tensor:
         return self.behind(reuse.prefix(self.query, self.shown))
 
-    def one_token(self, method: OneToken, store: PassageStore) -> Tensor:
+    def one_token(self, method: OneTokenCompressor, store: PassageStore) -> Tensor:
         with torch.inference_mode():
             return self.generated(method(self.model, store.get(self.named).transpose(0, 1)))
 
@@ -87,7 +93,7 @@ def candidates(case: Case) -> Picked:
     answer are likeliest together. The library's `JointChoiceSearch` leaves batches and the length
     of answers to the model that it asks."""
     passages = case.passages
-    inputs = case.texts.reading([case.query] * len(passages), [[one] for one in passages])
+    inputs = case.texts.with_passages([case.query] * len(passages), [[one] for one in passages])
     out = case.said(inputs, return_dict_in_generate=True, output_scores=True)
     tokens = out.sequences[:, inputs["input_ids"].shape[1] :]
     said = torch.stack(out.scores, dim=1).log_softmax(-1).gather(-1, tokens[..., None])

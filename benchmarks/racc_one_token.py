@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from bottega.bundled import bundled_folder
-from bottega.compression import Compressed, Hyper, OneToken, Texts
-from bottega.compression.condenser import exported
-from bottega.compression.training_loss import Course, Lesson, Teaching
+from bottega.compression import HyperModel, InputBuilder, OneTokenCompressor, PrefixSearcher
+from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
+from bottega.compression.passage_compressor import to_prefix
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.controls import SwappedRetriever
@@ -48,29 +48,29 @@ from training.compressor import (
     taught,
 )
 
-COURSE = Course(steps=400, rate=1e-3, warm_up=50, weight_decay=0.0)
+COURSE = TrainingConfig(steps=400, rate=1e-3, warm_up=50, weight_decay=0.0)
 BATCH = 64
 Vectors = Mapping[str, Tensor]
 
 
 def vectors_of(
-    method: OneToken, hyper: Hyper, texts: Texts, passages: Sequence[Example]
+    method: OneTokenCompressor, hyper: HyperModel, texts: InputBuilder, passages: Sequence[Example]
 ) -> dict[str, Tensor]:
     """(1, width) by id."""
     found: dict[str, Tensor] = {}
     for start in range(0, len(passages), BATCH):
         some = passages[start : start + BATCH]
-        made = method.vectors(hyper, texts.passages(some))
+        made = method.passage_vectors(hyper, texts.passages(some))
         found |= {str(one.query.id): row for one, row in zip(some, made, strict=True)}
     return found
 
 
 def trained(
-    method: OneToken,
-    teaching: Teaching,
+    method: OneTokenCompressor,
+    teaching: TrainingObjective,
     lessons: FactLessons,
     vectors: Vectors,
-    course: Course,
+    course: TrainingConfig,
     report: Callable[[int, float], None],
 ) -> None:
     optimizer = torch.optim.AdamW(method.parameters(), weight_decay=course.weight_decay)
@@ -79,7 +79,7 @@ def trained(
             group["lr"] = course.rate_at(step)
         batch = lessons(step)
         prefix = method(teaching.base, stacked(vectors, batch))
-        loss = teaching.of_answers(prefix, batch)
+        loss = teaching.answer_loss(prefix, batch)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(method.parameters(), course.clip)
@@ -87,12 +87,14 @@ def trained(
         report(step, loss.item())
 
 
-def stacked(vectors: Vectors, lessons: Sequence[Lesson]) -> Tensor:
+def stacked(vectors: Vectors, lessons: Sequence[TrainingExample]) -> Tensor:
     rows = ([vectors[str(one.query.id)] for one in lesson.passages] for lesson in lessons)
     return torch.stack([torch.cat(some) for some in rows])
 
 
-def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> list[Method]:
+def asked(
+    data: Benchmark, method: OneTokenCompressor, model: TransformersGenerator
+) -> list[Method]:
     """As `concat` finds passages, and as `racc-swapped` does."""
     right = {str(item.query.id): item.tags["passage"] for item in data.items}
     with KnowledgeBase.open(":memory:", embed=None) as empty:
@@ -101,7 +103,7 @@ def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> li
         name: OracleRetriever(pool, right, seed=0) for name, pool in known.items()
     }
     found = LateInteractionScorer(EpisodeRetriever(data.episode_of, inside))
-    search = Compressed(
+    search = PrefixSearcher(
         Bridging(method, model),
         model,
         prompt=InterleavedPrompter(show_choices=False, repeat_question=False),
@@ -123,7 +125,7 @@ def asked(data: Benchmark, method: OneToken, model: TransformersGenerator) -> li
 
 
 class Bridging:
-    def __init__(self, method: OneToken, model: TransformersGenerator) -> None:
+    def __init__(self, method: OneTokenCompressor, model: TransformersGenerator) -> None:
         self._method, self._model = method, model
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
@@ -131,14 +133,14 @@ class Bridging:
         return await self._model.run(lambda loaded: self._prefix(loaded, passages))
 
     def _prefix(self, loaded: LoadedModel, passages: Sequence[Example]) -> Prefix:
-        texts = Texts(loaded.encode, loaded.ends)
-        hyper = Hyper(loaded.model, layer=LAYER)
+        texts = InputBuilder(loaded.encode, loaded.ends)
+        hyper = HyperModel(loaded.model, layer=LAYER)
         with torch.inference_mode():
-            rows = self._method.vectors(hyper, texts.passages(passages))
-            return exported(self._method(loaded.model, rows.transpose(0, 1)))
+            rows = self._method.passage_vectors(hyper, texts.passages(passages))
+            return to_prefix(self._method(loaded.model, rows.transpose(0, 1)))
 
 
-async def measured(data: Benchmark, method: OneToken) -> list[Result]:
+async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
     return [(await evaluate(data, one, Conditions()))[0] for one in asked(data, method, bundled())]
 
 
@@ -153,9 +155,9 @@ def main() -> None:
     torch.manual_seed(0)
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     teaching, lessons = taught(loaded), fact_lessons()
-    method = OneToken(teaching.hyper.width)
+    method = OneTokenCompressor(teaching.hyper.width)
     known = Facts(asked=ASKED, episodes=EPISODES).draw(SEED).knowledge
-    vectors = vectors_of(method, teaching.hyper, teaching.texts, known)
+    vectors = vectors_of(method, teaching.hyper, teaching.inputs, known)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []
 

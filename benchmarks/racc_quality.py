@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from bottega.bundled import bundled_folder
-from bottega.compression import Racc, Shape, pipe, save
+from bottega.compression import CompressorConfig, RaccModel, save, sentence_prompts
+from bottega.compression.objective import TrainingObjective
 from bottega.compression.training import train
-from bottega.compression.training_loss import Teaching
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods import plan
 from bottega.evaluation.runner import Conditions, evaluate
@@ -87,7 +87,7 @@ def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[
     between = teaching(model, hyper, layer=variant.layer)
     torch.manual_seed(0)
     how = replace(shape(model), width=between.hyper.width, **variant.shape)
-    racc = Racc(how, _hard(hyper or model, between, how))
+    racc = RaccModel(how, _hard(hyper or model, between, how))
     if variant.calibrated:
         between.calibrate(racc, lessons.drawn(512, -1))
     course = replace(COURSE, steps=steps, **variant.course)
@@ -108,14 +108,14 @@ def _loaded(name: str) -> LoadedModel:
 
 
 def _hard(
-    hyper: LoadedModel, between: Teaching, how: Shape
+    hyper: LoadedModel, between: TrainingObjective, how: CompressorConfig
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """PIPE, where prompts are appended."""
     if how.prompting == "reading" or how.start == "random":
         return None
     ids = torch.tensor(hyper.processor.tokenizer(HARD_PROMPT)["input_ids"])
     counts = how.document_prompts, how.query_prompts
-    documents, queries = (pipe(between.hyper, ids, count) for count in counts)
+    documents, queries = (sentence_prompts(between.hyper, ids, count) for count in counts)
     return documents, queries
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bottega.compression.racc import Asked, Racc
+from bottega.compression.model import QueryPrompts, RaccModel
+from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.compression.store import content
-from bottega.compression.training_loss import Lesson, Teaching
 from bottega.kv_prefix import KeyValues
 from bottega.types import Example, Query
 
@@ -22,7 +22,7 @@ AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Remembering(Teaching):
+class Remembering(TrainingObjective):
     """Of one compressor, whose `documents` and `queries` get no gradient and must stay as they
     are, but for their slots: `moved` is told by how much."""
 
@@ -35,11 +35,16 @@ class Remembering(Teaching):
             known.update({mark: one + change for mark, one in known.items()})
 
     def prompts(
-        self, racc: Racc, lessons: Sequence[Lesson], scores: Tensor, *, prdb: bool = False
+        self,
+        racc: RaccModel,
+        lessons: Sequence[TrainingExample],
+        scores: Tensor,
+        *,
+        prdb: bool = False,
     ) -> Tensor:
-        return racc.aggregated(self.documents(racc, lessons), self.asked(racc, lessons), scores)
+        return racc.aggregate(self.documents(racc, lessons), self.asked(racc, lessons), scores)
 
-    def documents(self, racc: Racc, lessons: Sequence[Lesson]) -> Tensor:
+    def documents(self, racc: RaccModel, lessons: Sequence[TrainingExample]) -> Tensor:
         """(lessons, demonstrations, prompts, width)"""
         self._read(racc, (one for lesson in lessons for one in lesson.passages))
         return torch.stack(
@@ -49,34 +54,36 @@ class Remembering(Teaching):
             ]
         )
 
-    def asked(self, racc: Racc, lessons: Sequence[Lesson]) -> Asked:
+    def asked(self, racc: RaccModel, lessons: Sequence[TrainingExample]) -> QueryPrompts:
         queries = [lesson.query for lesson in lessons]
         new = {_mark(one): one for one in queries if _mark(one) not in self._asked}
         for part in _parts(list(new)):
             with torch.no_grad():
-                asked = racc.asked(self.hyper, self.texts.asked([new[mark] for mark in part]))
+                asked = racc.compress_query(
+                    self.hyper, self.inputs.query_inputs([new[mark] for mark in part])
+                )
             rows = torch.stack([asked.image, asked.question, asked.both], dim=1)
             self._asked.update(zip(part, rows, strict=True))
         known = torch.stack([self._asked[_mark(one)] for one in queries])
-        return Asked(*known.unbind(1))
+        return QueryPrompts(*known.unbind(1))
 
-    def real(self, racc: Racc, passages: Sequence[Example]) -> KeyValues:
+    def real(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
         new = {content(one): one for one in passages if content(one) not in self._real}
         for part in _parts(list(new)):
-            made = super().real(racc, [new[mark] for mark in part])
+            made = super().base_prefix(racc, [new[mark] for mark in part])
             rows = torch.stack([torch.stack(layer) for layer in made.layers], dim=0)
             self._real.update(zip(part, rows.unbind(2), strict=True))
         rows = torch.stack([self._real[content(one)] for one in passages], dim=2)
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows))
 
-    def _read(self, racc: Racc, passages: Iterable[Example]) -> None:
+    def _read(self, racc: RaccModel, passages: Iterable[Example]) -> None:
         new = {content(one): one for one in passages if content(one) not in self._told}
         for part in _parts(list(new)):
             with torch.no_grad():
-                rows = racc.documents(self.hyper, self.texts.passages([new[m] for m in part]))
+                rows = racc.documents(self.hyper, self.inputs.passages([new[m] for m in part]))
             self._told.update(zip(part, rows, strict=True))
 
-    def _long(self, racc: Racc, passages: Sequence[Example]) -> list[bool]:
+    def _long(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
         """All of them here, and asking would read them again."""
         return [True] * len(passages)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.racc_remembering import Remembering
 from bottega.compression.aggregator import CrossAttention
-from bottega.compression.racc import Racc
-from bottega.compression.training_loss import Lesson, Teaching, relevance_of
+from bottega.compression.model import RaccModel
+from bottega.compression.objective import TrainingExample, TrainingObjective, relevance_mask
 
 SHRINKAGE = 0.1  # of both covariances; dimensions have about unit variance
 RANK = 30
@@ -22,17 +22,17 @@ OWN_PLACE, RIGHT = 160.0, 30.0  # nats for a prompt's own place, and for the rig
 FIRST = 100.0  # a score that leaves no doubt
 
 
-def begin(racc: Racc, between: Remembering, lessons: Sequence[Lesson]) -> None:
-    """After `Teaching.calibrate`, which sets the scales."""
+def begin(racc: RaccModel, between: Remembering, lessons: Sequence[TrainingExample]) -> None:
+    """After `TrainingObjective.calibrate`, which sets the scales."""
     documents, asked = between.documents(racc, lessons), between.asked(racc, lessons)
     before = [one.detach().clone() for one in _slots(racc)]
-    point(racc, documents, asked.both, relevance_of(lessons))
+    point(racc, documents, asked.both, relevance_mask(lessons))
     between.moved(*(now.detach() - one for now, one in zip(_slots(racc), before, strict=True)))
     refit(racc, between, lessons)
 
 
 @torch.no_grad()
-def point(racc: Racc, documents: Tensor, asked: Tensor, relevant: Tensor) -> None:
+def point(racc: RaccModel, documents: Tensor, asked: Tensor, relevant: Tensor) -> None:
     """The first attention of the aggregator by the discriminant of right and wrong demonstrations:
     the covariance of a query with the difference of the two, in units of both their covariances,
     in its `RANK` strongest directions. A prompt stays with its own place, which is told where
@@ -67,12 +67,12 @@ def point(racc: Racc, documents: Tensor, asked: Tensor, relevant: Tensor) -> Non
 
 
 @torch.no_grad()
-def refit(racc: Racc, between: Teaching, lessons: Sequence[Lesson]) -> None:
+def refit(racc: RaccModel, between: TrainingObjective, lessons: Sequence[TrainingExample]) -> None:
     """Keys and values from prompts anew, in one scale for all places: what a place holds differs
     with the length of the label."""
     taught = [one for one in lessons if any(one.relevant)]
     first = [one.relevant.index(True) for one in taught]
-    real = between.real(
+    real = between.base_prefix(
         racc, [lesson.passages[place] for lesson, place in zip(taught, first, strict=True)]
     )
     modulation, joined = racc.modulation, racc.modulation.join(real)
@@ -84,7 +84,7 @@ def refit(racc: Racc, between: Teaching, lessons: Sequence[Lesson]) -> None:
     modulation.fit(between.prompts(racc, taught, scores), real)
 
 
-def _slots(racc: Racc) -> tuple[Tensor, Tensor]:
+def _slots(racc: RaccModel) -> tuple[Tensor, Tensor]:
     told, asking = racc.documents.reader, racc.queries.reader
     assert told is not None and asking is not None
     return told.slot, asking.slot

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from bottega.bundled import bundled_compressor
-from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
 from bottega.compression.store import Precision
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -69,13 +69,13 @@ def built(
     folder: Path, data: Benchmark, model: TransformersGenerator, kind: Precision
 ) -> PassageStore:
     saved, loaded = load(bundled_compressor()), model.loaded
-    shape = saved.racc.shape
-    texts = Texts(loaded.encode, loaded.ends)
-    condenser = Condenser(saved.racc, saved.compressing(loaded.model), texts)
+    shape = saved.racc.config
+    texts = InputBuilder(loaded.encode, loaded.ends)
+    condenser = PassageCompressor(saved.racc, saved.open_hyper(loaded.model), texts)
     manifest = Manifest(saved.digest, shape.document_prompts, shape.width, kind)
     store = PassageStore(folder, manifest)
     passages = [(str(one.id or one.query.id), one) for one in data.knowledge]
-    store.add(passages, condenser.compressed)
+    store.add(passages, condenser.compress)
     return store
 
 

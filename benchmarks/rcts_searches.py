@@ -10,7 +10,7 @@ from benchmarks.rcts_plan import SEARCHES, Setting, Way
 from bottega import (
     Answer,
     Candidate,
-    Ensemble,
+    EnsembleReward,
     Example,
     FlatSearch,
     KnowledgeBase,
@@ -127,7 +127,7 @@ class Studio:
     def _reward(self, way: Way, pipeline: Pipeline) -> RewardFunction:
         prompt, parse = pipeline.prompt, pipeline.parse
         if way.reward == "ensemble":
-            return Ensemble(
+            return EnsembleReward(
                 prompt, parse, shots=way.shots, n=DRAWS, sampling=ANSWERS, seed=self.seed
             )
         if way.reward == "oracle":

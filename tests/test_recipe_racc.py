@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bottega.bundled import bundled_compressor
-from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.generation import OpenAIGenerator, bundled
 from bottega.generation.loaded import LoadedModel
@@ -31,7 +31,9 @@ async def test_the_bundled_model_reads_a_passage_from_its_mark_to_its_end() -> N
     """`<end>` stands on both sides of it: the one behind is its own."""
 
     def spelled(loaded: LoadedModel) -> list[str]:
-        inputs = Texts(loaded.encode, loaded.ends).passages([told("The home of babra is lavim")])
+        inputs = InputBuilder(loaded.encode, loaded.ends).passages(
+            [told("The home of babra is lavim")]
+        )
         return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
 
     assert await bundled().run(spelled) == ["<passage>The home of babra is lavim<end>"]
@@ -68,13 +70,13 @@ async def test_passages_that_were_compressed_before_answer_alike(
     passages: KnowledgeBase, tmp_path: Path
 ) -> None:
     saved, model = load(bundled_compressor()), bundled()
-    shape = saved.racc.shape
+    shape = saved.racc.config
     store = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
 
     def build(loaded: LoadedModel) -> int:
-        hyper = saved.check(loaded.model, loaded.model)
-        condenser = Condenser(saved.racc, hyper, Texts(loaded.encode, loaded.ends))
-        return store.add([(str(one.id), one) for one in TASK.knowledge], condenser.compressed)
+        hyper = saved.open(loaded.model, loaded.model)
+        condenser = PassageCompressor(saved.racc, hyper, InputBuilder(loaded.encode, loaded.ends))
+        return store.add([(str(one.id), one) for one in TASK.knowledge], condenser.compress)
 
     assert await model.run(build) == len(TASK.knowledge)
     how = racc(passages, bundled_compressor(), model, store=tmp_path, retrieve=Right())
@@ -89,7 +91,7 @@ async def test_a_passage_that_was_never_compressed_is_no_answer(
     assert not (tmp_path / "nowhere").exists()
 
     saved = load(bundled_compressor())
-    shape = saved.racc.shape
+    shape = saved.racc.config
     begun = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
     begun.add([], lambda none: torch.zeros(0))
     pipeline = racc(passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=Right())

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from bottega.compression import Hyper, Racc, Shape, save
-from bottega.compression.saved import load, save_settings
-from bottega.compression.training import Progress, train
-from bottega.compression.training_loss import Course, Teaching
+from bottega.compression import CompressorConfig, HyperModel, RaccModel, save
+from bottega.compression.objective import TrainingConfig, TrainingObjective
+from bottega.compression.persistence import load, save_settings
+from bottega.compression.training import TrainingProgress, train
 from bottega.evaluation.training_data import GoldPassageLessons
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
@@ -26,7 +26,7 @@ SEED = 20_000  # `bottega eval` asks what seed 0 draws
 # The frozen heads of the bundled decoder look where they were written to: prompts behind a text
 # would learn little of it. Layer 1 is the first whose states know names and relations.
 LAYER, PROMPTS = 1, 8
-COURSE = Course(
+COURSE = TrainingConfig(
     steps=700,
     rate=1e-3,
     warm_up=50,
@@ -49,24 +49,24 @@ def fact_lessons(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED)
     )
 
 
-def taught(model: LoadedModel) -> Teaching:
+def taught(model: LoadedModel) -> TrainingObjective:
     """The apprentice before itself."""
     return teaching(model, layer=LAYER)
 
 
-def shape(model: LoadedModel) -> Shape:
-    width = Hyper(model.model).width
-    return Shape(width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading")
+def shape(model: LoadedModel) -> CompressorConfig:
+    width = HyperModel(model.model).width
+    return CompressorConfig(width, Geometry.of(model.model), PROMPTS, PROMPTS, prompting="reading")
 
 
 def train_compressor(
     apprentice: Path,
     out: Path,
     work: Path,
-    course: Course = COURSE,
+    course: TrainingConfig = COURSE,
     lessons: FactLessons | None = None,
-    report: Callable[[Progress], None] = lambda progress: None,
-) -> Racc:
+    report: Callable[[TrainingProgress], None] = lambda progress: None,
+) -> RaccModel:
     """Goes on from the checkpoint in `work`."""
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     lessons, between = lessons or fact_lessons(), taught(model)
@@ -97,9 +97,9 @@ def describe(apprentice: Path, out: Path) -> None:
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     between = taught(model)
     save_settings(shape(model), out, hyper=between.hyper, base=model.model)
-    load(out).check(model.model, model.model)
+    load(out).open(model.model, model.model)
 
 
-def told(progress: Progress) -> None:
+def told(progress: TrainingProgress) -> None:
     if progress.step % 50 == 0:
         print(f"step {progress.step}: loss {progress.loss:.4f}", flush=True)

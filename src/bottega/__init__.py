@@ -86,7 +86,7 @@ from bottega.recording import (
 )
 from bottega.reranking import (
     BudgetedGenerator,
-    Ensemble,
+    EnsembleReward,
     FlatSearch,
     GatedReranker,
     JointChoiceSearch,
@@ -176,7 +176,7 @@ __all__ = [
     "DualEmbedder",
     "Embedder",
     "EmptyOnMissing",
-    "Ensemble",
+    "EnsembleReward",
     "Eq",
     "Escalation",
     "Eviction",

@@ -19,7 +19,7 @@ from benchmarks.racc_demonstrations import (
     made,
 )
 from bottega.compression import PassageStore
-from bottega.compression.saved import load
+from bottega.compression.persistence import load
 from bottega.compression.store import Manifest
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
@@ -61,5 +61,5 @@ def test_every_control_answers_behind_demonstrations_that_were_compressed_once(
     # No demonstration is in the prompt.
     assert all(row["n"] == 6 and row["prompt_tokens"] < 30 for row in rows)  # type: ignore[operator]
     saved = load(tmp_path / "small")
-    manifest = Manifest(saved.digest, PROMPTS, saved.racc.shape.width)
+    manifest = Manifest(saved.digest, PROMPTS, saved.racc.config.width)
     assert len(PassageStore(tmp_path / "small" / "store", manifest)) == len(data.knowledge)

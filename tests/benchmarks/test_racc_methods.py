@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from benchmarks.racc_methods import Case, candidates
-from bottega.compression import Condenser, Manifest, OneToken, PassageStore, Reuse
+from bottega.compression import (
+    KVReuse,
+    Manifest,
+    OneTokenCompressor,
+    PassageCompressor,
+    PassageStore,
+)
 from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Query
 from tests.compression import spoken
@@ -48,7 +54,7 @@ def test_the_joint_probability_is_that_of_the_answer_read_again() -> None:
     for place, one in enumerate(asked.shown):
         alone = Case(asked.model, asked.texts, QUERY, [one], asked.tokens)
         said = alone.concatenated()
-        prompt = texts().reading([QUERY], [alone.passages])["input_ids"]
+        prompt = texts().with_passages([QUERY], [alone.passages])["input_ids"]
         logits = asked.model(input_ids=torch.cat([prompt, said], 1)).logits
         told = logits[:, prompt.shape[1] - 1 : -1].log_softmax(-1).gather(-1, said[..., None])
         torch.testing.assert_close(joint[place], retrieved[place] + told.sum(), atol=1e-3, rtol=0)
@@ -56,7 +62,7 @@ def test_the_joint_probability_is_that_of_the_answer_read_again() -> None:
 
 def test_a_passage_that_is_reused_says_what_concatenation_says() -> None:
     asked = case(1)
-    reuse = Reuse(asked.model, encode, frozenset({END}), InterleavedPrompter())
+    reuse = KVReuse(asked.model, encode, frozenset({END}), InterleavedPrompter())
 
     assert asked.reused(reuse).tolist() == asked.concatenated().tolist()
     assert asked.reused(reuse).tolist() != asked.alone().tolist()
@@ -65,13 +71,15 @@ def test_a_passage_that_is_reused_says_what_concatenation_says() -> None:
 def test_one_token_a_passage_stands_before_the_question(tmp_path: Path) -> None:
     asked, store = case(3), PassageStore(tmp_path, Manifest("a", 1, 32))
     torch.manual_seed(0)
-    method = OneToken(32)
-    store.add(asked.named, lambda queries: method.vectors(hyper(), texts().passages(queries)))
+    method = OneTokenCompressor(32)
+    store.add(
+        asked.named, lambda queries: method.passage_vectors(hyper(), texts().passages(queries))
+    )
 
     said = asked.one_token(method, store)
 
     ids = texts().questions([QUERY])["input_ids"]
-    embedded = method.embedded(store.get(asked.named).transpose(0, 1))
+    embedded = method.embed(store.get(asked.named).transpose(0, 1))
     words = asked.model.get_input_embeddings()
     for _ in range(asked.tokens):
         joined = torch.cat([embedded, words(ids)], 1)
@@ -82,10 +90,10 @@ def test_one_token_a_passage_stands_before_the_question(tmp_path: Path) -> None:
 
 def test_stored_passages_answer_as_those_compressed_in_the_request(tmp_path: Path) -> None:
     asked, racc = case(3, tokens=4), spoken.racc(start="random")
-    online = Condenser(racc, hyper(), texts())
+    online = PassageCompressor(racc, hyper(), texts())
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add(asked.named, online.compressed)
-    stored = Condenser(racc, hyper(), texts(), store)
+    store.add(asked.named, online.compress)
+    stored = PassageCompressor(racc, hyper(), texts(), store)
 
     prefixes: list[Any] = [one.prefix(QUERY, asked.shown) for one in (online, stored)]
     for one, other in zip(prefixes[0].layers, prefixes[1].layers, strict=True):

@@ -11,9 +11,14 @@ import torch
 from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin, point
 from bottega.compression.aggregator import CrossAttention
-from bottega.compression.racc import Racc
+from bottega.compression.model import RaccModel
+from bottega.compression.objective import (
+    TrainingConfig,
+    TrainingExample,
+    TrainingObjective,
+    relevance_mask,
+)
 from bottega.compression.training import train
-from bottega.compression.training_loss import Course, Lesson, Teaching, relevance_of
 from bottega.types import Example, Query
 from tests.compression import spoken
 from tests.compression.spoken import hyper, model, texts
@@ -29,7 +34,7 @@ class Seen:
     relevant: torch.Tensor
 
 
-def seen(racc: Racc, count: int, seed: int) -> Seen:
+def seen(racc: RaccModel, count: int, seed: int) -> Seen:
     """A query has its value in some dimensions, a demonstration in others; the rest says nothing,
     and the last few hardly vary."""
     assert racc.documents.reader is not None and racc.queries.reader is not None
@@ -52,7 +57,7 @@ def seen(racc: Racc, count: int, seed: int) -> Seen:
     )
 
 
-def weights(racc: Racc, told: Seen) -> torch.Tensor:
+def weights(racc: RaccModel, told: Seen) -> torch.Tensor:
     """(lessons, query prompts, demonstrations, document prompts)"""
     block = racc.aggregator.blocks[0]
     assert isinstance(block, CrossAttention)
@@ -62,7 +67,7 @@ def weights(racc: Racc, told: Seen) -> torch.Tensor:
     return found.reshape(*found.shape[:2], SHOTS, PROMPTS)
 
 
-def on_right(racc: Racc, told: Seen) -> float:
+def on_right(racc: RaccModel, told: Seen) -> float:
     able = told.relevant.any(1)
     share = weights(racc, told).sum(-1) * told.relevant[:, None]
     return share[able].sum(-1).mean().item()
@@ -81,7 +86,7 @@ def test_the_right_demonstrations_are_attended_to_at_each_prompts_own_place() ->
     assert own.mean() > 0.95
 
 
-def lessons(count: int) -> Sequence[Lesson]:
+def lessons(count: int) -> Sequence[TrainingExample]:
     rng, made = random.Random(0), []
     for _ in range(count):
         asked = rng.randrange(9)
@@ -91,14 +96,16 @@ def lessons(count: int) -> Sequence[Lesson]:
         )
         relevant = tuple(f" {asked} " in one.query.text for one in shown)
         query = Query(f"number {asked} is it")
-        made.append(Lesson(query, shown, (1.0, 0.5, 0.2), relevant, f"word{asked} of {asked}"))
+        made.append(
+            TrainingExample(query, shown, (1.0, 0.5, 0.2), relevant, f"word{asked} of {asked}")
+        )
     return made
 
 
-def begun() -> tuple[Racc, Remembering, Teaching]:
+def begun() -> tuple[RaccModel, Remembering, TrainingObjective]:
     """A start, and the same models without a memory."""
     racc = spoken.racc(document_prompts=PROMPTS)
-    plain = Teaching(hyper(), texts(), model().model, texts(), END)
+    plain = TrainingObjective(hyper(), texts(), model().model, texts(), END)
     between = Remembering(**vars(plain))
     between.calibrate(racc, lessons(30))
     begin(racc, between, lessons(80))
@@ -108,18 +115,18 @@ def begun() -> tuple[Racc, Remembering, Teaching]:
 def test_keys_and_values_begin_nearer_to_those_of_the_right_demonstration_than_their_mean() -> None:
     racc, _, plain = begun()
     able = [one for one in lessons(80) if any(one.relevant)]
-    scores = relevance_of(able).float() * 100
-    real = plain.real(racc, [one.passages[one.relevant.index(True)] for one in able])
+    scores = relevance_mask(able).float() * 100
+    real = plain.base_prefix(racc, [one.passages[one.relevant.index(True)] for one in able])
     with torch.no_grad():
         apart = racc.modulation.distance(plain.prompts(racc, able, scores), real)
-    assert apart < 0.2 * racc.modulation.standardised(real).square().mean()
+    assert apart < 0.2 * racc.modulation.standardize(real).square().mean()
 
 
 def test_what_is_remembered_is_what_would_be_read_again() -> None:
     """After the start has moved the slots, and after a step of training."""
     racc, between, plain = begun()
     taught, scores = lessons(8), torch.randn(8, 3)
-    how = Course(steps=2, warm_up=0, rate=1e-2, answer=0.0, cache=1.0, prdb=False)
+    how = TrainingConfig(steps=2, warm_up=0, rate=1e-2, answer=0.0, cache=1.0, prdb=False)
 
     for _ in range(2):
         torch.testing.assert_close(

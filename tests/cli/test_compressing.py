@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bottega.bundled import bundled_folder
 from bottega.cli.compress import load_plan
-from bottega.compression import Manifest, PassageStore, Shape, load, save
-from bottega.compression.training_loss import Teaching
+from bottega.compression import CompressorConfig, Manifest, PassageStore, load, save
+from bottega.compression.objective import TrainingObjective
 from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
@@ -88,16 +88,16 @@ class KilledError(Exception):
 
 def at_loss(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], None]) -> None:
     """Of so many losses the last one is disturbed."""
-    real, seen = Teaching.loss, 0
+    real, seen = TrainingObjective.loss, 0
 
-    def loss(self: Teaching, *given: Any) -> Tensor:
+    def loss(self: TrainingObjective, *given: Any) -> Tensor:
         nonlocal seen
         seen += 1
         if seen == number:
             happens()
         return real(self, *given)
 
-    monkeypatch.setattr(Teaching, "loss", loss)
+    monkeypatch.setattr(TrainingObjective, "loss", loss)
 
 
 def killed() -> None:
@@ -176,7 +176,7 @@ def test_retrieved_passages_teach_by_what_they_hold(
     assert "3 questions teach, 2 validate; 6 passages" in done.out
     assert "8 of the first 8 lessons have a relevant passage" in done.err
     assert "validation" in done.err
-    assert load(tmp_path / "own").racc.shape.prompting == "appended"
+    assert load(tmp_path / "own").racc.config.prompting == "appended"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,9 @@ def compressor(apprentice: LoadedModel, tmp_path: Path) -> Path:
 
 def made(model: LoadedModel, folder: Path, seed: int, hyper: LoadedModel | None = None) -> Path:
     between = teaching(model, hyper, layer=1)
-    shape = Shape(between.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading")
+    shape = CompressorConfig(
+        between.hyper.width, Geometry.of(model.model), 4, 4, prompting="reading"
+    )
     save(untrained(shape, between, seed=seed), folder, hyper=between.hyper, base=model.model)
     return folder
 
@@ -253,7 +255,7 @@ def test_only_what_is_new_is_compressed(
     first = run(*command)
     assert first.code == 0, first.err
     assert "70 passages, 70 compressed now, 70 in store" in first.out
-    width = load(compressor).racc.shape.width
+    width = load(compressor).racc.config.width
     assert f"{8 * width} as fp16, {4 * width + 16} as int8" in first.out
     assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
@@ -288,7 +290,7 @@ def test_what_int8_loses_is_measured(run: Run, compressor: Path, tmp_path: Path)
     done = run(*command, "--int8", "--json")
     assert 0.0005 < done.json["int8_error"] < 0.05  # type: ignore[index]
     assert run(*command, "--int8", "--json").json["int8_error"] is None  # type: ignore[index]
-    found = Manifest.found(tmp_path / "store", "a", 4, 8)
+    found = Manifest.for_store(tmp_path / "store", "a", 4, 8)
     assert found.precision == "int8"
 
 

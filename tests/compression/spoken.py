@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from bottega.compression.hyper import Hyper, Inputs
-from bottega.compression.racc import Racc, Shape
-from bottega.compression.texts import Encode, Texts
+from bottega.compression.hyper_model import HyperModel, Inputs
+from bottega.compression.inputs import InputBuilder, PromptEncoder
+from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
 from bottega.types import Example, Message, Prompt, Query
@@ -34,7 +34,7 @@ def _tokens(part: str | Image) -> list[int]:
     return [word(one) for one in part.split()] if isinstance(part, str) else [PICTURE]
 
 
-def speaking(tiny: Tiny) -> Encode:
+def speaking(tiny: Tiny) -> PromptEncoder:
     """`<s>`, the turns, and the beginning of the assistant's unless the prompt has it. An
     encoder-decoder's tokenizer ends every text. Whatever picture is given, another is shown."""
 
@@ -57,23 +57,23 @@ def model() -> Tiny:
     return tiny("llava")
 
 
-def hyper(layer: int = -1) -> Hyper:
-    return Hyper(model().model, layer=layer)
+def hyper(layer: int = -1) -> HyperModel:
+    return HyperModel(model().model, layer=layer)
 
 
-def texts() -> Texts:
-    return Texts(encode, frozenset({END}))
+def texts() -> InputBuilder:
+    return InputBuilder(encode, frozenset({END}))
 
 
-def shape(**changes: Any) -> Shape:
+def shape(**changes: Any) -> CompressorConfig:
     usual = {"document_prompts": 4, "query_prompts": 3, "prompting": "reading"}
-    return Shape(32, Geometry.of(model().model), **{**usual, **changes})
+    return CompressorConfig(32, Geometry.of(model().model), **{**usual, **changes})
 
 
-def racc(**changes: Any) -> Racc:
+def racc(**changes: Any) -> RaccModel:
     built = shape(**changes)  # building the model draws numbers, too
     torch.manual_seed(0)
-    return Racc(built).eval()
+    return RaccModel(built).eval()
 
 
 def told(text: str, *images: Image) -> Example:

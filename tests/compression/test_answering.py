@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bottega.compression.condenser import Compressed, Condenser
+from bottega.compression.passage_compressor import PassageCompressor, PrefixSearcher
 from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
@@ -49,17 +49,17 @@ def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate
     ]
 
 
-def condenser(store: PassageStore | None = None) -> Condenser:
-    return Condenser(spoken.racc(), hyper(), texts(), store)
+def condenser(store: PassageStore | None = None) -> PassageCompressor:
+    return PassageCompressor(spoken.racc(), hyper(), texts(), store)
 
 
-def answering(base: Base, store: PassageStore | None = None) -> Compressed:
+def answering(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
     made = condenser(store)
 
     async def condense(query: Query, shown: Sequence[Candidate]) -> Prefix:
         return await asyncio.to_thread(made.prefix, query, shown)
 
-    return Compressed(condense, base, prompt=InterleavedPrompter(), parse=LabelParser())
+    return PrefixSearcher(condense, base, prompt=InterleavedPrompter(), parse=LabelParser())
 
 
 async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -> None:
@@ -102,7 +102,7 @@ async def test_many_at_once_do_not_mix() -> None:
 
 async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compressed)
+    store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compress)
     fresh, stored = Base(), Base()
 
     await answering(fresh).search(QUERY, found(3), 3)

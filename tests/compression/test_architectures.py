@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.hyper import Hyper, pipe
-from bottega.compression.racc import Racc, Shape
-from bottega.compression.saved import load, save
-from bottega.compression.texts import Texts
-from bottega.compression.training import Progress, train
-from bottega.compression.training_loss import Course, Lesson, Teaching
+from bottega.compression.hyper_model import HyperModel, sentence_prompts
+from bottega.compression.inputs import InputBuilder
+from bottega.compression.model import CompressorConfig, RaccModel
+from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
+from bottega.compression.persistence import load, save
+from bottega.compression.training import TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
@@ -36,25 +36,31 @@ PAIRS = [*((name, name) for name in ALL), *UNLIKE]
 SENTENCE = torch.tensor([20, 21, 22])
 
 
-def teaching(hyper: str, base: str) -> Teaching:
+def teaching(hyper: str, base: str) -> TrainingObjective:
     one, other = tiny(hyper), tiny(base)
-    texts = [Texts(speaking(each), frozenset({END})) for each in (one, other)]
-    return Teaching(Hyper(one.model), texts[0], other.model, texts[1], END, most_answer_tokens=4)
+    texts = [InputBuilder(speaking(each), frozenset({END})) for each in (one, other)]
+    return TrainingObjective(
+        HyperModel(one.model), texts[0], other.model, texts[1], END, most_answer_tokens=4
+    )
 
 
-def racc(taught: Teaching) -> Racc:
+def racc(taught: TrainingObjective) -> RaccModel:
     hyper, base = taught.hyper, Geometry.of(taught.base)
-    shape = Shape(hyper.width, base, document_prompts=4, query_prompts=3, prompting="both")
+    shape = CompressorConfig(
+        hyper.width, base, document_prompts=4, query_prompts=3, prompting="both"
+    )
     torch.manual_seed(0)
-    return Racc(shape, (pipe(hyper, SENTENCE, 4), pipe(hyper, SENTENCE, 3)))
+    return RaccModel(
+        shape, (sentence_prompts(hyper, SENTENCE, 4), sentence_prompts(hyper, SENTENCE, 3))
+    )
 
 
-def lessons(step: int = 0, *, shown: bool = True) -> Sequence[Lesson]:
+def lessons(step: int = 0, *, shown: bool = True) -> Sequence[TrainingExample]:
     """Two, with pictures in the questions or, in every second step, in passages."""
     images: tuple[Image, ...] = (picture(1),) if shown else ()
     asked, shown_there = ((), images) if step % 2 else (images, ())
     return [
-        Lesson(
+        TrainingExample(
             Query(f"where is number {n}", asked),
             tuple(told(f"number {one} is {place}", *shown_there) for one in (n, 7)),
             (1.0, 0.3),
@@ -65,8 +71,8 @@ def lessons(step: int = 0, *, shown: bool = True) -> Sequence[Lesson]:
     ]
 
 
-def course(**changes: Any) -> Course:
-    return Course(**{"steps": 2, "warm_up": 0, "rate": 1e-2, **changes})
+def course(**changes: Any) -> TrainingConfig:
+    return TrainingConfig(**{"steps": 2, "warm_up": 0, "rate": 1e-2, **changes})
 
 
 SCORES = torch.tensor([[1.0, 0.3], [1.0, 0.3]])
@@ -86,7 +92,7 @@ def test_a_step_of_training_reaches_every_layer_and_all_prompts(hyper: str, base
     assert all(one.grad is None for one in frozen)
 
     before = {name: one.detach().clone() for name, one in made.named_parameters()}
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     train(made, taught, lessons, course(), report=seen.append)
     assert len(seen) == 2 and all(0 < one.loss < 20 for one in seen)
     after = dict(made.named_parameters())
@@ -104,7 +110,7 @@ def test_an_encoder_decoder_is_taught_to_decode_the_answer_behind_the_prefix(
     loss = taught.loss(made, batch, course(), SCORES)
 
     prefix = made.modulation(taught.prompts(made, batch, SCORES))
-    inputs = taught.base_texts.questions([one.query for one in batch])
+    inputs = taught.base_inputs.questions([one.query for one in batch])
     red, light, blue = word("red"), word("light"), word("blue")
     whole = taught.base if shown else taught.base.language_model
     logits = whole(
@@ -142,8 +148,8 @@ def test_real_prefixes_end_the_passage_at_the_places_of_a_prefix(name: str, show
     """The first layer knows only tokens and places: as if the last tokens were all."""
     taught = teaching(name, name)
     passages = [one.passages[0] for one in lessons(int(shown), shown=shown)]
-    keys = taught.real(racc(taught), passages).layers[0][0]
-    last = taught.base_texts.passages(passages)["input_ids"][:, -3:]
+    keys = taught.base_prefix(racc(taught), passages).layers[0][0]
+    last = taught.base_inputs.passages(passages)["input_ids"][:, -3:]
     base = taught.base if name != "instructblip_llama" else taught.base.language_model
     alone = base(input_ids=last, attention_mask=torch.ones_like(last), use_cache=True)
     torch.testing.assert_close(keys, alone.past_key_values.layers[0].keys, atol=1e-5, rtol=1e-5)
@@ -152,18 +158,18 @@ def test_real_prefixes_end_the_passage_at_the_places_of_a_prefix(name: str, show
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_pictures_keep_their_kind_where_tokens_are_cut_or_added(name: str) -> None:
     taught = teaching(name, name)
-    inputs = taught.texts.passages([one.passages[0] for one in lessons(1)])
+    inputs = taught.inputs.passages([one.passages[0] for one in lessons(1)])
     assert inputs["mm_token_type_ids"].sum() == 2 * tiny(name).tokens
     assert ((inputs["input_ids"] == 3) == inputs["mm_token_type_ids"].bool()).all()
 
 
 @pytest.mark.parametrize(("hyper", "base"), UNLIKE)
 def test_a_compressor_knows_both_of_its_models(tmp_path: Path, hyper: str, base: str) -> None:
-    taught = replace(teaching(hyper, base), hyper=Hyper(tiny(hyper).model, layer=1))
+    taught = replace(teaching(hyper, base), hyper=HyperModel(tiny(hyper).model, layer=1))
     save(racc(taught), tmp_path, hyper=taught.hyper, base=taught.base)
     saved = load(tmp_path)
-    assert saved.check(taught.hyper.model, taught.base).layer == 1
+    assert saved.open(taught.hyper.model, taught.base).layer == 1
     assert saved.racc.modulation.geometry == Geometry.of(taught.base)
     for pair in [(taught.base, taught.base), (taught.hyper.model, taught.hyper.model)]:
         with pytest.raises(LoadError, match="trained with another"):
-            saved.check(*pair)
+            saved.open(*pair)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from bottega.compression.condenser import Condenser
-from bottega.compression.racc import Racc
+from bottega.compression.model import RaccModel
+from bottega.compression.passage_compressor import PassageCompressor
 from bottega.image import Image
 from bottega.types import Candidate, Example, Prefix, Query
 from tests.compression import spoken
@@ -23,16 +23,16 @@ def about(shade: int, text: str = "where is it") -> Query:
     return Query(text, (picture(shade),))
 
 
-def condenser(racc: Racc, known_images: int = 10) -> Condenser:
-    return Condenser(racc, hyper(), texts(), known_images=known_images)
+def condenser(racc: RaccModel, cached_images: int = 10) -> PassageCompressor:
+    return PassageCompressor(racc, hyper(), texts(), cached_images=cached_images)
 
 
-def condensed(made: Condenser, query: Query) -> Prefix:
+def condensed(made: PassageCompressor, query: Query) -> Prefix:
     return made.prefix(query, [Candidate(one, 1.0) for one in passages(2)])
 
 
 @contextmanager
-def compressions(racc: Racc) -> Iterator[list[int]]:
+def compressions(racc: RaccModel) -> Iterator[list[int]]:
     """One entry for each time that the model read image, question or both."""
     done: list[int] = []
     hook = racc.queries.register_forward_hook(lambda *_: done.append(1))
@@ -58,7 +58,7 @@ def test_a_picture_is_compressed_once_and_every_question_about_it_is_answered_as
 @pytest.mark.parametrize(("known", "anew"), [(2, 1), (1, 2), (0, 2)])
 def test_only_the_last_pictures_are_kept(known: int, anew: int) -> None:
     racc = spoken.racc()
-    made = condenser(racc, known_images=known)
+    made = condenser(racc, cached_images=known)
     for shade in (1, 2, 3, 2):  # the last but one is used again
         condensed(made, about(shade))
     with compressions(racc) as done:
@@ -87,7 +87,7 @@ def test_a_question_without_a_picture_is_compressed_once_in_place_of_three_times
 def test_nor_are_questions_without_pictures_in_training() -> None:
     racc = spoken.racc()
     with compressions(racc) as done:
-        asked = racc.asked(hyper(), texts().asked([Query("where is it")]))
+        asked = racc.compress_query(hyper(), texts().query_inputs([Query("where is it")]))
 
     assert len(done) == 1
     assert asked.image is asked.question is asked.both

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import Hyper, pipe
+from bottega.compression.hyper_model import HyperModel, sentence_prompts
 from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, PICTURE, Tiny, tiny
 
 PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
@@ -21,8 +21,8 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def hyper(name: str, layer: int = -1) -> Hyper:
-    return Hyper(tiny(name).model, layer=layer)
+def hyper(name: str, layer: int = -1) -> HyperModel:
+    return HyperModel(tiny(name).model, layer=layer)
 
 
 def behind(name: str) -> Tensor:
@@ -169,10 +169,10 @@ def test_the_offsets_of_another_call_move_no_prompt(name: str) -> None:
 @pytest.mark.parametrize("name", ["llava", "instructblip_t5", "instructblip_opt"])
 def test_prompts_stay_in_full_precision_beside_a_half_precision_model(name: str) -> None:
     model = deepcopy(tiny(name).model).to(torch.bfloat16)
-    prompts = pipe(Hyper(model), torch.tensor([20, 21, 22]), 4).requires_grad_()
+    prompts = sentence_prompts(HyperModel(model), torch.tensor([20, 21, 22]), 4).requires_grad_()
     inputs = tiny(name).inputs(*PROMPTS)
     inputs["pixel_values"] = inputs["pixel_values"].to(torch.bfloat16)
-    states = Hyper(model).read(inputs, prompts)
+    states = HyperModel(model).read(inputs, prompts)
     assert states.prompted is not None
     torch.autograd.backward(states.prompted.float().square().sum())
     assert prompts.grad is not None

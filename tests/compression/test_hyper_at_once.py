@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.hyper import Hyper
+from bottega.compression.hyper_model import HyperModel
 from tests.kv_prefix.tiny_models import PICTURE, tiny
 
 TEXTS = ([PICTURE, 20, 31], [PICTURE, 44, 52, 61, 70])
@@ -16,7 +16,7 @@ def test_without_gradients_text_and_prompts_go_through_together_and_say_the_same
     name: str, pictured: bool, layer: int
 ) -> None:
     shown = tiny(name)
-    hyper = Hyper(shown.model, layer=layer)
+    hyper = HyperModel(shown.model, layer=layer)
     inputs = shown.inputs(*(text if pictured else text[1:] for text in TEXTS))
     prompts = hyper.embed(torch.tensor([21, 22, 23]))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import kinds, read_apart
+from bottega.compression.hyper_model import kinds, map_by_images
 from bottega.types import Example, Query
 from tests.builders import picture
 
@@ -27,6 +27,6 @@ def test_passages_are_read_by_kind_and_put_together_in_their_order() -> None:
         return torch.tensor([[float(one.query.text)] for one in part])
 
     for told in ([*BARE, *SEEN], [SEEN[1], BARE[2], SEEN[0], BARE[0], BARE[1]], BARE, SEEN[:1]):
-        read_in_order = read_apart(told, read)
+        read_in_order = map_by_images(told, read)
         assert read_in_order.flatten().tolist() == [float(one.query.text) for one in told]
     assert batches == [{True}, {False}, {True}, {False}, {False}, {True}]

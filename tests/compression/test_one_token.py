@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bottega.compression.baselines import OneToken
+from bottega.compression.baselines import OneTokenCompressor
 from bottega.compression.store import Manifest, PassageStore
 from bottega.kv_prefix import forward
 from bottega.types import Example, Query
@@ -14,21 +14,21 @@ from tests.compression.spoken import hyper, model, passages, texts
 QUERY = Query("where is the home of number 2")
 
 
-def method() -> OneToken:
+def method() -> OneTokenCompressor:
     torch.manual_seed(0)
-    return OneToken(32)
+    return OneTokenCompressor(32)
 
 
-def vectors(method: OneToken, count: int = 3) -> Tensor:
-    return method.vectors(hyper(), texts().passages(passages(count)))
+def vectors(method: OneTokenCompressor, count: int = 3) -> Tensor:
+    return method.passage_vectors(hyper(), texts().passages(passages(count)))
 
 
 def test_a_vector_is_the_mean_of_its_own_tokens_whatever_it_is_read_with() -> None:
     short, long = passages(1)[0], Example(Query("a much longer text " * 4), "")
     made, states = method(), hyper().read(texts().passages([short]))
 
-    alone = made.vectors(hyper(), texts().passages([short]))
-    padded = made.vectors(hyper(), texts().passages([short, long]))
+    alone = made.passage_vectors(hyper(), texts().passages([short]))
+    padded = made.passage_vectors(hyper(), texts().passages([short, long]))
 
     torch.testing.assert_close(alone, states.hidden.mean(1, keepdim=True))
     torch.testing.assert_close(padded[:1], alone, atol=1e-5, rtol=1e-5)
@@ -55,7 +55,7 @@ def test_one_token_a_passage_stands_before_the_question() -> None:
 
     assert prefix.length == 3
     words = model().model.get_input_embeddings()(inputs["input_ids"])
-    joined = torch.cat([made.embedded(rows), words], 1)
+    joined = torch.cat([made.embed(rows), words], 1)
     expected = model().model(inputs_embeds=joined).logits[:, 3:]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
@@ -82,6 +82,6 @@ def test_stored_vectors_are_those_of_the_passages(tmp_path: Path) -> None:
     made, store = method(), PassageStore(tmp_path, Manifest("one", 1, 32))
     named = [(f"p{i}", one) for i, one in enumerate(passages(3))]
 
-    store.add(named, lambda queries: made.vectors(hyper(), texts().passages(queries)))
+    store.add(named, lambda queries: made.passage_vectors(hyper(), texts().passages(queries)))
 
     torch.testing.assert_close(store.get(named), vectors(made), atol=1e-2, rtol=1e-2)

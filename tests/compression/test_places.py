@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.condenser import Condenser
-from bottega.compression.hyper import Hyper, Inputs
-from bottega.compression.racc import Racc
+from bottega.compression.hyper_model import HyperModel, Inputs
+from bottega.compression.inputs import InputBuilder
+from bottega.compression.model import RaccModel
+from bottega.compression.objective import (
+    TrainingConfig,
+    TrainingExample,
+    TrainingObjective,
+    retrieval_scores,
+)
+from bottega.compression.passage_compressor import PassageCompressor
 from bottega.compression.store import Manifest, PassageStore
-from bottega.compression.texts import Texts
-from bottega.compression.training import Progress, train
-from bottega.compression.training_loss import Course, Lesson, Teaching, scores_of
+from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import picture
@@ -36,7 +41,9 @@ PLACES = [
 ]
 Place = tuple[str, torch.dtype]
 HERE: Place = ("cpu", FULL)
-COURSE = Course(steps=2, warm_up=1, rate=1e-3, answer=1.0, cache=1.0, prdb=True, checkpoint_every=1)
+COURSE = TrainingConfig(
+    steps=2, warm_up=1, rate=1e-3, answer=1.0, cache=1.0, prdb=True, checkpoint_every=1
+)
 
 
 @dataclass(frozen=True)
@@ -57,23 +64,23 @@ class Put:
         }
 
     @property
-    def texts(self) -> Texts:
-        return Texts(self.encode, frozenset({END}))
+    def texts(self) -> InputBuilder:
+        return InputBuilder(self.encode, frozenset({END}))
 
 
-def teaching(hyper: Place, base: Place) -> Teaching:
+def teaching(hyper: Place, base: Place) -> TrainingObjective:
     one, other = Put.at(hyper), Put.at(base)
-    return Teaching(Hyper(one.model), one.texts, other.model, other.texts, END)
+    return TrainingObjective(HyperModel(one.model), one.texts, other.model, other.texts, END)
 
 
-def lessons(*pictures: Image) -> list[Lesson]:
+def lessons(*pictures: Image) -> list[TrainingExample]:
     return [
-        Lesson(Query("where is number 1", pictures), tuple(told), (2.0, 1.0), right, "red")
+        TrainingExample(Query("where is number 1", pictures), tuple(told), (2.0, 1.0), right, "red")
         for told, right in ((passages(2, "a"), (True, False)), (passages(2, "b"), (False, True)))
     ]
 
 
-def ready(between: Teaching) -> Racc:
+def ready(between: TrainingObjective) -> RaccModel:
     racc = spoken.racc(prompting="both")
     between.calibrate(racc, [one for _ in range(8) for one in lessons()])
     return racc
@@ -87,7 +94,7 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
     expected_racc = ready(here)
     # Calibration inverts matrices: one of its own per precision would multiply rounding errors.
     racc = deepcopy(expected_racc).to(there.hyper.device)
-    scores = scores_of(lessons())
+    scores = retrieval_scores(lessons())
     made = there.prompts(racc, lessons(picture(9)), scores).detach().cpu()
     expected_prompts = here.prompts(expected_racc, lessons(picture(9)), scores).detach()
     assert (made - expected_prompts).norm() < 0.03 * expected_prompts.norm()
@@ -100,7 +107,7 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
         assert (weight.dtype, weight.device.type) == (FULL, hyper[0]), name
         assert weight.grad is not None and weight.grad.isfinite().all(), name
 
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     for _ in range(2):  # the second time from a checkpoint
         train(
             ready(there),
@@ -122,13 +129,15 @@ def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
     asked = Query("where is it", (picture(9),))
     racc = ready(teaching(HERE, HERE))
     here = Put.at(HERE)
-    expected = Condenser(deepcopy(racc), Hyper(here.model), here.texts).prefix(asked, shown)
+    expected = PassageCompressor(deepcopy(racc), HyperModel(here.model), here.texts).prefix(
+        asked, shown
+    )
 
     there = Put.at(hyper)
-    made = Condenser(racc, Hyper(there.model), there.texts)
-    store = PassageStore(tmp_path, Manifest("a", racc.shape.document_prompts, racc.shape.width))
-    store.add([(str(one.example.id), one.example) for one in shown], made.compressed)
-    stored = Condenser(racc, Hyper(there.model), there.texts, store)
+    made = PassageCompressor(racc, HyperModel(there.model), there.texts)
+    store = PassageStore(tmp_path, Manifest("a", racc.config.document_prompts, racc.config.width))
+    store.add([(str(one.example.id), one.example) for one in shown], made.compress)
+    stored = PassageCompressor(racc, HyperModel(there.model), there.texts, store)
     for found in (made.prefix(asked, shown), stored.prefix(asked, shown)):
         for ours, theirs in zip(found.layers, expected.layers, strict=True):
             for one, other in zip(ours, theirs, strict=True):

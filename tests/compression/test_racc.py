@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import pipe
-from bottega.compression.racc import Prompting, Racc
+from bottega.compression.hyper_model import sentence_prompts
+from bottega.compression.model import PromptMode, RaccModel
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Query
 from tests.compression import spoken
@@ -14,16 +14,16 @@ from tests.compression.spoken import hyper, model, passages, texts
 QUERIES = [Query("what is the home of number 1"), Query("where is number 2")]
 
 
-def prefix(racc: Racc, scores: Tensor | None = None, count: int = 3) -> KeyValues:
+def prefix(racc: RaccModel, scores: Tensor | None = None, count: int = 3) -> KeyValues:
     read = texts().passages([one for about in ("a", "b") for one in passages(count, about)])
     documents = racc.documents(hyper(), read).unflatten(0, (2, count))
-    asked = racc.asked(hyper(), texts().asked(QUERIES))
+    asked = racc.compress_query(hyper(), texts().query_inputs(QUERIES))
     made: KeyValues = racc(documents, asked, torch.zeros(2, count) if scores is None else scores)
     return made
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: Prompting) -> None:
+def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: PromptMode) -> None:
     made = prefix(spoken.racc(prompting=prompting))
 
     assert (made.batch, made.length) == (2, 3)
@@ -32,7 +32,7 @@ def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: Prompti
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_gradients_reach_everything_that_is_trained(prompting: Prompting) -> None:
+def test_gradients_reach_everything_that_is_trained(prompting: PromptMode) -> None:
     racc = spoken.racc(prompting=prompting, start="random")
     for one in racc.modulation.second.parameters():
         torch.nn.init.normal_(one)  # zero at first: nothing passes
@@ -79,8 +79,10 @@ def test_each_switch_of_table_4_changes_what_is_built() -> None:
 def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
     ids = torch.tensor([20, 30, 40])
 
-    torch.testing.assert_close(pipe(hyper(), ids, 4), hyper().embed(torch.tensor([20, 30, 40, 20])))
-    torch.testing.assert_close(pipe(hyper(), ids, 2), hyper().embed(ids[:2]))
+    torch.testing.assert_close(
+        sentence_prompts(hyper(), ids, 4), hyper().embed(torch.tensor([20, 30, 40, 20]))
+    )
+    torch.testing.assert_close(sentence_prompts(hyper(), ids, 2), hyper().embed(ids[:2]))
 
 
 def test_prompts_behind_a_text_see_it_and_not_its_neighbours_in_the_batch() -> None:

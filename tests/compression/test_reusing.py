@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.baselines import Reuse
-from bottega.compression.hyper import Inputs
-from bottega.compression.texts import rows
+from bottega.compression.baselines import KVReuse
+from bottega.compression.hyper_model import Inputs
+from bottega.compression.inputs import rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -36,9 +36,9 @@ def found(*numbers: int) -> list[Candidate]:
     return [Candidate(Example(one, "", id=one.text), 0.0) for one in longer]
 
 
-def reuse(model: Tiny, prompt: Prompter | None = None, keep_mb: int = 1) -> Reuse:
+def reuse(model: Tiny, prompt: Prompter | None = None, keep_mb: int = 1) -> KVReuse:
     ends = frozenset({END})
-    return Reuse(
+    return KVReuse(
         model.model, speaking(model), ends, prompt or InterleavedPrompter(), keep_mb=keep_mb
     )
 

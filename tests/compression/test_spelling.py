@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from bottega.bundled import bundled_folder
-from bottega.compression.training_loss import Lesson, Teaching
+from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.generation.loaded import LoadedModel
 from bottega.recipes.racc_training import teaching
 from bottega.tasks.facts import Facts
@@ -14,13 +14,13 @@ from tests.builders import picture
 
 
 @cache
-def apprentice() -> tuple[LoadedModel, Teaching]:
+def apprentice() -> tuple[LoadedModel, TrainingObjective]:
     model = LoadedModel.load(str(bundled_folder()), "cpu", "float32")
     return model, teaching(model)
 
 
 @cache
-def facts() -> tuple[Lesson, ...]:
+def facts() -> tuple[TrainingExample, ...]:
     """Eight questions about drawn facts, each with the passage that answers it and two others."""
     task = Facts(asked=8, episodes=1).draw(7)
     passages = {str(one.query.id): one for one in task.knowledge}
@@ -29,7 +29,7 @@ def facts() -> tuple[Lesson, ...]:
         right = passages[item.tags["passage"]]
         shown = (right, *[one for one in task.knowledge if one is not right][:2])
         lessons.append(
-            Lesson(item.query, shown, (1.0, 0.0, 0.0), (True, False, False), item.answer)
+            TrainingExample(item.query, shown, (1.0, 0.0, 0.0), (True, False, False), item.answer)
         )
     return tuple(lessons)
 
@@ -59,12 +59,12 @@ def test_an_answer_from_a_demonstration_begins_without_a_space() -> None:
         for place, word in enumerate(("drimok", "rolox", "darun"))
     )
     asked = Query("What is in the image?", shown[1].query.images)
-    lesson = Lesson(asked, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
+    lesson = TrainingExample(asked, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
     assert pieces(apprentice()[1]._annotated([lesson])) == [["r", "ol", "o", "x", "<end>"]]
 
 
 def test_texts_spell_an_answer_at_the_start_of_a_reply_and_inside_a_text() -> None:
-    texts = apprentice()[1].base_texts
+    texts = apprentice()[1].base_inputs
     assert pieces(texts.answers([Query("what")], ["rolox"])) == [["r", "ol", "o", "x"]]
     assert pieces(texts.answers_in_text(["rolox", "red house"])) == [
         [" r", "ol", "o", "x"],

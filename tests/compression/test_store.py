@@ -326,7 +326,10 @@ GOOD = {"compressor": "a", "prompts": 3, "width": 8, "precision": "fp16", "versi
 def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
 
-    for act in (lambda: opened(tmp_path), lambda: Manifest.found(tmp_path, "a", PROMPTS, WIDTH)):
+    for act in (
+        lambda: opened(tmp_path),
+        lambda: Manifest.for_store(tmp_path, "a", PROMPTS, WIDTH),
+    ):
         with pytest.raises(StoreError, match=said) as refused:
             act()
         assert "anew" in refused.value.hint

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from bottega.compression.hyper import Hyper
-from bottega.compression.texts import Texts, padded, rows
+from bottega.compression.hyper_model import HyperModel
+from bottega.compression.inputs import InputBuilder, padded, rows
 from bottega.image import Image
 from bottega.types import Example, Prompt, Query
 from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
@@ -25,7 +25,7 @@ def test_a_passage_that_is_the_question_itself_is_read_too() -> None:
 
 
 def test_a_question_without_image_is_compressed_three_times() -> None:
-    image, question, both = texts().asked([Query("what is it")])
+    image, question, both = texts().query_inputs([Query("what is it")])
 
     assert rows(image) == rows(question) == rows(both)
     ids = [word("what"), word("is"), word("it")]
@@ -41,7 +41,7 @@ def test_answers_are_what_stands_behind_the_question() -> None:
 
 
 def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
-    read = Texts(speaking(tiny("instructblip_t5")), frozenset({END}))
+    read = InputBuilder(speaking(tiny("instructblip_t5")), frozenset({END}))
 
     assert read.answers([Query("what")], ["a red house"]) == [
         [word("a"), word("red"), word("house")]
@@ -50,7 +50,7 @@ def test_answers_leave_out_what_a_tokenizer_ends_every_text_with() -> None:
 
 def test_concatenation_shows_all_passages_before_the_question() -> None:
     shown = passages(2)
-    ids = rows(texts().reading([Query("who")], [shown]))[0]
+    ids = rows(texts().with_passages([Query("who")], [shown]))[0]
 
     parts = [rows(texts().passages([one]))[0] for one in shown]
     assert ids == [START, *parts[0], *parts[1], USER, word("who"), END, ASSISTANT]
@@ -67,7 +67,7 @@ DEMONSTRATIONS = (
 @pytest.mark.parametrize("name", ALL)
 def test_a_demonstration_is_what_a_prompt_has_more_with_it(name: str) -> None:
     """To the last token of its answer; and what stands around it is whole."""
-    read = Texts(speaking(tiny(name)), frozenset({END}))
+    read = InputBuilder(speaking(tiny(name)), frozenset({END}))
     asked = Query("who is it", (SHOWN,))
     around = rows(read.questions([asked]))[0]
     told = rows(read.passages(DEMONSTRATIONS))
@@ -77,13 +77,13 @@ def test_a_demonstration_is_what_a_prompt_has_more_with_it(name: str) -> None:
         *(ASSISTANT, word("red"), word("house")),
     ]
     for count in (1, 2, 3):
-        shown = rows(read.reading([asked], [DEMONSTRATIONS[:count]]))[0]
+        shown = rows(read.with_passages([asked], [DEMONSTRATIONS[:count]]))[0]
         assert shown == [START, *itertools.chain(*told[:count]), *around[1:]]
 
 
 def rows_of_picture(name: str) -> list[int]:
     """Its tokens, as a prompt of a picture alone has them."""
-    read = Texts(speaking(tiny(name)), frozenset({END}))
+    read = InputBuilder(speaking(tiny(name)), frozenset({END}))
     ids = rows(read.images([Query("", (SHOWN,))]))[0]
     return ids[ids.index(USER) + 1 : ids.index(END, 2)]
 
@@ -114,7 +114,7 @@ def test_an_end_before_the_passage_is_not_its_own() -> None:
     def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
         return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
 
-    inputs = Texts(opened, frozenset({END})).passages([told("red house")])
+    inputs = InputBuilder(opened, frozenset({END})).passages([told("red house")])
 
     assert rows(inputs) == [[USER, word("red"), word("house"), END]]
 
@@ -130,13 +130,13 @@ def test_a_question_with_and_without_its_picture_is_read_in_one_batch_as_in_two(
         )
 
     query = Query("who", (Image.from_pillow(Pillow.new("L", (4, 4))),))
-    hyper, asking = Hyper(shown.model), Texts(encode, frozenset({END}))
+    hyper, asking = HyperModel(shown.model), InputBuilder(encode, frozenset({END}))
     prompts = hyper.embed(torch.tensor([21, 22]))
     with torch.inference_mode():
-        together = hyper.read(asking.together(query), prompts).prompted
+        together = hyper.read(asking.text_and_question(query), prompts).prompted
         apart = [
             hyper.read(one, prompts).prompted
-            for one in (asking.words([query]), asking.questions([query]))
+            for one in (asking.texts_only([query]), asking.questions([query]))
         ]
 
     assert together is not None and apart[0] is not None and apart[1] is not None

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bottega.compression.racc import Racc
-from bottega.compression.training import NAME, Progress, train
-from bottega.compression.training_loss import Course, Lesson, Teaching
+from bottega.compression.model import RaccModel
+from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
+from bottega.compression.training import NAME, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.types import Example, Query
 from tests.builders import picture
@@ -19,20 +19,20 @@ from tests.kv_prefix.tiny_models import END
 PLACES = ("red", "green", "blue", "white")
 
 
-def teaching() -> Teaching:
-    return Teaching(hyper(), texts(), model().model, texts(), END, most_answer_tokens=4)
+def teaching() -> TrainingObjective:
+    return TrainingObjective(hyper(), texts(), model().model, texts(), END, most_answer_tokens=4)
 
 
-def lessons(step: int, count: int = 3) -> Sequence[Lesson]:
+def lessons(step: int, count: int = 3) -> Sequence[TrainingExample]:
     rng = random.Random(step)
     return [_lesson(rng) for _ in range(count)]
 
 
-def _lesson(rng: random.Random) -> Lesson:
+def _lesson(rng: random.Random) -> TrainingExample:
     about = rng.sample(range(9), 3)
     places = [rng.choice(PLACES) for _ in about]
     right = rng.randrange(3)
-    return Lesson(
+    return TrainingExample(
         Query(f"where is number {about[right]}"),
         tuple(told(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
         tuple(float(i == right) + rng.gauss(0, 0.3) for i in range(3)),
@@ -41,19 +41,21 @@ def _lesson(rng: random.Random) -> Lesson:
     )
 
 
-def course(**changes: object) -> Course:
+def course(**changes: object) -> TrainingConfig:
     usual = {"steps": 6, "warm_up": 2, "rate": 1e-2, "checkpoint_every": 2, "cache": 1.0}
-    return Course(**{**usual, **changes})  # type: ignore[arg-type]
+    return TrainingConfig(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def ready(**changes: object) -> Racc:
+def ready(**changes: object) -> RaccModel:
     racc = spoken.racc(**changes)
     teaching().calibrate(racc, lessons(999, 40))
     return racc
 
 
-def losses(racc: Racc, how: Course, folder: Path | None = None, **more: object) -> list[float]:
-    seen: list[Progress] = []
+def losses(
+    racc: RaccModel, how: TrainingConfig, folder: Path | None = None, **more: object
+) -> list[float]:
+    seen: list[TrainingProgress] = []
     train(racc, teaching(), lessons, how, folder=folder, report=seen.append, **more)  # type: ignore[arg-type]
     return [one.loss for one in seen]
 
@@ -66,7 +68,7 @@ def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_pat
     how = course(flat=0.5, accumulate=2)
     whole = losses(ready(), how)
 
-    def killed(progress: Progress) -> None:
+    def killed(progress: TrainingProgress) -> None:
         if progress.step == 4:  # two checkpoints later, and in the middle of the next
             raise KilledError
 
@@ -134,7 +136,7 @@ def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
 
     # Their mean alone is a standard deviation away, in all that varies.
     varying = (racc.modulation.spread > 0).float().mean()
-    assert racc.modulation.distance(prompts, teaching().real(racc, right)) < 0.9 * varying
+    assert racc.modulation.distance(prompts, teaching().base_prefix(racc, right)) < 0.9 * varying
 
 
 def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -> None:
@@ -142,7 +144,7 @@ def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -
     racc = spoken.racc(query_prompts=4)
     short = told("red")  # a turn of three tokens, one less than the prefix
     long = told("number one is red")
-    keys = teaching().real(racc, [long]).layers[0][0]
+    keys = teaching().base_prefix(racc, [long]).layers[0][0]
     inputs = texts().passages([long])
     with torch.no_grad():
         cache = model().model(input_ids=inputs["input_ids"][:, -4:], use_cache=True).past_key_values
@@ -150,12 +152,12 @@ def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -
     # The first layer knows only tokens and places.
     torch.testing.assert_close(keys, cache.layers[0].keys, atol=1e-5, rtol=1e-5)
     with pytest.raises(SettingError, match="shorter"):
-        teaching().real(racc, [short])
+        teaching().base_prefix(racc, [short])
 
 
 def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
     racc = ready()
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     how = course(steps=40, rate=0.3, validate_every=1, patience=3)  # far too fast: it gets worse
     held_out = lessons(77, 8)
     train(racc, teaching(), lessons, how, held_out=held_out, report=seen.append)
@@ -226,7 +228,7 @@ def test_training_that_goes_astray_ends_with_the_weights_that_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        Teaching, "loss", lambda self, racc, *more: racc.aggregator.strength * torch.nan
+        TrainingObjective, "loss", lambda self, racc, *more: racc.aggregator.strength * torch.nan
     )
     racc = spoken.racc()
     with pytest.raises(SettingError, match="loss of step 1 is nan"):
@@ -235,7 +237,7 @@ def test_training_that_goes_astray_ends_with_the_weights_that_it_had(
 
 
 def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
-    how = Course(steps=11000)
+    how = TrainingConfig(steps=11000)
 
     assert how.rate_at(0) == pytest.approx(1e-5)
     assert how.rate_at(500) == pytest.approx(5.5e-5)
@@ -245,7 +247,7 @@ def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
 
 
 def test_asked_to_stop_it_keeps_the_last_step_and_says_that_it_is_not_done(tmp_path: Path) -> None:
-    how, seen = course(checkpoint_every=100), list[Progress]()
+    how, seen = course(checkpoint_every=100), list[TrainingProgress]()
 
     def train_until(last: int) -> bool:
         return train(
@@ -279,7 +281,7 @@ def test_a_batch_without_anything_to_learn_from_leaves_the_weights_alone() -> No
 
 
 def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_distance() -> None:
-    def short(lesson: Lesson) -> Lesson:
+    def short(lesson: TrainingExample) -> TrainingExample:
         place = lesson.relevant.index(True)
         passages = list(lesson.passages)
         passages[place] = told("yes")
@@ -295,7 +297,7 @@ def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_dis
 
 def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
     base = torch.nn.Linear(2, 2)
-    Teaching(hyper(), texts(), base, texts(), END)
+    TrainingObjective(hyper(), texts(), base, texts(), END)
     assert not base.training
     assert not any(weight.requires_grad for weight in base.parameters())
 
@@ -311,7 +313,7 @@ def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -
     seen = replace(other, passages=tuple(passages))
     racc, how = ready(), course(answer=1.0, taught=own)
 
-    def cost(*told: Lesson) -> float:
+    def cost(*told: TrainingExample) -> float:
         return teaching().loss(racc, told, how, torch.tensor([one.scores for one in told])).item()
 
     assert cost(seen) != pytest.approx(cost(other), rel=1e-3)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.compression import saved, store
+from bottega.compression import persistence, store
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -130,7 +130,7 @@ def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_pa
 
 
 def test_another_compressor_or_store_at_the_same_path_is_another(tmp_path: Path) -> None:
-    assert (*COMPRESSOR, STORE) == (saved.SETTINGS, saved.WEIGHTS, store.MANIFEST)
+    assert (*COMPRESSOR, STORE) == (persistence.SETTINGS, persistence.WEIGHTS, store.MANIFEST)
     for name in (*COMPRESSOR, STORE):
         (tmp_path / name).write_text("one")
     before = identities(tmp_path, tmp_path)

@@ -80,8 +80,8 @@ TARGETS = (
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # RACC.
     Target(
-        "compression/aggregator compression/modulation compression/compressor"
-        " compression/condenser compression/hyper",
+        "compression/aggregator compression/modulation compression/model"
+        " compression/passage_compressor compression/hyper_model",
         "compression/test_aggregator compression/test_modulation compression/test_attention"
         " compression/test_racc compression/test_hyper* compression/test_condensing",
     ),

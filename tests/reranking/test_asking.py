@@ -13,7 +13,7 @@ from bottega.reranking.search_budget import (
     BudgetedGenerator,
     BudgetSpentError,
     ReservedCost,
-    affordable,
+    gather_affordable,
     most_prompt_tokens,
     together,
 )
@@ -100,7 +100,7 @@ async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
     asker = BudgetedGenerator(model, most_tokens=39)
-    at_once = await affordable(asker.ask(says(letter), ONCE) for letter in "ab")
+    at_once = await gather_affordable(asker.ask(says(letter), ONCE) for letter in "ab")
     assert [reply is not None for reply in at_once] == [True, False]
     with pytest.raises(BudgetSpentError):
         await asker.ask(says("c"), ONCE)
@@ -194,7 +194,7 @@ async def test_no_budget_is_ever_exceeded(
     model = ScriptedGenerator(lambda prompt: "one two three")
     asker = BudgetedGenerator(model, most_calls=most_calls, most_tokens=most_tokens)
     for wave in waves:
-        await affordable(
+        await gather_affordable(
             asker.ask(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
             for letter, n in wave
         )

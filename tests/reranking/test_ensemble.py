@@ -8,7 +8,7 @@ from bottega.errors import GenerationError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
 from bottega.prompting import InterleavedPrompter
-from bottega.reranking import BudgetedGenerator, Ensemble, RewardValue
+from bottega.reranking import BudgetedGenerator, EnsembleReward, RewardValue
 from bottega.types import Answer, Candidate, Prompt, Query
 from tests.builders import candidates
 
@@ -25,8 +25,8 @@ def last_shown(prompt: Prompt) -> str:
     return answers_of(prompt)[-1]
 
 
-def ensemble(**settings: object) -> Ensemble:
-    return Ensemble(InterleavedPrompter(), LabelParser(), shots=2, **settings)  # type: ignore[arg-type]
+def ensemble(**settings: object) -> EnsembleReward:
+    return EnsembleReward(InterleavedPrompter(), LabelParser(), shots=2, **settings)  # type: ignore[arg-type]
 
 
 async def test_the_share_of_other_draws_that_say_the_same() -> None:

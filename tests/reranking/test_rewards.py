@@ -19,7 +19,7 @@ from bottega.reranking import (
     SelfConsistencyReward,
     TreeSearch,
     WeightedReward,
-    says_the_same,
+    exact_agreement,
 )
 from bottega.types import Answer, Candidate, Example, Message, Prompt, Query, Reply, Sampling
 from tests.builders import candidates
@@ -244,10 +244,10 @@ async def test_a_failing_endpoint_is_no_reward() -> None:
 
 def test_saying_the_same() -> None:
     several = Answer("a, b", labels=("a", "b"))
-    assert says_the_same(several, Answer("b, a", labels=("b", "a")), QUERY) == 1
-    assert says_the_same(several, Answer("a", labels=("a",)), QUERY) == 0
-    assert says_the_same(Answer("Red  car"), Answer("red car"), QUERY) == 1
-    assert says_the_same(Answer("red car"), Answer("red"), QUERY) == 0
+    assert exact_agreement(several, Answer("b, a", labels=("b", "a")), QUERY) == 1
+    assert exact_agreement(several, Answer("a", labels=("a",)), QUERY) == 0
+    assert exact_agreement(Answer("Red  car"), Answer("red car"), QUERY) == 1
+    assert exact_agreement(Answer("red car"), Answer("red"), QUERY) == 0
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

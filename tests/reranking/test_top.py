@@ -5,7 +5,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.protocols import Reranker
-from bottega.reranking import LabelCoverageReranker, MMRReranker, Order, TopKReranker
+from bottega.reranking import DemonstrationOrder, LabelCoverageReranker, MMRReranker, TopKReranker
 from bottega.reranking.selection import MOST_SHOWN, check_depth
 from bottega.types import Query
 from tests.builders import QUESTION, candidates, picture
@@ -15,7 +15,7 @@ QUERY = Query(QUESTION, (picture(50),))
 
 
 @pytest.mark.parametrize(("order", "shown"), [("nearest-last", "cba"), ("nearest-first", "abc")])
-async def test_the_best_k_in_the_order_asked_for(order: Order, shown: str) -> None:
+async def test_the_best_k_in_the_order_asked_for(order: DemonstrationOrder, shown: str) -> None:
     chosen = await TopKReranker(order)(QUERY, FOUND, 3)
     assert "".join(c.example.answer for c in chosen) == shown
 

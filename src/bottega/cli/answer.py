@@ -14,12 +14,12 @@ import typer
 from bottega.cli.opening import open_to_search
 from bottega.cli.output import (
     By,
-    DemonstrationOrder,
     Embed,
     Json,
     KnowledgeFile,
     Model,
     Namespace,
+    OrderOption,
     PriceOption,
     PromptStyle,
     TraceFile,
@@ -41,7 +41,7 @@ from bottega.pipeline import Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import visual_rag
-from bottega.reranking import Order, TopKReranker
+from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Query, Sampling, Trace
@@ -60,7 +60,7 @@ def classify(
     by: By = None,
     embed: Embed = None,
     prompt: PromptStyle = "auto",
-    order: DemonstrationOrder = "nearest-last",
+    order: OrderOption = "nearest-last",
     price: PriceOption = None,
     traces: TraceFile = None,
     json: Json = False,
@@ -139,10 +139,12 @@ def ask(
         note("the apprentice knows only what it is shown: give --kb K.db, or name a --model")
 
 
-def parse_order(text: str) -> Order:
-    if text not in get_args(Order):
-        raise SettingError(f"unknown order {text!r}", hint=f"use {', '.join(get_args(Order))}")
-    return cast(Order, text)
+def parse_order(text: str) -> DemonstrationOrder:
+    if text not in get_args(DemonstrationOrder):
+        raise SettingError(
+            f"unknown order {text!r}", hint=f"use {', '.join(get_args(DemonstrationOrder))}"
+        )
+    return cast(DemonstrationOrder, text)
 
 
 def _images(path: Path) -> list[Path]:

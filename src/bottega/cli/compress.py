@@ -28,8 +28,8 @@ from bottega.naming import BUNDLED, check_torch
 from bottega.recipes.racc import bundled_for
 
 if TYPE_CHECKING:
-    from bottega.compression import Shape
-    from bottega.compression.training_loss import Course
+    from bottega.compression import CompressorConfig
+    from bottega.compression.objective import TrainingConfig
 
 
 EXAMPLE = "docs/compression.md shows a whole file"
@@ -61,15 +61,15 @@ class Plan:
     """The shape's width and geometry are still to be told by the two models."""
 
     settings: Settings
-    shape: Shape
-    course: Course
+    shape: CompressorConfig
+    course: TrainingConfig
 
 
 def load_plan(file: Path) -> Plan:
     """Raises `SettingError` for all that can be seen before a model is loaded."""
     check_torch()
-    from bottega.compression import Shape
-    from bottega.compression.training_loss import Course
+    from bottega.compression import CompressorConfig
+    from bottega.compression.objective import TrainingConfig
     from bottega.kv_prefix import Geometry
 
     document, at = _parsed(file), Place(str(file))
@@ -78,12 +78,12 @@ def load_plan(file: Path) -> Plan:
     top = {name: value for name, value in document.items() if name in names}
     _check_given(Settings, top, at)
     course = as_table(document.get("course", {}), at / "course")
-    _check_given(Course, course, at / "course")
+    _check_given(TrainingConfig, course, at / "course")
     told = {"width": 0, "geometry": Geometry(0, 0, 0)}
     plan = Plan(
         read(Settings, top, at),
-        read(Shape, document.get("shape", {}), at / "shape", **told),
-        read(Course, course, at / "course"),
+        read(CompressorConfig, document.get("shape", {}), at / "shape", **told),
+        read(TrainingConfig, course, at / "course"),
     )
     _check_out(plan.settings.out, str(top["out"]), at / "out")
     _check_pairs(plan, at)
@@ -100,7 +100,7 @@ def _parsed(file: Path) -> Table:
         raise SettingError(f"{file} is not TOML: {error}", hint=EXAMPLE) from error
 
 
-def _check_given(kind: type[Settings] | type[Course], table: Table, at: Place) -> None:
+def _check_given(kind: type[Settings] | type[TrainingConfig], table: Table, at: Place) -> None:
     for one in fields(kind):
         if one.default is MISSING and one.name not in table:
             raise (at / one.name).error("is missing", hint=EXAMPLE)

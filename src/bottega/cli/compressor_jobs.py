@@ -19,10 +19,19 @@ from bottega.cli.compress import Plan, Settings
 from bottega.cli.measure import check_retrieval, filled
 from bottega.cli.output import note, progress, say, waiting, warn
 from bottega.cli.parts import check_retrieve, open_retrieval, open_tokens
-from bottega.compression import Condenser, Manifest, PassageStore, Racc, Shape, Texts, load, save
-from bottega.compression.saved import SETTINGS, fingerprint, same
-from bottega.compression.training import NAME, Progress, train
-from bottega.compression.training_loss import Course, Lesson, Teaching
+from bottega.compression import (
+    CompressorConfig,
+    InputBuilder,
+    Manifest,
+    PassageCompressor,
+    PassageStore,
+    RaccModel,
+    load,
+    save,
+)
+from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
+from bottega.compression.persistence import SETTINGS, fingerprint, same
+from bottega.compression.training import NAME, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
@@ -82,7 +91,9 @@ AT_ONCE = 64
 class StoreBuilder:
     """`take` passages, then `finish`. `told` says how many and how large."""
 
-    def __init__(self, condenser: Condenser, store: PassageStore, shape: Shape, int8: bool) -> None:
+    def __init__(
+        self, condenser: PassageCompressor, store: PassageStore, shape: CompressorConfig, int8: bool
+    ) -> None:
         self._condenser, self._store, self._shape, self._int8 = condenser, store, shape, int8
         self._waiting: list[tuple[str, Example]] = []
         self._ids: set[str] = set()
@@ -93,9 +104,9 @@ class StoreBuilder:
     def opened(cls, compressor: Path, model: LoadedModel, folder: Path, *, int8: bool) -> Self:
         """Raises `LoadError` for another model, `StoreError` for a store of another compressor."""
         saved = load(compressor)
-        shape = saved.racc.shape
-        condenser = Condenser(
-            saved.racc, saved.compressing(model.model), Texts(model.encode, model.ends)
+        shape = saved.racc.config
+        condenser = PassageCompressor(
+            saved.racc, saved.open_hyper(model.model), InputBuilder(model.encode, model.ends)
         )
         precision = Manifest(
             saved.digest, shape.document_prompts, shape.width, "int8" if int8 else "fp16"
@@ -122,7 +133,7 @@ class StoreBuilder:
         made: list[tuple[Sequence[Example], Tensor]] = []
 
         def compress(batch: Sequence[Example]) -> Tensor:
-            rows = self._condenser.compressed(batch).cpu()
+            rows = self._condenser.compress(batch).cpu()
             made.append((batch, rows))
             return rows
 
@@ -162,7 +173,7 @@ class StoreBuilder:
 BEGUN, LOSSES = "training.json", "losses.jsonl"
 TOLD = 20  # lines of progress
 
-Taught = tuple[Drawn, list[Lesson]]
+Taught = tuple[Drawn, list[TrainingExample]]
 
 
 def train_as_planned(plan: Plan) -> bool:
@@ -229,7 +240,7 @@ def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
         yield lessons, lessons.of(aside)
 
 
-def _begin(plan: Plan, between: Teaching, data: Benchmark) -> None:
+def _begin(plan: Plan, between: TrainingObjective, data: Benchmark) -> None:
     """What is in the folder is of this very training. Raises `LoadError`."""
     out = plan.settings.out
     told = {
@@ -272,9 +283,9 @@ def _alike(name: str, before: object, now: object) -> bool:
 
 
 def _say_plan(
-    settings: Settings, course: Course, racc: Racc, data: Benchmark, held_out: int
+    settings: Settings, course: TrainingConfig, racc: RaccModel, data: Benchmark, held_out: int
 ) -> None:
-    shape, who = racc.shape, settings.hyper or settings.model
+    shape, who = racc.config, settings.hyper or settings.model
     parameters = sum(one.numel() for one in racc.parameters())
     passages = passages_of(data)
     text = sum(len(one.query.text.encode()) for one in passages) / len(passages)
@@ -293,11 +304,11 @@ def _say_plan(
     )
 
 
-def _bytes(shape: Shape) -> int:
+def _bytes(shape: CompressorConfig) -> int:
     return 2 * shape.document_prompts * shape.width
 
 
-def _calibrate(between: Teaching, racc: Racc, lessons: list[Lesson]) -> None:
+def _calibrate(between: TrainingObjective, racc: RaccModel, lessons: list[TrainingExample]) -> None:
     relevant = sum(any(one.relevant) for one in lessons)
     note(f"{relevant} of the first {len(lessons)} lessons have a relevant passage")
     with waiting("measuring where to start"):
@@ -305,12 +316,12 @@ def _calibrate(between: Teaching, racc: Racc, lessons: list[Lesson]) -> None:
 
 
 def _train(
-    racc: Racc,
-    between: Teaching,
+    racc: RaccModel,
+    between: TrainingObjective,
     lessons: Drawn,
-    held_out: list[Lesson],
+    held_out: list[TrainingExample],
     out: Path,
-    course: Course,
+    course: TrainingConfig,
 ) -> bool:
     with (
         progress("training", course.steps) as step,
@@ -319,7 +330,7 @@ def _train(
     ):
         reached = 0
 
-        def report(now: Progress) -> None:
+        def report(now: TrainingProgress) -> None:
             nonlocal reached
             step(now.step + 1 - reached)
             reached = now.step + 1
@@ -341,7 +352,7 @@ def _train(
         )
 
 
-def _line(now: Progress) -> str:
+def _line(now: TrainingProgress) -> str:
     validated = "" if now.validation is None else f", validation {now.validation:.4f}"
     return f"step {now.step + 1}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}"
 

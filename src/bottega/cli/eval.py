@@ -45,8 +45,8 @@ from bottega.cli.evaluation_options import (
 from bottega.cli.measure import Run, Work, check_output, measure, print_results
 from bottega.cli.opening import open_rows
 from bottega.cli.output import (
-    DemonstrationOrder,
     Model,
+    OrderOption,
     PriceOption,
     PromptStyle,
     Seed,
@@ -230,7 +230,7 @@ def evaluate(
     retrieve: Compared = "image",
     label_noise: LabelNoise = 0.0,
     prompt: PromptStyle = "auto",
-    order: DemonstrationOrder = "nearest-last",
+    order: OrderOption = "nearest-last",
     seed: Seed = 0,
     samples: Samples = None,
     rollouts: Rollouts = ROLLOUTS,

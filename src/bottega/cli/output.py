@@ -78,7 +78,7 @@ PromptStyle = Annotated[
         help="paper (Visual RAG, appendix A), interleaved (turns), or auto: what suits the model.",
     ),
 ]
-DemonstrationOrder = Annotated[
+OrderOption = Annotated[
     str, typer.Option("--order", help="nearest-last, nearest-first or shuffled.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]

@@ -1,27 +1,27 @@
 """Retrieved knowledge as a few keys and values in front of a frozen model (RACC, Weng et al.).
 Needs the extra `local`: torch and transformers."""
 
-from bottega.compression.baselines import OneToken, Reuse
-from bottega.compression.condenser import Compressed, Condenser
-from bottega.compression.hyper import Hyper, pipe
-from bottega.compression.racc import Racc, Shape
-from bottega.compression.saved import Saved, load, save
+from bottega.compression.baselines import KVReuse, OneTokenCompressor
+from bottega.compression.hyper_model import HyperModel, sentence_prompts
+from bottega.compression.inputs import InputBuilder
+from bottega.compression.model import CompressorConfig, RaccModel
+from bottega.compression.passage_compressor import PassageCompressor, PrefixSearcher
+from bottega.compression.persistence import SavedCompressor, load, save
 from bottega.compression.store import Manifest, PassageStore
-from bottega.compression.texts import Texts
 
 __all__ = [
-    "Compressed",
-    "Condenser",
-    "Hyper",
+    "CompressorConfig",
+    "HyperModel",
+    "InputBuilder",
+    "KVReuse",
     "Manifest",
-    "OneToken",
+    "OneTokenCompressor",
+    "PassageCompressor",
     "PassageStore",
-    "Racc",
-    "Reuse",
-    "Saved",
-    "Shape",
-    "Texts",
+    "PrefixSearcher",
+    "RaccModel",
+    "SavedCompressor",
     "load",
-    "pipe",
     "save",
+    "sentence_prompts",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Start = Literal["similar", "random"]
+Initialization = Literal["similar", "random"]
 SHARPNESS = 6.0  # of attention by likeness, before any training
 
 
@@ -22,7 +22,7 @@ class CrossAttention(nn.Module):
     """
 
     def __init__(
-        self, width: int, *, heads: int = 1, start: Start = "similar", quiet: bool = False
+        self, width: int, *, heads: int = 1, start: Initialization = "similar", quiet: bool = False
     ) -> None:
         super().__init__()
         self.heads = heads
@@ -85,7 +85,7 @@ class Aggregator(nn.Module):
         heads: int = 1,
         dcvq: bool = True,
         rgca: bool = True,
-        start: Start = "similar",
+        start: Initialization = "similar",
     ) -> None:
         super().__init__()
         self.rgca = rgca

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bottega.compression.hyper import Hyper, Inputs
-from bottega.compression.texts import Encode, inserted, respelled, rows
+from bottega.compression.hyper_model import HyperModel, Inputs
+from bottega.compression.inputs import PromptEncoder, inserted, respelled, rows
 from bottega.errors import SettingError
 from bottega.kv_prefix import NO_LOGITS, Batch, KeyValues, decoder_config, own_offsets
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Prefix, Query
 
 
-class OneToken(nn.Module):
+class OneTokenCompressor(nn.Module):
     """The shape of xRAG (Cheng et al. 2024): a passage is one stored vector, and a bridge of two
     layers, all that is trained, makes it the embedding of one token in front of the question.
 
-    The vector is the mean hidden state of the passage's tokens in the frozen `Hyper`; xRAG takes a
-    retriever's, and first trains the bridge to have passages said again. A `PassageStore` of one
-    prompt a passage holds them. For models of a decoder alone.
+    The vector is the mean hidden state of the passage's tokens in the frozen `HyperModel`; xRAG
+    takes a retriever's, and first trains the bridge to have passages said again. A `PassageStore`
+    of one prompt a passage holds them. For models of a decoder alone.
     """
 
     centre: Tensor
@@ -37,7 +37,7 @@ class OneToken(nn.Module):
         self.register_buffer("centre", torch.zeros(width))
         self.register_buffer("spread", torch.ones(width))
 
-    def vectors(self, hyper: Hyper, inputs: Inputs) -> Tensor:
+    def passage_vectors(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
         """(passages, 1, width)"""
         with torch.no_grad():
             states = hyper.read(inputs)
@@ -50,7 +50,7 @@ class OneToken(nn.Module):
         self.centre.copy_(vectors.mean((0, 1)))
         self.spread.copy_(vectors.flatten(0, 1).std(0).clamp(min=least))
 
-    def embedded(self, vectors: Tensor) -> Tensor:
+    def embed(self, vectors: Tensor) -> Tensor:
         """(batch, passages, width) of both."""
         made: Tensor = self.bridge((vectors - self.centre) / self.spread)
         return made
@@ -58,7 +58,7 @@ class OneToken(nn.Module):
     def forward(self, model: Any, vectors: Tensor) -> KeyValues:
         """What the frozen model has of these tokens: gradients pass through it to the bridge."""
         decoder = model.get_decoder().get_decoder()
-        embedded = self.embedded(vectors).to(model.dtype)
+        embedded = self.embed(vectors).to(model.dtype)
         cache = decoder(inputs_embeds=embedded, use_cache=True).past_key_values
         return KeyValues(tuple((layer.keys, layer.values) for layer in cache.layers))
 
@@ -66,7 +66,7 @@ class OneToken(nn.Module):
 Key = tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...], int]
 
 
-class Reuse:
+class KVReuse:
     """Full reuse of keys and values (Prompt Cache, Gim et al. 2024; TurboRAG, Lu et al. 2024): each
     passage is read alone, behind nothing but what opens every prompt, at the place where it will
     stand, and all stand before the question. No passage sees another; of a single one the prefix
@@ -75,7 +75,7 @@ class Reuse:
     Keys are rotated by their place, so a passage that was read is used again at the same place
     only: at another one it is read anew. The last `keep_mb` megabytes are kept.
 
-    `encode`, `ends`: see `Texts`. `prompt` is what the model will be asked with. Raises
+    `encode`, `ends`: see `InputBuilder`. `prompt` is what the model will be asked with. Raises
     `SettingError` for a model with an encoder, and where `prompt` does not show each passage alike
     wherever it stands.
     """
@@ -83,7 +83,7 @@ class Reuse:
     def __init__(
         self,
         model: Any,
-        encode: Encode,
+        encode: PromptEncoder,
         ends: frozenset[int],
         prompt: Prompter,
         *,

@@ -40,10 +40,10 @@ class Modulation(nn.Module):
 
     def forward(self, prompts: Tensor) -> KeyValues:
         """(batch, length, width)"""
-        said = self.standard(prompts) * self.spread[:, None] + self.centre[:, None]
+        said = self.standardized(prompts) * self.spread[:, None] + self.centre[:, None]
         return self.split(said)
 
-    def standard(self, prompts: Tensor) -> Tensor:
+    def standardized(self, prompts: Tensor) -> Tensor:
         """(layers, batch, length, 2 * heads * dimensions), before scale and centre."""
         parts = zip(self.linear, self.first, self.second, strict=True)
         return torch.stack(
@@ -72,10 +72,10 @@ class Modulation(nn.Module):
 
     def distance(self, prompts: Tensor, real: KeyValues) -> Tensor:
         """Mean squared difference from a real prefix, in the spread of real ones."""
-        apart = self.standard(prompts) - self.standardised(real)
+        apart = self.standardized(prompts) - self.standardize(real)
         return (apart.square() * (self.spread[:, None] > 0)).mean()
 
-    def standardised(self, real: KeyValues) -> Tensor:
+    def standardize(self, real: KeyValues) -> Tensor:
         spread = self.spread[:, None]
         known = spread > 0
         return torch.where(
@@ -89,7 +89,7 @@ class Modulation(nn.Module):
         rows = prompts.flatten(0, 1).double()
         centre = rows.mean(0)
         rows = rows - centre
-        wanted = self.standardised(real).flatten(1, 2).double()
+        wanted = self.standardize(real).flatten(1, 2).double()
         gram = rows.T @ rows + ridge * torch.eye(rows.shape[1]).to(rows)
         for linear, target in zip(self.linear, wanted, strict=True):
             assert isinstance(linear, nn.Linear)  # of a ModuleList only Modules are known

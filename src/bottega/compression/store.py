@@ -196,7 +196,7 @@ class Manifest:
     version: int = VERSION
 
     @classmethod
-    def found(cls, folder: str | Path, compressor: str, prompts: int, width: int) -> Manifest:
+    def for_store(cls, folder: str | Path, compressor: str, prompts: int, width: int) -> Manifest:
         """In the precision of the store that is there, if there is one."""
         there = _found(Path(folder).expanduser())
         return cls(compressor, prompts, width, there.precision if there else "fp16")

@@ -14,39 +14,49 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bottega.compression.racc import Racc
-from bottega.compression.training_loss import Course, Lesson, Lessons, Teaching, scores_of
+from bottega.compression.model import RaccModel
+from bottega.compression.objective import (
+    TrainingBatches,
+    TrainingConfig,
+    TrainingExample,
+    TrainingObjective,
+    retrieval_scores,
+)
 from bottega.errors import LoadError, SettingError
 
 NAME = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """`step` is the next one to take, `worse` how many validations ago the best one was."""
 
     step: int = 0
     best: float = math.inf
     worse: int = 0
 
-    def next(self) -> State:
+    def next(self) -> TrainingState:
         return replace(self, step=self.step + 1)
 
 
-class Checkpoints:
+class CheckpointFile:
     """One file, replaced as a whole. Without a folder nothing is kept but the best weights."""
 
     def __init__(
-        self, folder: Path | None, course: Course, racc: Racc, optimizer: torch.optim.Optimizer
+        self,
+        folder: Path | None,
+        config: TrainingConfig,
+        racc: RaccModel,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         self._path = folder / NAME if folder else None
         self._racc, self._optimizer = racc, optimizer
         self._best: dict[str, torch.Tensor] | None = None
-        self._of = json.dumps({"course": asdict(course), "shape": asdict(racc.shape)})
+        self._of = json.dumps({"course": asdict(config), "shape": asdict(racc.config)})
 
-    def restored(self) -> State:
+    def restored(self) -> TrainingState:
         if self._path is None or not self._path.exists():
-            return State()
+            return TrainingState()
         try:
             kept = torch.load(self._path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever a damaged file provokes
@@ -61,15 +71,15 @@ class Checkpoints:
         self._racc.load_state_dict(kept["weights"])
         self._optimizer.load_state_dict(kept["optimizer"])
         self._best = kept["best_weights"]
-        return State(**kept["state"])
+        return TrainingState(**kept["state"])
 
-    def validated(self, state: State, loss: float) -> State:
+    def validated(self, state: TrainingState, loss: float) -> TrainingState:
         if loss < state.best:
             self._best = {name: one.clone() for name, one in self._racc.state_dict().items()}
             return replace(state, best=loss, worse=0)
         return replace(state, worse=state.worse + 1)
 
-    def keep(self, state: State) -> None:
+    def keep(self, state: TrainingState) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +105,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """After a step, the first being 0. `validation` where one was made."""
 
     step: int
@@ -105,14 +115,14 @@ class Progress:
 
 
 def train(
-    racc: Racc,
-    teaching: Teaching,
-    lessons: Lessons,
-    course: Course,
+    racc: RaccModel,
+    objective: TrainingObjective,
+    batches: TrainingBatches,
+    config: TrainingConfig,
     *,
     folder: Path | None = None,
-    held_out: Sequence[Lesson] = (),
-    report: Callable[[Progress], None] = lambda progress: None,
+    held_out: Sequence[TrainingExample] = (),
+    report: Callable[[TrainingProgress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Trains in place. With `folder` it leaves checkpoints there and goes on from the last one: the
@@ -121,27 +131,27 @@ def train(
     weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after
     the step and returns False.
 
-    With `held_out` lessons and `course.validate_every` the best weights by their loss are what
+    With `held_out` lessons and `config.validate_every` the best weights by their loss are what
     remains.
     """
-    racc.to(teaching.hyper.device)
+    racc.to(objective.hyper.device)
     optimizer = torch.optim.AdamW(
-        racc.parameters(), lr=course.rate, weight_decay=course.weight_decay
+        racc.parameters(), lr=config.rate, weight_decay=config.weight_decay
     )
-    checkpoints = Checkpoints(folder, course, racc, optimizer)
+    checkpoints = CheckpointFile(folder, config, racc, optimizer)
     state = checkpoints.restored()
-    while state.step < course.steps and state.worse < course.patience:
-        rate = course.rate_at(state.step)
-        loss = _step(racc, teaching, lessons, course, optimizer, state.step, rate)
+    while state.step < config.steps and state.worse < config.patience:
+        rate = config.rate_at(state.step)
+        loss = _step(racc, objective, batches, config, optimizer, state.step, rate)
         validation = None
-        if held_out and course.validate_every and (state.step + 1) % course.validate_every == 0:
-            validation = _validated(racc, teaching, held_out, course)
+        if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
+            validation = _validated(racc, objective, held_out, config)
             _finite(validation, "validation loss", state.step)
             state = checkpoints.validated(state, validation)
-        report(Progress(state.step, loss, rate, validation))
+        report(TrainingProgress(state.step, loss, rate, validation))
         state = state.next()
-        asked_to_stop = stopped() and state.step < course.steps
-        if state.step % course.checkpoint_every == 0 or state.step == course.steps or asked_to_stop:
+        asked_to_stop = stopped() and state.step < config.steps
+        if state.step % config.checkpoint_every == 0 or state.step == config.steps or asked_to_stop:
             checkpoints.keep(state)
         if asked_to_stop:
             return False
@@ -150,10 +160,10 @@ def train(
 
 
 def _step(
-    racc: Racc,
-    teaching: Teaching,
-    lessons: Lessons,
-    course: Course,
+    racc: RaccModel,
+    objective: TrainingObjective,
+    batches: TrainingBatches,
+    config: TrainingConfig,
     optimizer: torch.optim.Optimizer,
     step: int,
     rate: float,
@@ -162,14 +172,14 @@ def _step(
         group["lr"] = rate
     optimizer.zero_grad()
     total = 0.0
-    for part in range(course.accumulate):
-        number = step * course.accumulate + part
-        batch = lessons(number)
-        with _precision(course, teaching):
-            loss = teaching.loss(racc, batch, course, _hidden(batch, course, number))
-        torch.autograd.backward(loss / course.accumulate)
-        total += _finite(loss.item(), "loss", step) / course.accumulate
-    length = nn.utils.clip_grad_norm_(racc.parameters(), course.clip)
+    for part in range(config.accumulate):
+        number = step * config.accumulate + part
+        batch = batches(number)
+        with _precision(config, objective):
+            loss = objective.loss(racc, batch, config, _hidden(batch, config, number))
+        torch.autograd.backward(loss / config.accumulate)
+        total += _finite(loss.item(), "loss", step) / config.accumulate
+    length = nn.utils.clip_grad_norm_(racc.parameters(), config.clip)
     _finite(length.item(), "gradient", step)
     optimizer.step()
     return total
@@ -184,21 +194,28 @@ def _finite(number: float, what: str, step: int) -> float:
     return number
 
 
-def _hidden(batch: Sequence[Lesson], course: Course, number: int) -> Tensor:
+def _hidden(batch: Sequence[TrainingExample], config: TrainingConfig, number: int) -> Tensor:
     """The scores, those of a share of the lessons all alike."""
-    rng = random.Random(f"{course.seed}:{number}")
-    told = torch.tensor([[float(rng.random() >= course.flat)] for _ in batch])
-    return scores_of(batch) * told
+    rng = random.Random(f"{config.seed}:{number}")
+    told = torch.tensor([[float(rng.random() >= config.flat)] for _ in batch])
+    return retrieval_scores(batch) * told
 
 
-def _validated(racc: Racc, teaching: Teaching, held_out: Sequence[Lesson], course: Course) -> float:
-    with torch.no_grad(), _precision(course, teaching):
-        return teaching.loss(racc, held_out, course, scores_of(held_out)).item()
+def _validated(
+    racc: RaccModel,
+    objective: TrainingObjective,
+    held_out: Sequence[TrainingExample],
+    config: TrainingConfig,
+) -> float:
+    with torch.no_grad(), _precision(config, objective):
+        return objective.loss(racc, held_out, config, retrieval_scores(held_out)).item()
 
 
-def _precision(course: Course, teaching: Teaching) -> AbstractContextManager[None]:
-    if not course.half_precision:
+def _precision(
+    config: TrainingConfig, objective: TrainingObjective
+) -> AbstractContextManager[None]:
+    if not config.half_precision:
         return nullcontext()
-    kind = teaching.hyper.device.type
+    kind = objective.hyper.device.type
     autocast: AbstractContextManager[None] = torch.autocast(kind, torch.bfloat16)
     return autocast

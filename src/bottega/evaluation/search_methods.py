@@ -32,7 +32,7 @@ from bottega.protocols import (
     turns_only,
 )
 from bottega.recipes import Classification, heuristic
-from bottega.reranking import Ensemble, FlatSearch, RewardFunction, TreeSearch
+from bottega.reranking import EnsembleReward, FlatSearch, RewardFunction, TreeSearch
 from bottega.retrieval import (
     BM25Retriever,
     HashtagRetriever,
@@ -73,7 +73,7 @@ def searched(
 ) -> Pipeline:
     """The pipeline with one of `SEARCHED` in place of its re-ranker: all have the same reward, as
     many branches and the same limit of completions. The reward is the paper's (eq. 9), and an
-    `Ensemble` for a model that knows brief turns alone and gives no reasons."""
+    `EnsembleReward` for a model that knows brief turns alone and gives no reasons."""
     search = _search(name, pipeline, settings, shots, rollouts, seed)
     return replace(pipeline, fetch=max(FETCH, shots), search=search)
 
@@ -84,7 +84,7 @@ def _search(
     generator, prompt, parse = settings.generator, pipeline.prompt, pipeline.parse
     reward: RewardFunction = heuristic(prompt, parse, sampling=pipeline.sampling)
     if turns_only(generator):
-        reward = Ensemble(
+        reward = EnsembleReward(
             prompt,
             parse,
             shots=shots,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bottega.compression.training_loss import Lesson
+from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, gives
 from bottega.evaluation.labels import is_passage, names_passages
@@ -27,23 +27,23 @@ class Drawn(ABC):
         self._kinds = _kinds(items)
         self.seed, self.batch = seed, batch
 
-    def __call__(self, step: int, /) -> list[Lesson]:
+    def __call__(self, step: int, /) -> list[TrainingExample]:
         return self.drawn(self.batch, step)
 
-    def drawn(self, count: int, step: int) -> list[Lesson]:
+    def drawn(self, count: int, step: int) -> list[TrainingExample]:
         rng = random.Random(f"{self.seed}:{step}")
         items = self._kinds[0]
         if len(self._kinds) > 1:
             items = rng.choices(self._kinds, [len(kind) for kind in self._kinds])[0]
         return [self.lesson(rng.choice(items), rng) for _ in range(count)]
 
-    def of(self, items: Sequence[Example]) -> list[Lesson]:
+    def of(self, items: Sequence[Example]) -> list[TrainingExample]:
         """One for each, always the same."""
         rng = random.Random(f"{self.seed}:once")
         return [self.lesson(item, rng) for item in items]
 
     @abstractmethod
-    def lesson(self, item: Example, rng: random.Random) -> Lesson: ...
+    def lesson(self, item: Example, rng: random.Random) -> TrainingExample: ...
 
 
 class GoldPassageLessons(Drawn):
@@ -76,7 +76,7 @@ class GoldPassageLessons(Drawn):
         self._asked = _named(items, embed.embed_queries([one.query for one in items]))
         self._told = _named(passages, embed.embed_documents([one.query for one in passages]))
 
-    def lesson(self, item: Example, rng: random.Random) -> Lesson:
+    def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
         right = self._passages[item.tags["passage"]]
         others = [one for one in self._episodes[right.tags.get(EPISODE, "")] if one is not right]
         shown = [right]
@@ -85,7 +85,7 @@ class GoldPassageLessons(Drawn):
         left = [one for one in others if not _among(one, shown)]
         shown += rng.sample(left, self.shots - len(shown))
         rng.shuffle(shown)
-        return Lesson(
+        return TrainingExample(
             item.query,
             tuple(shown),
             tuple(self._score(item, one) for one in shown),
@@ -129,9 +129,9 @@ class RetrievedLessons(Drawn):
         # By identity: a question of one's own may have no id.
         self._found: dict[int, list[Candidate]] = {}
 
-    def lesson(self, item: Example, rng: random.Random) -> Lesson:
+    def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
         found, answers = self._candidates(item), answers_of(self._data, item)
-        return Lesson(
+        return TrainingExample(
             item.query,
             tuple(one.example for one in found),
             tuple(one.score for one in found),

@@ -28,7 +28,7 @@ from bottega.routing import always
 from bottega.types import Candidate, Prefix, Query, Sampling
 
 if TYPE_CHECKING:
-    from bottega.compression import Condenser, Reuse
+    from bottega.compression import KVReuse, PassageCompressor
     from bottega.generation.loaded import LoadedModel
 
 
@@ -36,12 +36,14 @@ def reusing(
     base: Generator, *, prompt: Prompter, parse: Parser, sampling: Sampling | None = None
 ) -> Searcher:
     """A pipeline's `search` in the place of showing passages: their keys and values, each read
-    alone, stand before the question (`compression.Reuse`). Raises `SettingError` for a base that is
-    not in this process."""
+    alone, stand before the question (`compression.KVReuse`). Raises `SettingError` for a base that
+    is not in this process."""
     model = in_this_process(base)
-    from bottega.compression import Compressed
+    from bottega.compression import PrefixSearcher
 
-    return Compressed(Reusing(model, prompt), model, prompt=prompt, parse=parse, sampling=sampling)
+    return PrefixSearcher(
+        Reusing(model, prompt), model, prompt=prompt, parse=parse, sampling=sampling
+    )
 
 
 class Reusing:
@@ -49,21 +51,21 @@ class Reusing:
 
     def __init__(self, base: TransformersGenerator, prompt: Prompter) -> None:
         self._base, self._prompt = base, prompt
-        self._made: Reuse | None = None
+        self._made: KVReuse | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         return await self._base.run(lambda model: self._reuse(model).prefix(query, shown))
 
-    def _reuse(self, model: LoadedModel) -> Reuse:
+    def _reuse(self, model: LoadedModel) -> KVReuse:
         if self._made is None:
-            from bottega.compression import Reuse
+            from bottega.compression import KVReuse
 
-            self._made = Reuse(model.model, model.encode, model.ends, self._prompt)
+            self._made = KVReuse(model.model, model.encode, model.ends, self._prompt)
         return self._made
 
 
 BUNDLED = "bundled:"
-# Files of `compression.saving` and `compression.store`, which need torch.
+# Files of `compression.persistence` and `compression.store`, which need torch.
 COMPRESSOR = ("compressor.json", "compressor.safetensors")
 STORE = "manifest.json"
 
@@ -136,10 +138,10 @@ def compressing(
     """What `racc` puts in the place of showing passages."""
     check_there(compressor, store)
     model = in_this_process(base)
-    from bottega.compression import Compressed
+    from bottega.compression import PrefixSearcher
 
     condensing = Condensing(Path(compressor), model, hyper or model, store)
-    return Compressed(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
+    return PrefixSearcher(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
 
 
 def check_there(compressor: str | Path | None, store: str | Path | None) -> None:
@@ -183,25 +185,33 @@ class Condensing:
     ) -> None:
         self._compressor, self._store = compressor, store
         self._base, self._hyper = base, hyper
-        self._made: Condenser | None = None
+        self._made: PassageCompressor | None = None
 
     async def __call__(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         if self._made is None:
             await self._base.load()
         return await self._hyper.run(lambda model: self.made(model).prefix(query, shown))
 
-    def made(self, model: LoadedModel) -> Condenser:
+    def made(self, model: LoadedModel) -> PassageCompressor:
         if self._made is None:
-            from bottega.compression import Condenser, Manifest, PassageStore, Texts, load
+            from bottega.compression import (
+                InputBuilder,
+                Manifest,
+                PassageCompressor,
+                PassageStore,
+                load,
+            )
 
             saved = load(self._compressor)
-            shape = saved.racc.shape
+            shape = saved.racc.config
             kept = None
             if self._store is not None:
-                manifest = Manifest.found(
+                manifest = Manifest.for_store(
                     self._store, saved.digest, shape.document_prompts, shape.width
                 )
                 kept = PassageStore(self._store, manifest)
-            hyper = saved.check(model.model, self._base.loaded.model)
-            self._made = Condenser(saved.racc, hyper, Texts(model.encode, model.ends), kept)
+            hyper = saved.open(model.model, self._base.loaded.model)
+            self._made = PassageCompressor(
+                saved.racc, hyper, InputBuilder(model.encode, model.ends), kept
+            )
         return self._made

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bottega.compression import Hyper, Racc, Shape, Texts, pipe
-from bottega.compression.texts import rows
-from bottega.compression.training_loss import Teaching
+from bottega.compression import (
+    CompressorConfig,
+    HyperModel,
+    InputBuilder,
+    RaccModel,
+    sentence_prompts,
+)
+from bottega.compression.inputs import rows
+from bottega.compression.objective import TrainingObjective
 from bottega.errors import SettingError
 from bottega.generation.loaded import LoadedModel
 from bottega.types import Example, Query
@@ -19,35 +25,38 @@ HARD_PROMPTS = (
 )
 
 
-def teaching(base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1) -> Teaching:
+def teaching(
+    base: LoadedModel, hyper: LoadedModel | None = None, *, layer: int = -1
+) -> TrainingObjective:
     """`hyper` compresses for `base`, which does it itself if nobody is named. `layer` is the one
-    whose hidden states are read, see `Hyper`. Raises `SettingError` for one that is not there."""
-    texts = Texts(base.encode, base.ends)
-    compresses = Hyper((hyper or base).model, layer=layer)
+    whose hidden states are read, see `HyperModel`. Raises `SettingError` for one that is not
+    there."""
+    texts = InputBuilder(base.encode, base.ends)
+    compresses = HyperModel((hyper or base).model, layer=layer)
     if not compresses.has_layer:
         raise SettingError(
             f"there is no layer {layer}",
             hint=f"use 0 (the embeddings) to {compresses.depth}, or -1 (the last)",
         )
-    return Teaching(
+    return TrainingObjective(
         compresses,
-        texts if hyper is None else Texts(hyper.encode, hyper.ends),
+        texts if hyper is None else InputBuilder(hyper.encode, hyper.ends),
         base.model,
         texts,
         min(base.ends),
     )
 
 
-def untrained(shape: Shape, teaching: Teaching, *, seed: int = 0) -> Racc:
-    """To be calibrated by `Teaching.calibrate`."""
+def untrained(shape: CompressorConfig, teaching: TrainingObjective, *, seed: int = 0) -> RaccModel:
+    """To be calibrated by `TrainingObjective.calibrate`."""
     torch.manual_seed(seed)
-    return Racc(shape, None if shape.prompting == "reading" else _hard(shape, teaching))
+    return RaccModel(shape, None if shape.prompting == "reading" else _hard(shape, teaching))
 
 
-def _hard(shape: Shape, teaching: Teaching) -> tuple[Tensor, Tensor]:
-    spelt = (rows(teaching.texts.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS)
+def _hard(shape: CompressorConfig, teaching: TrainingObjective) -> tuple[Tensor, Tensor]:
+    spelt = (rows(teaching.inputs.passages([Example(Query(text), "")]))[0] for text in HARD_PROMPTS)
     documents, queries = (
-        pipe(teaching.hyper, torch.tensor(ids), count)
+        sentence_prompts(teaching.hyper, torch.tensor(ids), count)
         for ids, count in zip(spelt, (shape.document_prompts, shape.query_prompts), strict=True)
     )
     return documents, queries

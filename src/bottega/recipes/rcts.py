@@ -22,7 +22,7 @@ from bottega.protocols import (
 )
 from bottega.recipes.visual_rag import suited_prompt
 from bottega.reranking import (
-    Agree,
+    AgreementFunction,
     MutualReward,
     RewardFunction,
     SelfConsistencyReward,
@@ -52,7 +52,7 @@ def rcts(
     retrieve: Retriever | None = None,
     prompt: Prompter | None = None,
     parse: Parser | None = None,
-    agree: Agree = same_answer,
+    agree: AgreementFunction = same_answer,
     most_calls: int | None = None,
     most_tokens: int | None = None,
     record: Recorder | None = None,
@@ -65,8 +65,8 @@ def rcts(
 
     An answer is worth `alpha` times how surely it follows from its own rationale, and else how well
     it teaches retrieved questions whose answers are known; without a rationale only the latter, for
-    which `reward=Ensemble(...)` may be better. `agree` says which answers are the same: by their
-    kind, or always by choice, number or words. The paper retrieves by late interaction
+    which `reward=EnsembleReward(...)` may be better. `agree` says which answers are the same: by
+    their kind, or always by choice, number or words. The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
     `knowledge`. `parallel` branches are tried at once, 1 is the paper's order; `most_calls` and
     `most_tokens` limit one query. Another `search`, such as a `FlatSearch`, is taken as it is.
@@ -123,7 +123,7 @@ def heuristic(
     alpha: float = 0.2,
     sampling: Sampling | None = None,
     variant: Variant = "paper",
-    agree: Agree = same_answer,
+    agree: AgreementFunction = same_answer,
     conclude: Callable[[Query, str], Prompt] | None = None,
 ) -> WeightedReward:
     """The paper's reward (eq. 9), its samples drawn at temperature 0.8 and as long as answers are

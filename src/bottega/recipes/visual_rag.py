@@ -18,7 +18,7 @@ from bottega.protocols import (
     Tier,
     turns_only,
 )
-from bottega.reranking import Order, TopKReranker
+from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing import always
 from bottega.types import Sampling
@@ -35,7 +35,7 @@ class Classification:
     labels: Sequence[str]
     prompt: Prompter | None = None
     multi_label: bool = False
-    order: Order = "nearest-last"
+    order: DemonstrationOrder = "nearest-last"
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=64))
     record: Recorder | None = None
     price: Pricer | None = None
@@ -69,7 +69,7 @@ def visual_rag(
     labels: Sequence[str],
     shots: int = 10,
     prompt: Prompter | None = None,
-    order: Order = "nearest-last",
+    order: DemonstrationOrder = "nearest-last",
     multi_label: bool = False,
     retrieve: Retriever | None = None,
     record: Recorder | None = None,

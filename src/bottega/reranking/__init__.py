@@ -1,42 +1,42 @@
 """Which candidates are shown, and in which order."""
 
-from bottega.reranking.ensemble import Ensemble
 from bottega.reranking.flat_search import FlatSearch
 from bottega.reranking.joint import JointChoiceSearch
 from bottega.reranking.rewards import (
-    Agree,
+    AgreementFunction,
+    EnsembleReward,
     MutualReward,
     RewardFunction,
     RewardValue,
     SelfConsistencyReward,
     Variant,
     WeightedReward,
-    says_the_same,
+    exact_agreement,
 )
 from bottega.reranking.search_budget import BudgetedGenerator, BudgetSpentError
 from bottega.reranking.selection import (
+    DemonstrationOrder,
     GatedReranker,
     LabelCoverageReranker,
     MMRReranker,
-    Order,
     TopKReranker,
-    arranged,
     check_depth,
+    order_demonstrations,
 )
 from bottega.reranking.tree_search import TreeSearch
 
 __all__ = [
-    "Agree",
+    "AgreementFunction",
     "BudgetSpentError",
     "BudgetedGenerator",
-    "Ensemble",
+    "DemonstrationOrder",
+    "EnsembleReward",
     "FlatSearch",
     "GatedReranker",
     "JointChoiceSearch",
     "LabelCoverageReranker",
     "MMRReranker",
     "MutualReward",
-    "Order",
     "RewardFunction",
     "RewardValue",
     "SelfConsistencyReward",
@@ -44,7 +44,7 @@ __all__ = [
     "TreeSearch",
     "Variant",
     "WeightedReward",
-    "arranged",
     "check_depth",
-    "says_the_same",
+    "exact_agreement",
+    "order_demonstrations",
 ]

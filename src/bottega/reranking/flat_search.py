@@ -9,13 +9,18 @@ from typing import Literal, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.rewards import RewardFunction, RewardValue, check_at_least_one, worth_by
+from bottega.reranking.rewards import (
+    RewardFunction,
+    RewardValue,
+    check_at_least_one,
+    checked_reward,
+)
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
-    affordable,
     check_budget,
-    rng_for,
+    gather_affordable,
+    query_rng,
 )
 from bottega.reranking.selection import check_depth
 from bottega.types import (
@@ -131,14 +136,14 @@ class FlatSearch:
         found: list[Judged] = []
         size = 1 if ask.is_limited else self._branches
         while size:
-            before, start = ask.set_aside, len(found)
+            before, start = ask.reserved, len(found)
             found += await self._wave(query, candidates, sequences[start : start + size], ask)
             ask.settle()
             if len(found) < start + size or not all(worth for _, worth in found):
                 break
             price = ReservedCost(
-                ceil((ask.set_aside.calls - before.calls) / size),
-                ceil((ask.set_aside.tokens - before.tokens) / size),
+                ceil((ask.reserved.calls - before.calls) / size),
+                ceil((ask.reserved.tokens - before.tokens) / size),
             )
             size = int(min(max(1, ask.room(price)), self._branches - len(found)))
         return found
@@ -149,7 +154,7 @@ class FlatSearch:
         """Each branch's place and what it shows."""
         if not self._random:
             return list(enumerate([tuple(reversed(candidates[:k]))] * self._branches))
-        rng, count = rng_for(query, self._seed), min(k, len(candidates))
+        rng, count = query_rng(query, self._seed), min(k, len(candidates))
         return [(i, tuple(rng.sample(candidates, count))) for i in range(self._branches)]
 
     async def _wave(
@@ -163,10 +168,11 @@ class FlatSearch:
         if not self._random:
             first, shown = wave[0]
             requests = [(shown, self._drawn(first, len(wave)))]
-        answered = await affordable(self._ask(query, *one, ask) for one in requests)
+        answered = await gather_affordable(self._ask(query, *one, ask) for one in requests)
         branches = [branch for some in answered if some is not None for branch in some]
-        worths = await affordable(
-            worth_by(self._reward, query, branch.answer, candidates, ask) for branch in branches
+        worths = await gather_affordable(
+            checked_reward(self._reward, query, branch.answer, candidates, ask)
+            for branch in branches
         )
         return list(zip(branches, worths, strict=True))
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.search_budget import BudgetedGenerator, together
-from bottega.reranking.selection import check_depth
-from bottega.reranking.tree import check_scores
+from bottega.reranking.selection import check_depth, check_scores
 from bottega.types import (
     Answer,
     Candidate,

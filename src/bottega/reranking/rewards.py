@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Literal, Protocol, get_args
 
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.search_budget import BudgetedGenerator, together
+from bottega.reranking.search_budget import BudgetedGenerator, query_rng, together
+from bottega.reranking.selection import scaled
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
-Agree = Callable[[Answer, Answer, Query], float]
+AgreementFunction = Callable[[Answer, Answer, Query], float]
 Variant = Literal["paper", "released"]
 
 SAMPLED = Sampling(temperature=0.8)
 
 
-def says_the_same(one: Answer, other: Answer, query: Query, /) -> float:
+def exact_agreement(one: Answer, other: Answer, query: Query, /) -> float:
     """1 if the labels are the same, or the texts up to case and spacing; else 0."""
     if one.labels and other.labels:
         return float(set(one.labels) == set(other.labels))
@@ -38,7 +40,7 @@ class RewardValue:
     asked: bool = True
 
 
-NOT_ASKED = RewardValue(asked=False)
+UNAVAILABLE = RewardValue(asked=False)
 
 
 class RewardFunction(Protocol):
@@ -65,7 +67,7 @@ class SelfConsistencyReward:
         *,
         n: int = 5,
         sampling: Sampling = SAMPLED,
-        agree: Agree = says_the_same,
+        agree: AgreementFunction = exact_agreement,
         variant: Variant = "paper",
     ) -> None:
         check_at_least_one("n", n)
@@ -82,7 +84,7 @@ class SelfConsistencyReward:
         if not said.valid:
             return RewardValue(0.0, {"self": 0.0})
         if not said.rationale:
-            return RewardValue(0.0, {"self": 0.0}) if self._variant == "released" else NOT_ASKED
+            return RewardValue(0.0, {"self": 0.0}) if self._variant == "released" else UNAVAILABLE
         reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
         answers = [self._parse(query, one) for one in reply.completions]
         agreeing = share(answers, said, query, self._agree)
@@ -105,7 +107,7 @@ class MutualReward:
         n: int = 5,
         samples: int | None = None,
         sampling: Sampling = SAMPLED,
-        agree: Agree = says_the_same,
+        agree: AgreementFunction = exact_agreement,
         variant: Variant = "paper",
     ) -> None:
         if samples is None:
@@ -126,7 +128,7 @@ class MutualReward:
             return RewardValue(0.0, {"mutual": 0.0})
         answered = [one.example for one in known if one.example.answer][: self._n]
         if not answered:
-            return NOT_ASKED
+            return UNAVAILABLE
         shown = Example(query, said.text, rationale=said.rationale)
         shares = await together(self._right(shown, example, ask) for example in answered)
         right = sum(shares) / len(shares)
@@ -159,7 +161,7 @@ class WeightedReward:
     ) -> RewardValue:
         rewards = (self._own, self._mutual)
         own, mutual = await together(
-            worth_by(reward, query, said, known, ask) for reward in rewards
+            checked_reward(reward, query, said, known, ask) for reward in rewards
         )
         parts = {**own.parts, **mutual.parts}
         if not own.asked or not mutual.asked:
@@ -167,7 +169,7 @@ class WeightedReward:
         return RewardValue(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
 
 
-async def worth_by(
+async def checked_reward(
     reward: RewardFunction,
     query: Query,
     said: Answer,
@@ -197,7 +199,9 @@ def check_variant(variant: str) -> None:
         raise SettingError(f"there is no variant {variant!r}", hint='use "paper" or "released"')
 
 
-def share(answers: Sequence[Answer], right: Answer, query: Query, agree: Agree) -> float:
+def share(
+    answers: Sequence[Answer], right: Answer, query: Query, agree: AgreementFunction
+) -> float:
     """Over all answers: an invalid one agrees with nothing."""
     return sum(agree(one, right, query) for one in answers if one.valid) / len(answers)
 
@@ -208,3 +212,59 @@ def _with_choices(example: Example, query: Query) -> Query:
     if asked.choices or not set(labels) <= set(query.choices):
         return asked
     return replace(asked, choices=query.choices)
+
+
+class EnsembleReward:
+    """The share of `n` other draws of `shots` candidates after which the model says the same.
+
+    Not the paper's: the self reward (eq. 7) starts from a rationale, and where a model copies what
+    it is shown the mutual reward (eq. 8) only counts labels. Candidates are drawn as branches are
+    (eq. 6). All answers to a query are compared with the same draws, which are asked once.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompter,
+        parse: Parser,
+        *,
+        shots: int,
+        n: int = 15,
+        sampling: Sampling | None = None,
+        agree: AgreementFunction = exact_agreement,
+        seed: int = 0,
+    ) -> None:
+        check_at_least_one("shots", shots)
+        check_at_least_one("n", n)
+        self._prompt = prompt
+        self._parse = parse
+        self._shots = shots
+        self._n = n
+        self._sampling = sampling or Sampling()
+        self._agree = agree
+        self._seed = seed
+
+    async def __call__(
+        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    ) -> RewardValue:
+        if not said.valid:
+            return RewardValue(0.0, {"ensemble": 0.0})
+        if not known:
+            return UNAVAILABLE
+        prompts = [self._prompt(query, shown) for shown in self._draws(query, known)]
+        replies = await together(ask.ask(prompt, self._sampling) for prompt in prompts)
+        answers = [self._parse(query, reply.completions[0]) for reply in replies]
+        agreeing = share(answers, said, query, self._agree)
+        return RewardValue(agreeing, {"ensemble": agreeing})
+
+    def _draws(self, query: Query, known: Sequence[Candidate]) -> list[list[Candidate]]:
+        rng = query_rng(query, f"ensemble:{self._seed}")  # not those of the branches
+        return [self._draw(known, rng) for _ in range(self._n)]
+
+    def _draw(self, known: Sequence[Candidate], rng: Random) -> list[Candidate]:
+        left, weights = list(known), scaled([one.score for one in known])
+        drawn: list[Candidate] = []
+        while left and len(drawn) < self._shots:
+            place = rng.choices(range(len(left)), weights)[0]
+            drawn.append(left.pop(place))
+            weights.pop(place)
+        return drawn

@@ -15,7 +15,7 @@ from bottega.protocols import Generator
 from bottega.types import Prompt, Query, Reply, Sampling, Usage
 
 
-def rng_for(query: Query, seed: object) -> random.Random:
+def query_rng(query: Query, seed: object) -> random.Random:
     hashes = ":".join(image.sha256 for image in query.images)
     return random.Random(f"{seed}:{query.text}:{hashes}")
 
@@ -23,8 +23,8 @@ def rng_for(query: Query, seed: object) -> random.Random:
 T = TypeVar("T")
 
 # Tokens that templates may put around a message, and those of a large image in tiles.
-AROUND_MESSAGE = 32
-AN_IMAGE = 4096
+MESSAGE_TOKENS = 32
+IMAGE_TOKENS = 4096
 
 
 class BudgetSpentError(Exception):
@@ -35,8 +35,8 @@ class BudgetSpentError(Exception):
 def most_prompt_tokens(prompt: Prompt) -> int:
     """A bound where no tokenizer is at hand: every byte of text is a token, an image is 4,096."""
     parts = [part for message in prompt.messages for part in message.parts]
-    sizes = [len(part.encode()) if isinstance(part, str) else AN_IMAGE for part in parts]
-    return sum(sizes) + AROUND_MESSAGE * len(prompt.messages)
+    sizes = [len(part.encode()) if isinstance(part, str) else IMAGE_TOKENS for part in parts]
+    return sum(sizes) + MESSAGE_TOKENS * len(prompt.messages)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BudgetedGenerator:
         self.requests = 0
         self.calls = 0
         self.usage = Usage()
-        self.set_aside = ReservedCost()
+        self.reserved = ReservedCost()
         self._generator = generator
         self._seed = seed
         self._calls_left = most_calls
@@ -127,8 +127,8 @@ class BudgetedGenerator:
     def _pay(self, price: ReservedCost) -> None:
         if self.room(price) < 1:
             raise BudgetSpentError
-        before = self.set_aside
-        self.set_aside = ReservedCost(before.calls + price.calls, before.tokens + price.tokens)
+        before = self.reserved
+        self.reserved = ReservedCost(before.calls + price.calls, before.tokens + price.tokens)
         if self._calls_left is not None:
             self._calls_left -= price.calls
         if self._tokens_left is not None:
@@ -169,14 +169,14 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     """All results in order. An error ends the others at once and is raised alone; a spent budget
     lets them end first, because they are paid for."""
     results = []
-    for result in await affordable(work):
+    for result in await gather_affordable(work):
         if result is None:
             raise BudgetSpentError
         results.append(result)
     return results
 
 
-async def affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
+async def gather_affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
     """As `together`, but with None for those that the budget did not allow."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Reranker, Vectors
-from bottega.reranking.search_budget import rng_for
+from bottega.reranking.search_budget import query_rng
 from bottega.types import Candidate, Query
 
 MOST_SHOWN = 100
-Order = Literal["nearest-last", "nearest-first", "shuffled"]
+DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
 class TopKReranker:
@@ -24,15 +25,15 @@ class TopKReranker:
     read most; `shuffled` is seeded per query.
     """
 
-    def __init__(self, order: Order = "nearest-last", *, seed: int = 0) -> None:
-        self.order: Order = order
+    def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
+        self.order: DemonstrationOrder = order
         self.seed = seed
 
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
         check_count(k)
-        return arranged(candidates[:k], self.order, query, self.seed)
+        return order_demonstrations(candidates[:k], self.order, query, self.seed)
 
 
 def check_count(k: int) -> None:
@@ -50,13 +51,15 @@ def check_depth(k: int) -> None:
         )
 
 
-def arranged(best: Sequence[Candidate], order: Order, query: Query, seed: int) -> list[Candidate]:
+def order_demonstrations(
+    best: Sequence[Candidate], order: DemonstrationOrder, query: Query, seed: int
+) -> list[Candidate]:
     """Candidates that stand best first, in the order in which they will be shown."""
     shown = list(best)
     if order == "nearest-last":
         shown.reverse()
     elif order == "shuffled":
-        rng_for(query, seed).shuffle(shown)
+        query_rng(query, seed).shuffle(shown)
     return shown
 
 
@@ -71,15 +74,15 @@ class LabelCoverageReranker:
     pipeline's `fetch` must be larger than the number of shots for there to be a choice.
     """
 
-    def __init__(self, order: Order = "nearest-last", *, seed: int = 0) -> None:
-        self._order: Order = order
+    def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
+        self._order: DemonstrationOrder = order
         self._seed = seed
 
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
         check_count(k)
-        return arranged(_cover(candidates, k), self._order, query, self._seed)
+        return order_demonstrations(_cover(candidates, k), self._order, query, self._seed)
 
 
 def _cover(candidates: Sequence[Candidate], k: int) -> list[Candidate]:
@@ -119,14 +122,14 @@ class MMRReranker:
         vectors: Callable[[Sequence[str]], Vectors],
         *,
         trade_off: float = 0.7,
-        order: Order = "nearest-last",
+        order: DemonstrationOrder = "nearest-last",
         seed: int = 0,
     ) -> None:
         if not 0 <= trade_off <= 1:
             raise SettingError(f"trade_off is {trade_off}", hint="set it between 0 and 1")
         self._vectors = vectors
         self._trade_off = trade_off
-        self._order: Order = order
+        self._order: DemonstrationOrder = order
         self._seed = seed
 
     async def __call__(
@@ -144,7 +147,9 @@ class MMRReranker:
         candidates, vectors = [one for one, _ in found], np.stack([row for _, row in found])
         relevance = _scaled(np.array([candidate.score for candidate in candidates]))
         chosen = self._chosen(relevance, _likeness(vectors), k)
-        return arranged([candidates[place] for place in chosen], self._order, query, self._seed)
+        return order_demonstrations(
+            [candidates[place] for place in chosen], self._order, query, self._seed
+        )
 
     def _present(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Vectors]]:
         """Those that are still there, each with its vector."""
@@ -197,3 +202,22 @@ class GatedReranker:
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
         return await self.rerank(query, candidates, k) if self._shows(candidates) else []
+
+
+LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
+
+
+def check_scores(scores: Sequence[float]) -> None:
+    if not all(map(math.isfinite, scores)):
+        raise SettingError(
+            "a candidate's score is not a finite number",
+            hint="a search goes by the scores: the retriever has to give each candidate one",
+        )
+
+
+def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
+    check_scores(scores)
+    # Halves, because the difference of two large numbers may be too large.
+    least = min(scores, default=0.0) / 2
+    span = max(scores, default=0.0) / 2 - least + more_span / 2
+    return [((score / 2 - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]

@@ -9,11 +9,10 @@ from random import Random
 
 from bottega.errors import SettingError
 from bottega.reranking.rewards import RewardValue, Variant, check_at_least_one
+from bottega.reranking.selection import LEAST_WEIGHT, scaled
 from bottega.types import Answer, Candidate, SearchNode
 
 EPSILON = 1e-10
-# So that the farthest candidate can be drawn too.
-LEAST_WEIGHT = 1e-3
 
 
 @dataclass(eq=False)
@@ -194,19 +193,3 @@ class Tree:
     def _settle(self, leaf: TreeNode) -> None:
         for node in leaf.up():
             node.pending -= 1
-
-
-def check_scores(scores: Sequence[float]) -> None:
-    if not all(map(math.isfinite, scores)):
-        raise SettingError(
-            "a candidate's score is not a finite number",
-            hint="a search goes by the scores: the retriever has to give each candidate one",
-        )
-
-
-def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
-    check_scores(scores)
-    # Halves, because the difference of two large numbers may be too large.
-    least = min(scores, default=0.0) / 2
-    span = max(scores, default=0.0) / 2 - least + more_span / 2
-    return [((score / 2 - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]

@@ -11,21 +11,21 @@ from typing import Literal, TypeVar
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (
-    Agree,
+    AgreementFunction,
     RewardFunction,
     RewardValue,
     Variant,
     check_at_least_one,
     check_variant,
-    says_the_same,
-    worth_by,
+    checked_reward,
+    exact_agreement,
 )
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
-    affordable,
+    gather_affordable,
     most_prompt_tokens,
-    rng_for,
+    query_rng,
 )
 from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import Tree, TreeNode
@@ -78,7 +78,7 @@ class TreeSearch:
     exploration: float = 0.5
     variant: Variant = "paper"
     sampling: Sampling = field(default_factory=Sampling)
-    agree: Agree = says_the_same
+    agree: AgreementFunction = exact_agreement
     seed: int = 0
     most_calls: int | None = None
     most_tokens: int | None = None
@@ -116,7 +116,7 @@ class TreeSearch:
             width=self.children,
             exploration=self.exploration,
             variant=self.variant,
-            random=rng_for(query, self.seed),
+            random=query_rng(query, self.seed),
         )
 
     def _asker(self) -> BudgetedGenerator:
@@ -230,16 +230,16 @@ class Search:
 
     async def _worth(self, said: Answer) -> RewardValue:
         how = self._how
-        return await worth_by(how.reward, self._query, said, self._candidates, self._asker)
+        return await checked_reward(how.reward, self._query, said, self._candidates, self._asker)
 
     async def _paid(self, what: str, work: Sequence[Awaitable[T]]) -> list[T | None]:
         """As far as the budget allows, and notes what one of them takes at most."""
         if not work:
             return []
-        before = self._asker.set_aside
-        results = await affordable(work)
+        before = self._asker.reserved
+        results = await gather_affordable(work)
         self._asker.settle()
-        after, known = self._asker.set_aside, self._price.get(what, ReservedCost())
+        after, known = self._asker.reserved, self._price.get(what, ReservedCost())
         calls = ceil((after.calls - before.calls) / len(work))
         tokens = ceil((after.tokens - before.tokens) / len(work))
         self._price[what] = ReservedCost(max(known.calls, calls), max(known.tokens, tokens))

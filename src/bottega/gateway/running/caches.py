@@ -52,7 +52,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
-from bottega.reranking import GatedReranker, Order, TopKReranker
+from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import (
     BM25Retriever,
     DenseRetriever,
@@ -243,7 +243,7 @@ class NamespaceOpener:
             route=route,
             escalate=escalate,
             retrieve=found if cache.at_least is None else SimilarityFilter(found, cache.at_least),
-            rerank=TopKReranker(cast(Order, cache.order)),
+            rerank=TopKReranker(cast(DemonstrationOrder, cache.order)),
             parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import Hyper, Inputs, kinds, parts, read_apart
-from bottega.compression.racc import LARGEST_SEED, Racc, check_range
-from bottega.compression.texts import Texts, respelled, rows
+from bottega.compression.hyper_model import HyperModel, Inputs, kinds, map_by_images, parts
+from bottega.compression.inputs import InputBuilder, respelled, rows
+from bottega.compression.model import LARGEST_SEED, RaccModel, check_range
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
     NO_LOGITS,
@@ -27,7 +27,7 @@ from bottega.types import Example, Query
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingConfig:
     """The paper's training where nothing else is said: AdamW, a learning rate that rises from
     `first_rate` to `rate` within `warm_up` steps and falls to 0 as a cosine.
 
@@ -78,7 +78,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingExample:
     """A query with what was retrieved for it. `relevant` are the passages that hold one of the
     annotated answers (pseudo-relevance, Luo et al. 2021), or demonstrations that give it."""
 
@@ -89,78 +89,85 @@ class Lesson:
     answer: str
 
 
-class Lessons(Protocol):
+class TrainingBatches(Protocol):
     """The batch of a step, always the same one: that is what makes training resumable. All of a
     batch have equally many passages."""
 
-    def __call__(self, step: int, /) -> Sequence[Lesson]: ...
+    def __call__(self, step: int, /) -> Sequence[TrainingExample]: ...
 
 
-def scores_of(lessons: Sequence[Lesson]) -> Tensor:
-    return torch.tensor([lesson.scores for lesson in lessons])
+def retrieval_scores(examples: Sequence[TrainingExample]) -> Tensor:
+    return torch.tensor([example.scores for example in examples])
 
 
-def relevance_of(lessons: Sequence[Lesson]) -> Tensor:
-    return torch.tensor([lesson.relevant for lesson in lessons])
+def relevance_mask(examples: Sequence[TrainingExample]) -> Tensor:
+    return torch.tensor([example.relevant for example in examples])
 
 
 IGNORED = -100  # what cross-entropy skips
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TrainingObjective:
     """The frozen models around a compressor: homogeneous where `hyper` and `base` are one model,
     heterogeneous where they differ. `end` is the token that ends a reply of `base`."""
 
-    hyper: Hyper
-    texts: Texts
+    hyper: HyperModel
+    inputs: InputBuilder
     base: Any
-    base_texts: Texts
+    base_inputs: InputBuilder
     end: int
     most_answer_tokens: int = 16
 
     def __post_init__(self) -> None:
-        self.base.requires_grad_(False).eval()  # `Hyper` has frozen the other one
+        self.base.requires_grad_(False).eval()  # `HyperModel` has frozen the other one
 
-    def calibrate(self, racc: Racc, lessons: Sequence[Lesson]) -> None:
+    def calibrate(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> None:
         """Sets the scales of hidden states and of scores, and where there are such starts from
         prefixes as the base model itself makes them of relevant passages. Needs a few hundred
         lessons."""
         racc.to(self.hyper.device)
-        passages = [passage for lesson in lessons for passage in lesson.passages]
-        asked = self.texts.asked([lesson.query for lesson in lessons])
-        seen = [*(self.texts.passages(part) for part in parts(passages)), *asked]
+        passages = [passage for example in examples for passage in example.passages]
+        asked = self.inputs.query_inputs([example.query for example in examples])
+        seen = [*(self.inputs.passages(part) for part in parts(passages)), *asked]
         racc.documents.calibrate(self.hyper, seen)
         racc.queries.calibrate(self.hyper, seen)
-        racc.aggregator.calibrate(scores_of(lessons))
+        racc.aggregator.calibrate(retrieval_scores(examples))
         if not self._rotates:
             return
         long = [one for one, ok in zip(passages, self._long(racc, passages), strict=True) if ok]
-        racc.modulation.calibrate(self.real(racc, long or passages))
-        taught = [lessons[place] for place in self._shown(racc, lessons)]
+        racc.modulation.calibrate(self.base_prefix(racc, long or passages))
+        taught = [examples[place] for place in self._shown(racc, examples)]
         if not taught:
             raise SettingError(
-                f"none of {len(lessons)} lessons has a relevant passage to start from",
+                f"none of {len(examples)} lessons has a relevant passage to start from",
                 hint="draw more lessons, or look at whether retrieval finds the answers",
             )
         with torch.no_grad():
-            prompts = self.prompts(racc, taught, scores_of(taught))
-        racc.modulation.fit(prompts, self.real(racc, [_relevant(one) for one in taught]))
+            prompts = self.prompts(racc, taught, retrieval_scores(taught))
+        racc.modulation.fit(prompts, self.base_prefix(racc, [_relevant(one) for one in taught]))
 
     def prompts(
-        self, racc: Racc, lessons: Sequence[Lesson], scores: Tensor, *, prdb: bool = False
+        self,
+        racc: RaccModel,
+        examples: Sequence[TrainingExample],
+        scores: Tensor,
+        *,
+        prdb: bool = False,
     ) -> Tensor:
         """The aggregated prompts (batch, L_vq, width)."""
-        passages = [passage for lesson in lessons for passage in lesson.passages]
-        documents = racc.compressed(self.hyper, self.texts, passages)
-        documents = documents.view(len(lessons), -1, *documents.shape[1:])
+        passages = [passage for example in examples for passage in example.passages]
+        documents = racc.compress(self.hyper, self.inputs, passages)
+        documents = documents.view(len(examples), -1, *documents.shape[1:])
         if prdb:
-            relevant = relevance_of(lessons)[:, :, None, None].to(documents.device)
+            relevant = relevance_mask(examples)[:, :, None, None].to(documents.device)
             documents = torch.where(relevant, documents, documents.detach())
-        asked = racc.asked(self.hyper, self.texts.asked([one.query for one in lessons]))
-        return racc.aggregated(documents, asked, scores)
+        asked = racc.compress_query(
+            self.hyper, self.inputs.query_inputs([one.query for one in examples])
+        )
+        return racc.aggregate(documents, asked, scores)
 
-    def real(self, racc: Racc, passages: Sequence[Example]) -> KeyValues:
+    def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
         """What the base model itself keeps of the end of each passage, at the places of a prefix.
 
         Positions before the first are negative, which rotary embeddings allow. Raises
@@ -174,12 +181,12 @@ class Teaching:
                 hint="set the course's cache to 0: training by answers needs none",
             )
         length = racc.modulation.length
-        rows = read_apart(passages, lambda part: self._kept(part, length))
+        rows = map_by_images(passages, lambda part: self._kept(part, length))
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows.movedim(0, 2)))
 
     def _kept(self, passages: Sequence[Example], length: int) -> Tensor:
         """(passages, layers, 2, heads, length, dimensions)"""
-        inputs = self.base_texts.passages(passages)
+        inputs = self.base_inputs.passages(passages)
         if int(inputs["attention_mask"].sum(-1).min()) < length:
             raise SettingError(
                 f"a passage is shorter than the {length} places of the prefix",
@@ -201,41 +208,47 @@ class Teaching:
         """Whether the base model may read at any position, negative ones too."""
         return getattr(decoder_config(self.base), "rope_parameters", None) is not None
 
-    def loss(self, racc: Racc, lessons: Sequence[Lesson], course: Course, scores: Tensor) -> Tensor:
-        prompts = self.prompts(racc, lessons, scores, prdb=course.prdb)
+    def loss(
+        self,
+        racc: RaccModel,
+        examples: Sequence[TrainingExample],
+        config: TrainingConfig,
+        scores: Tensor,
+    ) -> Tensor:
+        prompts = self.prompts(racc, examples, scores, prdb=config.prdb)
         losses = []
-        if course.answer > 0:
+        if config.answer > 0:
             prefix = racc.modulation(prompts)
-            of_answers = self.of_answers(prefix, lessons, taught=course.taught)
-            losses.append(course.answer * of_answers.to(prompts.device))
-        if course.cache > 0 and (taught := self._shown(racc, lessons)):
-            real = self.real(racc, [_relevant(lessons[place]) for place in taught])
-            losses.append(course.cache * racc.modulation.distance(prompts[taught], real))
+            of_answers = self.answer_loss(prefix, examples, taught=config.taught)
+            losses.append(config.answer * of_answers.to(prompts.device))
+        if config.cache > 0 and (taught := self._shown(racc, examples)):
+            real = self.base_prefix(racc, [_relevant(examples[place]) for place in taught])
+            losses.append(config.cache * racc.modulation.distance(prompts[taught], real))
         # A batch may hold nothing to learn from.
         return torch.stack(losses or [prompts.sum() * 0]).sum()
 
-    def _shown(self, racc: Racc, lessons: Sequence[Lesson]) -> list[int]:
+    def _shown(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> list[int]:
         """The places of those with a relevant passage that a prefix can be made of."""
-        places = [place for place, lesson in enumerate(lessons) if any(lesson.relevant)]
+        places = [place for place, example in enumerate(examples) if any(example.relevant)]
         if not places:
             return []
-        long = self._long(racc, [_relevant(lessons[place]) for place in places])
+        long = self._long(racc, [_relevant(examples[place]) for place in places])
         return [place for place, ok in zip(places, long, strict=True) if ok]
 
-    def _long(self, racc: Racc, passages: Sequence[Example]) -> list[bool]:
+    def _long(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
         """Which have a token for each place of the prefix."""
-        tokens = read_apart(
-            passages, lambda part: self.base_texts.passages(part)["attention_mask"].sum(-1)
+        tokens = map_by_images(
+            passages, lambda part: self.base_inputs.passages(part)["attention_mask"].sum(-1)
         )
         return [count >= racc.modulation.length for count in tokens.tolist()]
 
-    def of_answers(
-        self, prefix: KeyValues, lessons: Sequence[Lesson], *, taught: bool = False
+    def answer_loss(
+        self, prefix: KeyValues, examples: Sequence[TrainingExample], *, taught: bool = False
     ) -> Tensor:
         """Eq. 5: cross-entropy of the answers after prefix and question."""
-        queries = [lesson.query for lesson in lessons]
-        answers = self._said(lessons) if taught else self._annotated(lessons)
-        asked = self.base_texts.questions(queries)
+        queries = [example.query for example in examples]
+        answers = self._said(examples) if taught else self._annotated(examples)
+        asked = self.base_inputs.questions(queries)
         inputs, labels = self._answered(asked, answers)
         loss = forward(self.base, prefix, inputs, labels).loss
         assert loss is not None
@@ -254,23 +267,23 @@ class Teaching:
             row[-len(said) :] = torch.tensor(said)
         return inputs, labels
 
-    def _annotated(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+    def _annotated(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
         """Return the annotated answers in the tokens that the base model would generate.
 
         A model that copies a word from a passage also copies the space in its first token. Of the
         two tokenizations, choose the one whose first token the base model finds likelier after
         reading all passages.
         """
-        answers = [lesson.answer for lesson in lessons]
-        begun = self.base_texts.answers([lesson.query for lesson in lessons], answers)
-        copied = self.base_texts.answers_in_text(answers)
+        answers = [example.answer for example in examples]
+        begun = self.base_inputs.answers([example.query for example in examples], answers)
+        copied = self.base_inputs.answers_in_text(answers)
         differ = [
             index
             for index, (one, other) in enumerate(zip(begun, copied, strict=True))
             if one and other and one[0] != other[0]
         ]
         first = self._replies(
-            [lessons[index] for index in differ],
+            [examples[index] for index in differ],
             [[begun[index][0], copied[index][0]] for index in differ],
         )
         for index, (token,) in zip(differ, first, strict=True):
@@ -278,39 +291,41 @@ class Teaching:
                 begun[index] = copied[index]
         return [[*answer, self.end] for answer in begun]
 
-    def _said(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+    def _said(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
         """Return the base model's replies after reading all passages (concatenation teacher)."""
-        return [_until_end(row, self.end) for row in self._replies(lessons)]
+        return [_until_end(row, self.end) for row in self._replies(examples)]
 
     def _replies(
-        self, lessons: Sequence[Lesson], first: Sequence[list[int]] = ()
+        self, examples: Sequence[TrainingExample], first: Sequence[list[int]] = ()
     ) -> list[list[int]]:
         """Return greedy replies after all passages. With `first`, return only the likeliest token
         among each lesson's choices."""
-        read = [(*(seen.query for seen in one.passages), one.query) for one in lessons]
+        read = [(*(seen.query for seen in one.passages), one.query) for one in examples]
         replies: dict[int, list[int]] = {}
         for places in kinds([any(turn.images for turn in turns) for turns in read]):
             rows = self._reply(
-                [lessons[place] for place in places],
+                [examples[place] for place in places],
                 [first[place] for place in places] if first else (),
             )
             replies.update(zip(places, rows, strict=True))
-        return [replies[place] for place in range(len(lessons))]
+        return [replies[place] for place in range(len(examples))]
 
-    def _reply(self, lessons: Sequence[Lesson], first: Sequence[list[int]]) -> list[list[int]]:
+    def _reply(
+        self, examples: Sequence[TrainingExample], first: Sequence[list[int]]
+    ) -> list[list[int]]:
         """As `_replies`, for lessons that either all have images or all have none."""
-        read = self.base_texts.reading(
-            [lesson.query for lesson in lessons], [lesson.passages for lesson in lessons]
+        read = self.base_inputs.with_passages(
+            [example.query for example in examples], [example.passages for example in examples]
         )
-        nothing = KeyValues.none(Geometry.of(self.base), len(lessons))
+        nothing = KeyValues.none(Geometry.of(self.base), len(examples))
         most = self.most_answer_tokens
         settings = _one_token_of(first) if first else {"max_new_tokens": most}
         tokens = generate(self.base, nothing, read, do_sample=False, **settings)
         return [list(row) for row in tokens.tolist()]
 
 
-def _relevant(lesson: Lesson) -> Example:
-    return lesson.passages[lesson.relevant.index(True)]
+def _relevant(example: TrainingExample) -> Example:
+    return example.passages[example.relevant.index(True)]
 
 
 def _one_token_of(choices: Sequence[list[int]]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import Inputs
+from bottega.compression.hyper_model import Inputs
 from bottega.image import Image
 from bottega.types import Example, Message, Prompt, Query
 
 QUESTION = Message("user", ("?",))
 
 
-class Encode(Protocol):
+class PromptEncoder(Protocol):
     """Prompts to what a model takes: `input_ids`, `attention_mask` and whatever its pictures need.
 
     Left padded. Either all prompts have pictures or none. `generation.LoadedModel.encode` is one.
@@ -24,14 +24,14 @@ class Encode(Protocol):
     def __call__(self, prompts: Sequence[Prompt], /) -> Inputs: ...
 
 
-class Texts:
+class InputBuilder:
     """`passages` are read as the model's own prompts show them, without what stands around them:
     the tokens that a prompt has more when the passage stands before a question. An example with an
     answer is a demonstration: its question's turn, and the assistant's. `ends` are the tokens that
     end a turn: where the same token stands before and behind a passage, they tell which of the two
     is its own."""
 
-    def __init__(self, encode: Encode, ends: frozenset[int]) -> None:
+    def __init__(self, encode: PromptEncoder, ends: frozenset[int]) -> None:
         self._encode, self._ends = encode, ends
         self._without = rows(encode([Prompt((QUESTION,))]))[0]
 
@@ -41,12 +41,12 @@ class Texts:
         spans = [row[inserted(row, self._without, self._ends)] for row in rows(inputs)]
         return respelled(inputs, spans)
 
-    def asked(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
+    def query_inputs(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
         """Image alone, question alone, and both (eq. 2). Without images three times the question.
 
         All have images or none has.
         """
-        question = self.words(queries)
+        question = self.texts_only(queries)
         if not queries[0].images:
             return question, question, question
         return self.images(queries), question, self.questions(queries)
@@ -55,7 +55,7 @@ class Texts:
         """Without a word."""
         return self._user([query.images for query in queries])
 
-    def words(self, queries: Sequence[Query]) -> Inputs:
+    def texts_only(self, queries: Sequence[Query]) -> Inputs:
         """Without images."""
         return self._user([(query.text,) for query in queries])
 
@@ -63,11 +63,11 @@ class Texts:
         """As the model is asked without any passage."""
         return self._user([(*query.images, query.text) for query in queries])
 
-    def together(self, query: Query) -> Inputs:
+    def text_and_question(self, query: Query) -> Inputs:
         """The question alone and with its images, as two rows of one batch: a model of some size
         takes little longer for both than for one."""
         both = self.questions([query])
-        ids = rows(self.words([query])) + rows(both)
+        ids = rows(self.texts_only([query])) + rows(both)
         joined = {**both, **padded(ids, both["input_ids"].device)}
         if (kinds := both.get("mm_token_type_ids")) is not None:
             joined["mm_token_type_ids"] = torch.cat([torch.zeros_like(kinds), kinds])
@@ -88,7 +88,9 @@ class Texts:
         texts = [Prompt((Message("user", (f"{QUESTION.parts[0]} {one}",)),)) for one in answers]
         return [_between(self._without, ids) for ids in rows(self._encode(texts))]
 
-    def reading(self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]) -> Inputs:
+    def with_passages(
+        self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]
+    ) -> Inputs:
         """As the model is asked with all passages before the question: concatenation."""
         prompts = []
         for query, before in zip(queries, passages, strict=True):

@@ -10,24 +10,24 @@ from collections.abc import Awaitable, Callable, Sequence
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper import Hyper
-from bottega.compression.racc import Asked, Racc
+from bottega.compression.hyper_model import HyperModel
+from bottega.compression.inputs import InputBuilder
+from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.store import PassageStore
-from bottega.compression.texts import Texts
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
 from bottega.types import Candidate, Example, Prefix, Query, Sampling, SearchResult
 
 LOWEST = -1e30  # finite in single precision after any temperature
-KNOWN_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
+CACHED_IMAGES = 1000  # with the paper's 12 prompts of 2048 numbers 100 MB
 
 
-class Condenser:
+class PassageCompressor:
     """A trained compressor with its frozen hyper model; blocking. Examples with an answer are
     compressed with it.
 
-    What it made of an image is kept for the next question about it, for the last `known_images`.
+    What it made of an image is kept for the next question about it, for the last `cached_images`.
 
     Passages are compressed when they are asked for, unless `store` holds them: then one that is
     missing, or has changed since, raises `StoreError`.
@@ -35,17 +35,17 @@ class Condenser:
 
     def __init__(
         self,
-        racc: Racc,
-        hyper: Hyper,
-        texts: Texts,
+        racc: RaccModel,
+        hyper: HyperModel,
+        texts: InputBuilder,
         store: PassageStore | None = None,
         *,
-        known_images: int = KNOWN_IMAGES,
+        cached_images: int = CACHED_IMAGES,
     ) -> None:
         self._racc, self._hyper, self._texts, self._store = racc.eval(), hyper, texts, store
         racc.to(hyper.device)
         self._images: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
-        self._known_images = known_images
+        self._known_images = cached_images
         self._lock = threading.Lock()
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
@@ -54,18 +54,20 @@ class Condenser:
             documents = self._documents(shown)[None]
             asked = self._asked(query)
             scores = torch.tensor([compared([one.score for one in shown])])
-            return exported(self._racc(documents, asked, scores))
+            return to_prefix(self._racc(documents, asked, scores))
 
-    def compressed(self, passages: Sequence[Example]) -> Tensor:
+    def compress(self, passages: Sequence[Example]) -> Tensor:
         """(passages, prompts, width). Some may have pictures."""
-        return self._racc.compressed(self._hyper, self._texts, passages)
+        return self._racc.compress(self._hyper, self._texts, passages)
 
-    def _asked(self, query: Query) -> Asked:
+    def _asked(self, query: Query) -> QueryPrompts:
         if not query.images:
-            question = self._racc.queries(self._hyper, self._texts.words([query]))
-            return Asked(question, question, question)
-        question, both = self._racc.queries(self._hyper, self._texts.together(query)).split(1)
-        return Asked(self._image(query), question, both)
+            question = self._racc.queries(self._hyper, self._texts.texts_only([query]))
+            return QueryPrompts(question, question, question)
+        question, both = self._racc.queries(
+            self._hyper, self._texts.text_and_question(query)
+        ).split(1)
+        return QueryPrompts(self._image(query), question, both)
 
     def _image(self, query: Query) -> Tensor:
         shown = tuple(image.sha256 for image in query.images)
@@ -83,7 +85,7 @@ class Condenser:
     def _documents(self, shown: Sequence[Candidate]) -> Tensor:
         passages = [one.example for one in shown]
         if self._store is None:
-            return self.compressed(passages)
+            return self.compress(passages)
         ids = [str(one.id or one.query.id) for one in passages]
         return self._store.get(list(zip(ids, passages, strict=True))).to(self._hyper.device)
 
@@ -100,7 +102,7 @@ def compared(scores: Sequence[float]) -> list[float]:
     return [max(score - most, LOWEST) for score in scores]
 
 
-def exported(prefix: KeyValues) -> Prefix:
+def to_prefix(prefix: KeyValues) -> Prefix:
     """Of one query."""
     return Prefix(
         tuple(
@@ -110,10 +112,10 @@ def exported(prefix: KeyValues) -> Prefix:
     )
 
 
-Condense = Callable[[Query, Sequence[Candidate]], Awaitable[Prefix]]
+PrefixFunction = Callable[[Query, Sequence[Candidate]], Awaitable[Prefix]]
 
 
-class Compressed:
+class PrefixSearcher:
     """Shows the model no passage: what is found stands before its prompt as keys and values.
 
     A `Searcher`, to be a pipeline's `search`. Without candidates the model is asked as it is.
@@ -121,7 +123,7 @@ class Compressed:
 
     def __init__(
         self,
-        condense: Condense,
+        condense: PrefixFunction,
         base: PrefixGenerator,
         *,
         prompt: Prompter,

@@ -23,7 +23,9 @@ def parts(passages: Sequence[Example]) -> list[list[Example]]:
     return [[passages[place] for place in places] for places in kinds(_pictured(passages))]
 
 
-def read_apart(passages: Sequence[Example], read: Callable[[Sequence[Example]], Tensor]) -> Tensor:
+def map_by_images(
+    passages: Sequence[Example], read: Callable[[Sequence[Example]], Tensor]
+) -> Tensor:
     """(passages, ...): what `read` makes of each kind, put together in their order."""
     places = [place for kind in kinds(_pictured(passages)) for place in kind]
     rows = torch.cat([read(part) for part in parts(passages)])
@@ -39,7 +41,7 @@ OF_IDS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True)
-class States:
+class HiddenStates:
     """Hidden states (batch, length, width) of texts, the mask of their tokens, and `prompted`
     (batch, prompts, width), those of prompts that stood behind each text."""
 
@@ -48,7 +50,7 @@ class States:
     prompted: Tensor | None = None
 
 
-class Hyper:
+class HyperModel:
     """A vision-language model as the paper's hyperMLLM (eq. 1 and 2).
 
     `layer` is the one whose hidden states are read, as transformers counts them: 0 are the
@@ -85,7 +87,7 @@ class Hyper:
         embedded: Tensor = self.model.get_input_embeddings()(ids.to(self.device))
         return embedded.detach().float()
 
-    def read(self, inputs: Inputs, prompts: Tensor | None = None) -> States:
+    def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
         """`inputs` as the model takes them, left padded; `prompts` (n, width) stand behind each.
 
         The text is read without gradient, and once: it does not depend on the prompts. Raises
@@ -97,10 +99,10 @@ class Hyper:
             rows = prompts.to(weights.device, weights.dtype).expand(len(batch.ids), -1, -1)
         return self._encoded(batch, rows) if batch.is_encoder_decoder else self._passed(batch, rows)
 
-    def _passed(self, batch: Batch, rows: Tensor | None) -> States:
+    def _passed(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
         """Text and prompts through one stack of layers, the prompts on the cache of the text."""
         if rows is None and (layer := self._unread(batch)) is not None:
-            return States(_reaching(layer, batch), batch.mask)
+            return HiddenStates(_reaching(layer, batch), batch.mask)
         if rows is not None and self._joins and not torch.is_grad_enabled():
             return self._at_once(batch, rows)
         with torch.no_grad():
@@ -112,7 +114,7 @@ class Hyper:
             )
         hidden = out.hidden_states[self.layer]
         if rows is None:
-            return States(hidden, batch.mask)
+            return HiddenStates(hidden, batch.mask)
         mask, positions = batch.followed(rows.shape[1])
         prompted = self._decoder(
             inputs_embeds=rows,
@@ -120,7 +122,7 @@ class Hyper:
             position_ids=positions,
             past_key_values=out.past_key_values,
         )
-        return States(hidden, batch.mask, prompted.last_hidden_state)
+        return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
     def _unread(self, batch: Batch) -> nn.Module | None:
         """The layer that takes the states that are read; what comes from there on tells nothing."""
@@ -133,7 +135,7 @@ class Hyper:
         """Whether the model puts pictures into embeddings that it is given."""
         return hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
 
-    def _at_once(self, batch: Batch, rows: Tensor) -> States:
+    def _at_once(self, batch: Batch, rows: Tensor) -> HiddenStates:
         """Where no gradient is wanted, both together: two passes of a few tokens take twice the
         time of one."""
         inputs = batch.behind(0)
@@ -148,9 +150,9 @@ class Hyper:
         )
         length = batch.ids.shape[1]
         hidden = out.hidden_states[self.layer][:, :length]
-        return States(hidden, batch.mask, out.last_hidden_state[:, length:])
+        return HiddenStates(hidden, batch.mask, out.last_hidden_state[:, length:])
 
-    def _encoded(self, batch: Batch, rows: Tensor | None) -> States:
+    def _encoded(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
         """The text through the encoder, prompts through the decoder, which looks at the text."""
         with torch.no_grad():
             text = self.model.get_encoder()(
@@ -160,14 +162,14 @@ class Hyper:
             )
         hidden = text.hidden_states[self.layer]
         if rows is None:
-            return States(hidden, batch.mask)
+            return HiddenStates(hidden, batch.mask)
         prompted = self._decoder(
             inputs_embeds=rows,
             encoder_hidden_states=text.last_hidden_state,
             encoder_attention_mask=batch.mask,
             use_cache=False,
         )
-        return States(hidden, batch.mask, prompted.last_hidden_state)
+        return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
     @property
     def _decoder(self) -> Any:
@@ -214,7 +216,7 @@ def _reaching(layer: nn.Module, batch: Batch) -> Tensor:
     raise AssertionError("unreachable: a pass goes through all layers")
 
 
-def pipe(hyper: Hyper, ids: Tensor, count: int) -> Tensor:
+def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
     """PIPE: `count` prompts that begin as the embeddings of a sentence's tokens, which is repeated
     or cut to that length."""
     times = -(-count // len(ids))

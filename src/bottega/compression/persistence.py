@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bottega.compression.hyper import Hyper
-from bottega.compression.racc import Racc, Shape
+from bottega.compression.hyper_model import HyperModel
+from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.errors import LoadError, SettingError
 from bottega.kv_prefix import Geometry
 
@@ -87,28 +87,28 @@ VERSION = 2  # 1 told models by the signs of a few weights
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCompressor:
     """`digest` names the weights and how they are used. `hyper` and `base` are the fingerprints of
     the two frozen models that the compressor was trained between, `layer` is the one whose states
     it reads."""
 
-    racc: Racc
+    racc: RaccModel
     digest: str
     hyper: str
     base: str
     layer: int
 
-    def check(self, hyper: Any, base: Any) -> Hyper:
+    def open(self, hyper: Any, base: Any) -> HyperModel:
         """The hyper model, ready to compress. Raises `LoadError` for models that the compressor was
         not made for: it would answer, and wrongly."""
-        opened = self.compressing(hyper)
+        opened = self.open_hyper(hyper)
         _check("base", base, self.base)
         return opened
 
-    def compressing(self, hyper: Any) -> Hyper:
+    def open_hyper(self, hyper: Any) -> HyperModel:
         """The same where nobody answers: what compresses passages ahead needs no base model."""
         _check("hyper", hyper, self.hyper)
-        opened = Hyper(hyper, layer=self.layer)
+        opened = HyperModel(hyper, layer=self.layer)
         if not opened.has_layer:
             raise LoadError(
                 f"this compressor reads layer {self.layer}, which its hyper model does not have",
@@ -125,7 +125,7 @@ def _check(name: str, model: Any, wanted: str) -> None:
         )
 
 
-def save(racc: Racc, folder: Path, *, hyper: Hyper, base: Any, half: bool = True) -> None:
+def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: bool = True) -> None:
     """Weights in half precision, unless told otherwise, and settings beside them. Raises
     `SettingError` for weights that are no numbers."""
     buffers = dict(racc.named_buffers())
@@ -140,14 +140,14 @@ def save(racc: Racc, folder: Path, *, hyper: Hyper, base: Any, half: bool = True
         )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(kept, folder / WEIGHTS)
-    save_settings(racc.shape, folder, hyper=hyper, base=base)
+    save_settings(racc.config, folder, hyper=hyper, base=base)
 
 
-def save_settings(shape: Shape, folder: Path, *, hyper: Hyper, base: Any) -> None:
+def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, base: Any) -> None:
     """All but the weights: what they are built as, and which models they belong to."""
     settings = {
         "version": VERSION,
-        "shape": asdict(shape),
+        "shape": asdict(config),
         "layer": hyper.layer,
         "hyper": fingerprint(hyper.model),
         "base": fingerprint(base),
@@ -161,7 +161,7 @@ def _kept(one: Tensor, *, half: bool) -> Tensor:
     return shorter if half and bool(shorter.isfinite().all()) else one
 
 
-def load(folder: str | Path) -> Saved:
+def load(folder: str | Path) -> SavedCompressor:
     """Raises `LoadError`."""
     place = Path(folder).expanduser()
     try:
@@ -188,15 +188,15 @@ def load(folder: str | Path) -> Saved:
             f"{place} holds no compressor that can be read: {reason}",
             hint="give the folder that `bottega compress train` wrote",
         ) from error
-    return Saved(racc, digest(racc, layer), hyper, base, layer)
+    return SavedCompressor(racc, digest(racc, layer), hyper, base, layer)
 
 
-def _built(shape: Shape, weights: Mapping[str, Tensor]) -> Racc:
+def _built(config: CompressorConfig, weights: Mapping[str, Tensor]) -> RaccModel:
     """Nothing is drawn and no room made: a shape that the weights do not have costs no memory."""
     if wrong := _unusable(weights):
         raise ValueError(f"{wrong} cannot be used")
     with torch.device("meta"):
-        racc = Racc(shape)
+        racc = RaccModel(config)
     racc.load_state_dict({name: one.float() for name, one in weights.items()}, assign=True)
     return racc.eval()
 
@@ -211,17 +211,17 @@ def _unusable(weights: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _shape(told: Mapping[str, Any]) -> Shape:
+def _shape(told: Mapping[str, Any]) -> CompressorConfig:
     geometry = Geometry(
         **{name: _whole(value, name) for name, value in dict(told["geometry"]).items()}
     )
-    usual = Shape(1, geometry)
-    shape = Shape(**{**told, "geometry": geometry})
-    for one in fields(Shape):
-        value, kind = getattr(shape, one.name), type(getattr(usual, one.name))
+    usual = CompressorConfig(1, geometry)
+    config = CompressorConfig(**{**told, "geometry": geometry})
+    for one in fields(CompressorConfig):
+        value, kind = getattr(config, one.name), type(getattr(usual, one.name))
         if type(value) is not kind:
             raise ValueError(f"{one.name} is not of the type {kind.__name__}")
-    return shape
+    return config
 
 
 def _whole(value: object, name: str) -> int:
@@ -230,9 +230,9 @@ def _whole(value: object, name: str) -> int:
     return value
 
 
-def digest(racc: Racc, layer: int) -> str:
+def digest(racc: RaccModel, layer: int) -> str:
     """Other weights or another use of them give other prompts."""
-    used = json.dumps({"shape": asdict(racc.shape), "layer": layer}, sort_keys=True)
+    used = json.dumps({"shape": asdict(racc.config), "layer": layer}, sort_keys=True)
     told = hashlib.sha256(used.encode())
     for name, weight in sorted(racc.state_dict().items()):
         told.update(name.encode())
