@@ -84,7 +84,7 @@ def test_lost_rows_are_told(run: Run, tmp_path: Path) -> None:
 
 def test_no_requests_yet(run: Run) -> None:
     missing = run("savings")
-    assert (missing.code, "there is no" in missing.err) == (1, True)
+    assert (missing.code, "does not exist" in missing.err) == (1, True)
     run("keys", "add", "team-a")
     empty = run("savings")
     assert (empty.code, empty.out) == (0, "no requests yet\n")

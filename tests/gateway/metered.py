@@ -55,7 +55,7 @@ class Meter:
     calls: int = 0
     running: int = 0
     tokens: int = 0
-    dearest: int = 0
+    max_tokens: int = 0
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET":  # the readiness check asks for the models
@@ -78,7 +78,7 @@ class Meter:
         finally:
             self.running -= 1
             self.tokens += prompt + len(said)
-            self.dearest = max(self.dearest, prompt + len(said))
+            self.max_tokens = max(self.max_tokens, prompt + len(said))
 
     async def _stream(
         self, request: web.Request, prompt: int, wanted: int, said: list[str]

@@ -144,7 +144,7 @@ def test_how_far_concurrency_can_overshoot(seed: int) -> None:
     rng = random.Random(seed)
     budget, account = Purse(), Account("a", "a", usd_per_month=10.0)
     limiter = Limiter(budget)
-    dearest = rng.uniform(0.1, 3.0)
+    max_cost = rng.uniform(0.1, 3.0)
     running: list[Hold] = []
     for _ in range(5000):
         if running and rng.random() < 0.5:
@@ -156,8 +156,8 @@ def test_how_far_concurrency_can_overshoot(seed: int) -> None:
             continue
         hold = limiter.hold(account)
         try:
-            hold.reserve(rng.uniform(0, dearest))
+            hold.reserve(rng.uniform(0, max_cost))
         except BudgetError:
             continue
         running.append(hold)
-    assert 10.0 <= sum(budget.costs) < 10.0 + dearest
+    assert 10.0 <= sum(budget.costs) < 10.0 + max_cost

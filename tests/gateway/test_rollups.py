@@ -110,7 +110,7 @@ def test_a_report_does_not_read_every_entry(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many answers of the master, so that none is drawn again one by one."""
-    monkeypatch.setattr("bottega.gateway.accounting.savings.MANY", 50)
+    monkeypatch.setattr("bottega.gateway.accounting.savings.MAX_EXACT_COSTS", 50)
     steps = [0]
 
     def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:

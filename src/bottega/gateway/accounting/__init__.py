@@ -1,1 +1,1 @@
-"""Who asks, what it may cost, what it did."""
+"""Accounts, their limits, and the ledger of requests."""

@@ -1,4 +1,4 @@
-"""Who may use the gateway: keys, stored as hashes, with what each may do."""
+"""Accounts and their API keys, stored as hashes."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class _StoredAccount:
 
 
 class Accounts:
-    """Accounts in gateway.db. A key is 256 random bits, of which only the sha256 is kept: nobody
-    can read it again. `authenticate` looks into memory; a thread renews that within a second of a
-    change by any process, until `close`. Everything else blocks. Raises `StoreError`."""
+    """Accounts in gateway.db. A key is 256 random bits; only its SHA-256 is stored, so it cannot be
+    shown again. `authenticate` reads memory only: a thread refreshes it within a second of a change
+    by any process, until `close`. All other methods block and raise `StoreError`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -91,8 +91,8 @@ class Accounts:
         return accounts
 
     def authenticate(self, token: str | None) -> Account | None:
-        """Whose key it is, None if it is nobody's or revoked. Takes microseconds, and as long for
-        an unknown key as for a known one."""
+        """Return the account of a key, None if the key is unknown or revoked. Takes microseconds,
+        in constant time for valid and invalid keys."""
         found = TOKEN.fullmatch(token or "")
         id, secret = found.groups() if found else NO_KEY
         known = self._accounts.get(id, NO_ACCOUNT)
@@ -112,7 +112,8 @@ class Accounts:
         tiers: Sequence[str] | None = None,
         max_namespaces: int | None = None,
     ) -> tuple[Account, str]:
-        """The account and its key, which is never shown again. Raises `SettingError`."""
+        """Add an account. Return it and its key, which cannot be shown again. Raises
+        `SettingError`."""
         _check_name(name)
         _check_namespace(namespace)
         _check_limits(requests_per_minute, usd_per_month)
@@ -143,12 +144,13 @@ class Accounts:
         return account, f"sk-bottega-{account.id}-{secret}"
 
     def list(self) -> list[Account]:
-        """The oldest first, revoked ones too."""
+        """Return all accounts, oldest first, revoked ones included."""
         self._refresh()
         return [known.account for known in self._accounts.values()]
 
     def revoke(self, id: str) -> Account:
-        """By its id, or by the key itself, for one that leaked. Revoking again changes nothing."""
+        """Revoke a key by its id, or by the key itself if it leaked. A second call changes
+        nothing. Raises `NotFoundError`."""
         if found := TOKEN.fullmatch(id):
             id = found[1]
         with self._lock, GATEWAY_DB.translated(path_text(self.path)):
@@ -157,7 +159,7 @@ class Accounts:
                 (time.time(), id),
             )
         self._refresh()
-        if id not in self._accounts:  # what was given is not repeated: it may be a key
+        if id not in self._accounts:  # the message omits the argument: it may be a key
             raise NotFoundError("no key has this id", hint="`bottega keys ls` shows the ids")
         return self._accounts[id].account
 
@@ -187,17 +189,18 @@ class Accounts:
                 self._refresh()
             except BottegaError as error:
                 if not self._failing:
-                    log.error("keys are as they were last read: %s", error)
+                    log.error("cannot refresh the keys, the last ones read apply: %s", error)
                 self._failing = True
             else:
                 self._failing = False
 
     def _refresh(self) -> None:
-        """Reads the accounts if they changed since. The ledger writes to the same file, and rows
-        are only added and revoked: their numbers tell."""
+        """Read the accounts if they have changed. `data_version` alone does not show this, since
+        the ledger writes to the same file. Rows are only added and revoked, so two counts and the
+        sum of revocation times identify their state."""
         name = path_text(self.path)
         with self._lock, GATEWAY_DB.translated(name), GATEWAY_DB.reading(name):
-            # Asked first: what is committed after it shows the next time.
+            # Read first: a commit after this line changes the version seen by the next refresh.
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
             changed = self._connection.total_changes
             if (version, changed) == self._version:
@@ -255,8 +258,8 @@ NO_ACCOUNT = _StoredAccount(
 def _check_name(name: str) -> None:
     if not is_text(name) or not name.isprintable() or not 0 < len(name.strip()) <= MAX_NAME_LENGTH:
         raise SettingError(
-            f"an account cannot be called {name[:MAX_NAME_LENGTH]!a}",
-            hint=f"give up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
+            f"name must be printable text, got {name[:MAX_NAME_LENGTH]!a}",
+            hint=f"use 1 to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
         )
 
 
@@ -264,19 +267,21 @@ def _check_namespace(namespace: str) -> None:
     printable = is_text(namespace) and (namespace.isprintable() or not namespace)
     if not printable or len(namespace) > MAX_NAME_LENGTH:
         raise SettingError(
-            f"{namespace[:MAX_NAME_LENGTH]!a} cannot name a namespace",
-            hint=f"give up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
+            f"namespace must be printable text, got {namespace[:MAX_NAME_LENGTH]!a}",
+            hint=f"use up to {MAX_NAME_LENGTH} printable characters, such as 'team-a'",
         )
 
 
 def _check_limits(per_minute: int | None, per_month: float | None) -> None:
     if per_minute is not None and not 1 <= per_minute < 2**31:
         raise SettingError(
-            f"{per_minute} requests per minute cannot be held", hint="give 1 or more, or nothing"
+            f"requests_per_minute must be at least 1, got {per_minute}",
+            hint="give 1 or more, or leave it out for no limit",
         )
     if per_month is not None and not (math.isfinite(per_month) and per_month >= 0):
         raise SettingError(
-            f"{per_month} USD per month is no budget", hint="give 0 or more, or nothing"
+            f"usd_per_month must be at least 0, got {per_month}",
+            hint="give 0 or more, or leave it out for no limit",
         )
 
 

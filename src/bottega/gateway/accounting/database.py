@@ -1,4 +1,4 @@
-"""gateway.db: who may ask, and what every request cost."""
+"""Schema of gateway.db: accounts, ledger entries, their daily sums, spending and notes."""
 
 from __future__ import annotations
 
@@ -143,15 +143,16 @@ GATEWAY_DB = FileKind(
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """A connection that every thread may use. Its commits survive a crash of the process; a crash
-    of the machine may lose the last ones but never damages the file."""
+    """Open a connection that any thread may use. Commits survive a crash of the process. A crash
+    of the machine may lose the last commits but does not damage the file. Raises `StoreError`."""
     name = path_text(path)
     if not create and not path.exists():
         raise StoreError(
-            f"there is no {name}", hint="check --data, or make a key: bottega keys add NAME"
+            f"gateway database {name} does not exist",
+            hint="check --data, or create a key: bottega keys add NAME",
         )
     if not path.parent.is_dir():
-        raise StoreError(f"there is no folder {path_text(path.parent)}", hint="create it first")
+        raise StoreError(f"folder {path_text(path.parent)} does not exist", hint="create it first")
     with GATEWAY_DB.translated(name):
         connection = sqlite3.connect(
             path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False

@@ -1,4 +1,4 @@
-"""What the ledger keeps, and how it lies in the file."""
+"""Ledger records and their tables in gateway.db."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any, Literal
 from bottega.gateway.accounting.database import GATEWAY_DB, connect
 from bottega.image import path_text
 
-# A shadow is a call behind an answer, to measure: it costs, and is no request.
+# A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
+# is not a client's request.
 State = Literal["answered", "replayed", "passed", "failed", "shadow"]
 Value = str | int | float | None
-Row = tuple[Any, ...]  # as SQLite gives it
+Row = tuple[Any, ...]  # as returned by SQLite
 AccountMonth = tuple[str, str]
 
 MAX_USD = 1e12
@@ -25,11 +26,12 @@ PRUNE_BATCH = 5_000
 INSERT_BATCH = 250
 
 
-@dataclass(slots=True)  # not frozen: that takes three times as long to make
+@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
 class Entry:
-    """One request. `route` is the tier's name; `cost_usd` is None where a price is not known, and
-    includes `dismissed_usd`, what tiers cost whose answers were not good enough. `similarity` is
-    the best example's, shown or not, None if none was looked for or found."""
+    """Ledger entry of one request. `route` is the tier's name. `cost_usd` is None if the price is
+    unknown; it includes `dismissed_usd`, the cost of tiers whose answers were escalated.
+    `similarity` is that of the best example found, shown or not, None without a retrieval or a
+    candidate."""
 
     time: float
     request_id: str
@@ -51,8 +53,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """One question that was answered with demonstrations and without, and how far each answer
-    agrees with the master's, from 0 to 1."""
+    """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
+    demonstrations."""
 
     time: float
     request_id: str
@@ -62,25 +64,15 @@ class Shadow:
     without_score: float
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """US dollars in all, and of the dearest request."""
-
-    usd: float = 0.0
-    dearest: float = 0.0
-
-    def plus(self, more: Spent) -> Spent:
-        return Spent(self.usd + more.usd, max(self.dearest, more.dearest))
-
-
 @dataclass(frozen=True)
 class Batch:
-    """What is written together. `spent` is what the entries cost, by month and account."""
+    """Rows for one transaction. `spent` is the cost of the entries in US dollars, by month and
+    account."""
 
     entries: Sequence[Entry] = ()
     shadows: Sequence[Shadow] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
-    spent: Mapping[AccountMonth, Spent] = field(default_factory=dict)
+    spent: Mapping[AccountMonth, float] = field(default_factory=dict)
     lost: int = 0
 
     @property
@@ -89,20 +81,17 @@ class Batch:
 
 
 class EntryFile:
-    """The ledger's tables. One thread at a time."""
+    """Tables of the ledger. Not thread-safe."""
 
     def __init__(self, path: Path, *, create: bool) -> None:
         self.name = path_text(path)
         self._connection = connect(path, create=create)
 
     def write(self, batch: Batch) -> None:
-        """All of it, or nothing of it."""
+        """Write the batch in one transaction."""
         entries = [_entry_row(entry) for entry in batch.entries]
         shadows = [_shadow_row(shadow) for shadow in batch.shadows]
-        spent = [
-            (month, _text(account), one.usd, one.dearest)
-            for (month, account), one in batch.spent.items()
-        ]
+        spent = [(month, _text(account), usd) for (month, account), usd in batch.spent.items()]
         notes = [(_text(name), _text(value)) for name, value in batch.notes.items()]
         with GATEWAY_DB.translated(self.name):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -110,9 +99,10 @@ class EntryFile:
                 self._insert("entries", entries)
                 self._insert("shadows", shadows)
                 self._connection.executemany("REPLACE INTO notes VALUES (?, ?)", notes)
+                # The column `dearest` is not used.
                 self._connection.executemany(
-                    "INSERT INTO spending VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
-                    " SET usd = usd + excluded.usd, dearest = max(dearest, excluded.dearest)",
+                    "INSERT INTO spending (month, account, usd, dearest) VALUES (?, ?, ?, 0)"
+                    " ON CONFLICT DO UPDATE SET usd = usd + excluded.usd",
                     spent,
                 )
                 if batch.lost:
@@ -128,8 +118,8 @@ class EntryFile:
                 raise
 
     def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
-        """Many with one statement: between two the event loop gets to run, and must be waited
-        for."""
+        """Insert many rows per statement: between two statements this thread releases the GIL and
+        waits for the event loop to give it back."""
         for start in range(0, len(rows), INSERT_BATCH):
             some = rows[start : start + INSERT_BATCH]
             marks = f"({', '.join('?' * len(some[0]))})"
@@ -142,17 +132,15 @@ class EntryFile:
         with GATEWAY_DB.translated(self.name):
             return self._connection.execute(sql, values).fetchall()
 
-    def spent_since(self, month: str) -> dict[AccountMonth, Spent]:
-        rows = self.read("SELECT * FROM spending WHERE month >= ?", month)
+    def spent_since(self, month: str) -> dict[AccountMonth, float]:
+        """Return the spending in US dollars by month and account, from this month on."""
+        rows = self.read("SELECT month, account, usd FROM spending WHERE month >= ?", month)
         with GATEWAY_DB.reading(self.name):
-            return {
-                (str(month), str(account)): Spent(float(usd), float(dearest))
-                for month, account, usd, dearest in rows
-            }
+            return {(str(month), str(account)): float(usd) for month, account, usd in rows}
 
     def prune(self, before: float) -> int:
-        """Forgets some of the older rows, none only if there are none. What was spent in each month
-        stays."""
+        """Delete up to `PRUNE_BATCH` older rows of each table. Return their number; 0 means that
+        none are left. Monthly spending is kept."""
         with GATEWAY_DB.translated(self.name):
             return sum(
                 self._connection.execute(
@@ -177,12 +165,12 @@ class EntryFile:
 
 
 def month_of(moment: float) -> str:
-    """The calendar month, UTC, such as 2026-11."""
+    """Return the calendar month in UTC, such as 2026-11."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m")
 
 
 def month_bounds(moment: float) -> tuple[float, float]:
-    """When the moment's month begins and ends."""
+    """Return the first moment of the month that contains `moment`, and of the next month."""
     begins = datetime.fromtimestamp(moment, UTC).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0
     )
@@ -191,12 +179,14 @@ def month_bounds(moment: float) -> tuple[float, float]:
 
 
 def dollars(cost: float | None) -> float | None:
-    """None for what is no amount of money: one infinite cost would spend every budget."""
+    """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
+    every budget."""
     return cost if cost is not None and 0 <= cost < MAX_USD else None
 
 
 def _entry_row(entry: Entry) -> tuple[Value, ...]:
-    """What upstreams tell may be anything: whatever it is, it keeps no other row from the file."""
+    """Return the columns of an entry. Values from upstreams are clamped, since one value that
+    SQLite rejects would fail the whole batch."""
     return (
         entry.time,
         _text(entry.request_id),

@@ -1,4 +1,4 @@
-"""What every request was and what it cost, kept without making any wait."""
+"""Ledger of requests and their cost, written in the background."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bottega.gateway.accounting.entries import (
     EntryFile,
     Row,
     Shadow,
-    Spent,
     State,
     Value,
     dollars,
@@ -34,18 +33,17 @@ MAX_WAITING = 100_000
 PRUNE_SECONDS = 3600.0
 DAY = 86_400.0
 GATE, REPEAT, MASTER, LOST = "gate:", "repeat:", "master", "lost"
-NOTHING = Spent()
-AccountSpending = dict[AccountMonth, Spent]
+AccountSpending = dict[AccountMonth, float]
 
 
 class Ledger:
-    """Entries in gateway.db, written by a thread within half a second: a process that is killed
-    loses the last half second, `close` loses nothing. What several processes write is counted
-    together as soon as each of them writes.
+    """Ledger in gateway.db, written by a thread within half a second. A killed process loses the
+    last half second; `close` writes everything. Spending includes that of other processes as of
+    their last write.
 
-    Where the file cannot be written, requests go on: rows wait in memory, and the oldest are `lost`
-    when there are too many, or on `close`. With `keep_days` older rows are forgotten; what was
-    spent in a month is not. Reading blocks.
+    If the file cannot be written, requests continue. Rows wait in memory, and the oldest are
+    `lost` when there are too many, or on `close`. With `keep_days`, older rows are deleted;
+    monthly spending is kept. Reading blocks.
     """
 
     def __init__(
@@ -63,14 +61,14 @@ class Ledger:
         self._repeat_seconds = repeat_seconds
         self._clock = clock
         self._file = EntryFile(path, create=create)
-        self._file_lock = threading.Lock()  # taken before the other one, where both are
+        self._file_lock = threading.Lock()  # acquire before `_lock` if both are needed
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._shadows: list[Shadow] = []
         self._notes: dict[str, str] = {}
-        self._unsaved_lost = 0  # lost, and not yet written down
+        self._unsaved_lost = 0  # lost rows that the file does not count yet
         self._set_month(clock())
-        # What an account spent is always in one of the three.
+        # Each cost is in exactly one of these three, so that spending never dips during a write.
         self._waiting: AccountSpending = {}
         self._writing: AccountSpending = {}
         self._stored: AccountSpending = {}
@@ -104,13 +102,13 @@ class Ledger:
         return ledger
 
     def note(self, entry: Entry) -> None:
-        """Takes microseconds; from any thread."""
+        """Add an entry. Takes microseconds; callable from any thread."""
         cost = dollars(entry.cost_usd)
         with self._lock:
             self._entries.append(entry)
             if cost:
                 key = (self._month_at(entry.time), entry.account)
-                self._waiting[key] = self._waiting.get(key, NOTHING).plus(Spent(cost, cost))
+                self._waiting[key] = self._waiting.get(key, 0.0) + cost
         self._wake()
 
     def record_shadow(
@@ -128,7 +126,7 @@ class Ledger:
         self._wake()
 
     def set_gate(self, namespace: str, state: str) -> None:
-        """Keeps a gate's state, a JSON text, as rows are kept: without waiting."""
+        """Store a gate's state, a JSON text. Does not block."""
         self._set_note(GATE + namespace, state)
 
     def gate(self, namespace: str) -> str | None:
@@ -151,25 +149,26 @@ class Ledger:
             return self._file.forget_notes(REPEAT, self._clock() - self._repeat_seconds)
 
     def set_master(self, route: str) -> None:
-        """The tier that savings compare the others with."""
+        """Set the tier that savings compare the others with."""
         self._set_note(MASTER, route)
 
     def master(self) -> str | None:
         return self._note(MASTER)
 
     def total_lost(self) -> int:
-        """Rows that any process lost and could say so."""
+        """Return the number of lost rows that all processes have recorded. Blocks."""
         return int(self._note(LOST) or 0)
 
     def spent_this_month(self, account: str, /) -> float:
-        """US dollars, from memory: this process's to the last request, others' as last written."""
-        return self._spent(account).usd
-
-    def dearest_this_month(self, account: str, /) -> float:
-        return self._spent(account).dearest
+        """Return the account's spending in US dollars, from memory: up to the last request of this
+        process, and up to the last write of others."""
+        with self._lock:
+            key = (self._month_at(self._clock()), account)
+            parts = (self._stored, self._writing, self._waiting)
+            return sum(part.get(key, 0.0) for part in parts)
 
     def read(self, sql: str, *values: Value) -> list[Row]:
-        """For reports, over a connection of its own: the writer does not wait for them."""
+        """Run a report's query over a separate connection, which does not delay the writer."""
         file = EntryFile(self.path, create=False)
         try:
             return file.read(sql, *values)
@@ -177,7 +176,7 @@ class Ledger:
             file.close()
 
     def flush(self) -> None:
-        """Writes what waits. Raises `StoreError`; what could not be written goes on waiting."""
+        """Write the waiting rows. Raises `StoreError`, after which they wait again."""
         with self._file_lock:
             batch = self._take()
             if batch.is_empty:
@@ -195,7 +194,7 @@ class Ledger:
                 self._stored = stored
 
     def prune(self, keep_days: float) -> int:
-        """Forgets entries and shadows that are older; how many."""
+        """Delete entries and shadows older than `keep_days`. Return their number."""
         before, gone = self._clock() - keep_days * DAY, 0
         while not self._stop.is_set():
             with self._file_lock:
@@ -206,7 +205,7 @@ class Ledger:
         return gone
 
     def close(self) -> None:
-        """Writes what waits. What cannot be written is logged and lost."""
+        """Write the waiting rows and stop. Rows that cannot be written are lost and logged."""
         self._stop.set()
         self._wake_event.set()
         if self._thread is not None:
@@ -214,18 +213,9 @@ class Ledger:
         if not self._succeeds(self.flush):
             with self._lock:
                 self.lost += len(self._entries) + len(self._shadows)
-            log.error("%d rows could not be written to %s: lost", self.lost, self.path.name)
+            log.error("lost %d rows that could not be written to %s", self.lost, self.path.name)
         with self._file_lock:
             self._file.close()
-
-    def _spent(self, account: str) -> Spent:
-        with self._lock:
-            key = (self._month_at(self._clock()), account)
-            spent = self._stored.get(key, NOTHING)
-            for purse in (self._writing, self._waiting):
-                if key in purse:
-                    spent = spent.plus(purse[key])
-            return spent
 
     def _month_at(self, moment: float) -> str:
         if not self._month_begins <= moment < self._month_ends:
@@ -242,7 +232,7 @@ class Ledger:
         self._wake()
 
     def _note(self, name: str) -> str | None:
-        with self._file_lock:  # nothing is on its way to the file
+        with self._file_lock:  # else a batch being written would be in neither place
             with self._lock:
                 if name in self._notes:
                     return self._notes[name]
@@ -266,23 +256,23 @@ class Ledger:
     def _write_loop(self) -> None:
         while not self._stop.is_set():
             self._wake_event.wait()
-            self._stop.wait(FLUSH_SECONDS)  # what comes together is written together
+            self._stop.wait(FLUSH_SECONDS)  # collect a batch
             self._wake_event.clear()
             if not (self._succeeds(self.flush) and self._succeeds(self._prune_hourly)):
                 self._stop.wait(RETRY_SECONDS)
                 self._wake_event.set()
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
-        """Whether it could be done; a failure is logged once, not with every attempt."""
+        """Do the work; return whether it succeeded. Repeated failures are logged once."""
         try:
             work()
         except BottegaError as error:
             if not self._failing:
-                log.error("the ledger cannot be written, requests go on: %s", error)
+                log.error("cannot write the ledger, requests continue: %s", error)
             self._failing = True
             return False
         if self._failing:
-            log.warning("the ledger is written again; %d rows were lost", self.lost)
+            log.warning("the ledger can be written again; %d rows were lost", self.lost)
         self._failing = False
         return True
 
@@ -318,8 +308,5 @@ class Ledger:
             self.lost += lost
 
 
-def _merged(one: Mapping[AccountMonth, Spent], other: AccountSpending) -> AccountSpending:
-    both = dict(one)
-    for key, spent in other.items():
-        both[key] = both.get(key, NOTHING).plus(spent)
-    return both
+def _merged(one: Mapping[AccountMonth, float], other: AccountSpending) -> AccountSpending:
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}

@@ -1,4 +1,4 @@
-"""What the gateway spent, and what the master alone would have cost."""
+"""Savings report: amount spent, compared with the estimated cost of the master alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
 
 @dataclass(frozen=True)
 class Estimate:
-    """With its 95 % interval, None where `n` is too small for one."""
+    """Value with its 95 % interval, which is None if `n` is too small for one."""
 
     value: float
     low: float | None
@@ -39,10 +39,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MasterOnlyCost:
-    """What the master alone would have cost: an estimate. Its own answers cost what they cost, and
-    so do its failures that were paid for; each of the `estimated` requests that others answered
-    costs the mean of its answers in the same namespace or, for `borrowed` ones, in all. Each `n`
-    counts the answers behind the means. `saved` is less what was spent."""
+    """Estimated cost if the master had answered every request. Its own answers and paid failures
+    count at their actual cost. Each of the `estimated` requests that other tiers answered counts
+    as the mean cost of the master's answers in the same namespace or, for the `borrowed` ones, in
+    all namespaces. Each `n` is the number of answers in these means. `saved` is `usd` minus the
+    amount spent."""
 
     usd: Estimate
     saved: Estimate
@@ -52,8 +53,8 @@ class MasterOnlyCost:
 
 @dataclass(frozen=True)
 class DemonstrationGain:
-    """How far answers agree with the master's, with demonstrations and without, on the same
-    questions; `gain` is the mean of the differences."""
+    """Agreement of answers with the master's on the same questions, with demonstrations (`shown`)
+    and without (`bare`). `gain` is the mean of the differences."""
 
     shown: Estimate
     bare: Estimate
@@ -62,9 +63,10 @@ class DemonstrationGain:
 
 @dataclass(frozen=True)
 class Savings:
-    """Of all `requests` so many were `answered`; others failed or were refused. `alone` is None
-    without a priced answer of the master, `quality` without shadow samples. `spent_usd` leaves out
-    `unpriced` requests; `lost` ones stand nowhere, whenever they were."""
+    """Savings of one namespace, or of all. Requests that are not `answered` failed or were
+    rejected. `alone` is None without a priced answer of the master, `quality` without shadow
+    samples. `spent_usd` excludes `unpriced` requests. `lost` requests are in no other number, and
+    count over all time."""
 
     master: str
     namespace: str | None
@@ -87,12 +89,12 @@ def savings(
     since: float | None = None,
     master: str | None = None,
 ) -> Savings:
-    """Of every namespace if none is named. `since` is in unix seconds. Blocks."""
+    """Return the savings of one namespace, or of all. `since` is in unix seconds. Blocks."""
     master = master or ledger.master() or MASTER
     since = since or 0.0
-    reading = SavingsReader(ledger, since, namespace, master)
-    routes = reading.routes()
-    first, last = reading.span()
+    reader = SavingsReader(ledger, since, namespace, master)
+    routes = reader.routes()
+    first, last = reader.span()
     spent = sum(route.cost_usd for route in routes)
     return Savings(
         master,
@@ -104,52 +106,53 @@ def savings(
         routes,
         spent,
         sum(route.unpriced for route in routes),
-        _master_only_cost(reading, spent),
-        _quality(reading.shadows()),
+        _master_only_cost(reader, spent),
+        _quality(reader.shadows()),
         ledger.total_lost(),
     )
 
 
-def _master_only_cost(reading: SavingsReader, spent: float) -> MasterOnlyCost | None:
-    answers, others = reading.costs(), reading.others()
+def _master_only_cost(reader: SavingsReader, spent: float) -> MasterOnlyCost | None:
+    answers, others = reader.costs(), reader.others()
     if not answers:
         return None
-    means, sizes = _means(answers), {where: costs.n for where, costs in answers.items()}
-    # For a namespace without an answer of the master's.
-    pooled = sum((means[where] * n for where, n in sizes.items()), ZEROS) / sum(sizes.values())
-    estimated = sum((count * means.get(where, pooled) for where, count in others.items()), ZEROS)
-    usd = estimated + reading.paid()
-    borrowed = sum(count for where, count in others.items() if where not in answers)
-    sure = all(sizes.get(where, sum(sizes.values())) >= MIN_ANSWERS for where in others)
-    n = sum(n for where, n in sizes.items() if borrowed or not others or where in others)
+    means, sizes = _means(answers), {name: costs.n for name, costs in answers.items()}
+    # Used for namespaces in which the master has not answered.
+    pooled = sum((means[name] * n for name, n in sizes.items()), ZEROS) / sum(sizes.values())
+    estimated = sum((count * means.get(name, pooled) for name, count in others.items()), ZEROS)
+    usd = estimated + reader.paid()
+    borrowed = sum(count for name, count in others.items() if name not in answers)
+    interval = all(sizes.get(name, sum(sizes.values())) >= MIN_ANSWERS for name in others)
+    n = sum(n for name, n in sizes.items() if borrowed or not others or name in others)
     return MasterOnlyCost(
-        _figure(usd, n, sure=sure),
-        _figure(usd - spent, n, sure=sure),
+        _estimate(usd, n, interval=interval),
+        _estimate(usd - spent, n, interval=interval),
         sum(others.values()),
         borrowed,
     )
 
 
 def _means(answers: Mapping[str, AnswerCosts]) -> dict[str, Floats]:
-    """Of each namespace, the mean, and after it the means of bootstrap samples."""
-    draw, means = np.random.default_rng(SEED), {}
-    for where, costs in answers.items():
+    """Return an array for each namespace: the mean, then the means of bootstrap samples."""
+    rng, means = np.random.default_rng(SEED), {}
+    for name, costs in answers.items():
         n = costs.n
         if not costs.values:  # many answers: the bootstrap converges to the normal distribution
             error = costs.deviation / math.sqrt(n)
-            resampled = costs.mean + draw.standard_normal(RESAMPLES) * error
+            resampled = costs.mean + rng.standard_normal(RESAMPLES) * error
         else:
             values = np.asarray(costs.values, np.float64)
-            resampled = np.array([values[draw.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
-        means[where] = np.concatenate([[costs.mean], resampled])
+            resampled = np.array([values[rng.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
+        means[name] = np.concatenate([[costs.mean], resampled])
     return means
 
 
-def _figure(draws: Floats, n: int, *, sure: bool) -> Estimate:
-    if not sure:
-        return Estimate(float(draws[0]), None, None, n)
-    low, high = np.percentile(draws[1:], [2.5, 97.5])
-    return Estimate(float(draws[0]), float(low), float(high), n)
+def _estimate(means: Floats, n: int, *, interval: bool) -> Estimate:
+    """Return the estimate of an array from `_means`."""
+    if not interval:
+        return Estimate(float(means[0]), None, None, n)
+    low, high = np.percentile(means[1:], [2.5, 97.5])
+    return Estimate(float(means[0]), float(low), float(high), n)
 
 
 def _quality(samples: Sequence[Row]) -> DemonstrationGain | None:
@@ -162,8 +165,9 @@ def _quality(samples: Sequence[Row]) -> DemonstrationGain | None:
 
 
 def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
-    """Their mean, and the interval that Wald's method gives after so many values were added. With
-    few or equal values it stays wide, where the bootstrap's shrinks to a point."""
+    """Return the mean, with the Wald interval after adding pseudo-observations: `added` maps a
+    value to its weight. With few or equal values the interval stays wide, while a bootstrap
+    interval would shrink to a point."""
     numbers = np.concatenate([values, list(added)])
     weights = np.concatenate([np.ones(len(values)), list(added.values())])
     middle = np.average(numbers, weights=weights)
@@ -268,24 +272,24 @@ class SavingsReader:
         """Return the cost of the master's own requests, without shadow samples."""
         return sum(
             float(cost)
-            for where, how, _, cost, _ in self._sums(OWN, "", self.master)
-            if how != "shadow" and self.namespace in (None, where)
+            for name, how, _, cost, _ in self._sums(OWN, "", self.master)
+            if how != "shadow" and self.namespace in (None, name)
         )
 
     def costs(self) -> dict[str, AnswerCosts]:
         """Return the costs of the master's answers in each namespace."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
-        for where, how, n, total, squares in self._sums(OWN, "", self.master):
+        for name, how, n, total, squares in self._sums(OWN, "", self.master):
             if how in ("answered", "shadow"):
-                before = sums[where]
-                sums[where] = (before[0] + n, before[1] + total, before[2] + squares)
+                before = sums[name]
+                sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
         few = orjson.dumps(
-            [where for where, (n, *_) in sums.items() if n <= MAX_EXACT_COSTS]
+            [name for name, (n, *_) in sums.items() if n <= MAX_EXACT_COSTS]
         ).decode()
         values = defaultdict[str, list[float]](list)
-        for where, cost in self.ledger.read(COSTS, few, self.master, self.since):
-            values[where].append(cost)
-        return {where: _costs(*found, values[where]) for where, found in sums.items()}
+        for name, cost in self.ledger.read(COSTS, few, self.master, self.since):
+            values[name].append(cost)
+        return {name: _costs(*found, values[name]) for name, found in sums.items()}
 
     def span(self) -> tuple[float | None, float | None]:
         """Return the times of the first and the last entry."""
