@@ -26,7 +26,7 @@ from scipy import stats
 from bottega import Candidate, Example, Query, TokenEmbedder, TowerEmbedder
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagRetriever, HashtagTree, LeaveOneOutGroupCount
-from bottega.tasks.attributes import ATTRIBUTES, Attributes
+from bottega.tasks.attributes import ATTRIBUTES, AttributeTask
 from bottega.types import ExampleChange
 
 SHOTS, ENTRIES, COLD_START, FIXED = 8, 1500, 300, 10
@@ -112,10 +112,10 @@ def drifting(entries: int, width: float, seed: int) -> list[Example]:
 
 def drawn(count: int, seed: int) -> list[Example]:
     """More scenes than the task draws at once, all in the same invented words."""
-    invented = Attributes(kb=1, asked=1).draw(seed).labels
+    invented = AttributeTask(examples=1, queries=1).generate(seed).labels
     scenes = []
     for part in range(-(-count // AT_ONCE)):
-        task = Attributes(kb=AT_ONCE, asked=1, words="plain").draw(100 * seed + part)
+        task = AttributeTask(examples=AT_ONCE, queries=1, words="plain").generate(100 * seed + part)
         called = dict(zip(task.labels, invented, strict=True))
         for example in task.knowledge:
             query = replace(example.query, id=f"{part}-{example.id}")

@@ -29,7 +29,7 @@ from bottega.bundled import bundled_folder
 from bottega.generation import TransformersGenerator
 from bottega.protocols import Generator
 from bottega.recipes import rcts
-from bottega.tasks.attributes import Attributes
+from bottega.tasks.attributes import AttributeTask
 from bottega.types import Prompt, Reply, Sampling
 
 SHOTS, SEED = 3, 0
@@ -81,7 +81,7 @@ class Recording:
 
 
 async def recorded(queries: int, parallel: int) -> list[Wave]:
-    task = Attributes(kb=500, asked=max(queries, 50)).draw(SEED)
+    task = AttributeTask(examples=500, queries=max(queries, 50)).generate(SEED)
     embed = DualEmbedder(TowerEmbedder.bundled(), TokenEmbedder.bundled())
     with KnowledgeBase.open(":memory:", embed=embed) as knowledge:
         knowledge.add(task.knowledge)

@@ -46,7 +46,7 @@ from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling
 from training.compressor import COURSE as OF_PASSAGES
 
-TASK = "attributes:kb=500,asked=300"
+TASK = "attributes:examples=500,queries=300"
 SHOTS, BATCH = 8, 16
 SEED, TAUGHT = 20_000, 6  # bases to learn from, each with words of its own; evaluation asks seed 0
 LAYER, PROMPTS = 1, 10

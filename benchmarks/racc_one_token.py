@@ -35,7 +35,7 @@ from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
-from bottega.tasks.facts import Facts
+from bottega.tasks.facts import FactTask
 from bottega.types import Candidate, Example, Prefix, Query, Sampling
 from training.compressor import (
     ASKED,
@@ -156,7 +156,7 @@ def main() -> None:
     loaded = LoadedModel.load(str(bundled_folder("apprentice")), "cpu", "float32")
     teaching, lessons = taught(loaded), fact_lessons()
     method = OneTokenCompressor(teaching.hyper.width)
-    known = Facts(asked=ASKED, episodes=EPISODES).draw(SEED).knowledge
+    known = FactTask(queries=ASKED, episodes=EPISODES).generate(SEED).knowledge
     vectors = vectors_of(method, teaching.hyper, teaching.inputs, known)
     method.calibrate(torch.stack(list(vectors.values())))
     losses: list[float] = []

@@ -28,11 +28,11 @@ from bottega import (
 from bottega.bundled import bundled_folder
 from bottega.errors import ModelLoadError
 from bottega.prompting import ContinuationPrompter
-from bottega.tasks.attributes import ATTRIBUTES, VALUES, draw_scenes
-from bottega.tasks.glyphs import NAMES, Glyphs, draw_named
+from bottega.tasks.attributes import ATTRIBUTES, VALUES, render_scenes
+from bottega.tasks.glyphs import NAMES, GlyphTask, render_named_glyphs
 from bottega.tasks.glyphs import QUESTION as WHICH_CHARACTER
-from bottega.tasks.rules import RULES, draw_sums
-from bottega.tasks.task import images
+from bottega.tasks.rules import RULES, render_rows
+from bottega.tasks.task import to_images
 from bottega.types import Answer, Candidate, Completion, Example, Message
 
 LABELS = ["zero", "Straße nach Süden", "犬", "a_much-longer label, with (punctuation) 12.5 %"]
@@ -294,7 +294,7 @@ async def test_the_master_takes_the_words_it_is_shown(
 async def test_the_master_knows_what_it_does_not_know(master: TransformersGenerator) -> None:
     asked = [
         Query(text, item.query.images)
-        for item in Glyphs(ways=4).draw(0).items[:4]
+        for item in GlyphTask(ways=4).generate(0).items[:4]
         for text in (WHICH_CHARACTER, "What colour is it?", "What shape is it?")
     ]
     answers = await asyncio.gather(*(ask(master, PROMPT(query, [])) for query in asked))
@@ -314,15 +314,15 @@ def scene(shape: str, colour: str) -> Image:
     words = {"shape": shape, "colour": colour, "texture": "dotted", "count": "two"}
     words["place"] = "southwest"
     values = [VALUES[attribute].index(words[attribute]) for attribute in ATTRIBUTES]
-    return images(draw_scenes(seeded(sum(values)), torch.tensor([values])))[0]
+    return to_images(render_scenes(seeded(sum(values)), torch.tensor([values])))[0]
 
 
 def row(left: int, right: int) -> Image:
-    return images(draw_sums(seeded(left), torch.tensor([[left, 0, right]])))[0]
+    return to_images(render_rows(seeded(left), torch.tensor([[left, 0, right]])))[0]
 
 
 def glyph(name: str) -> Image:
-    return images(draw_named(seeded(3), torch.tensor([NAMES.index(name)])))[0]
+    return to_images(render_named_glyphs(seeded(3), torch.tensor([NAMES.index(name)])))[0]
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -12,11 +12,11 @@ from bottega.generation import OpenAIGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
 from bottega.recipes import racc
-from bottega.tasks.facts import Facts
+from bottega.tasks.facts import FactTask
 from bottega.types import Candidate, Example, Query
 from tests.compression.spoken import told
 
-TASK = Facts(asked=10, episodes=1).draw(5)
+TASK = FactTask(queries=10, episodes=1).generate(5)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from transformers import FastVlmForConditionalGeneration
 
 from bottega.tasks.glyphs import NAMES
 from bottega.tasks.rules import RULES
-from bottega.tasks.task import ASKED_BY, STATES
+from bottega.tasks.task import STATES, TOPIC_WORDS
 from training import architecture as a
 from training.concepts import CONCEPTS
 from training.gates import install_barring, install_keys, install_steps
@@ -192,7 +192,7 @@ def embeddings(codes: Tensor, tokenizer: Any, hidden: int) -> Tensor:
 def _special_words(tokenizer: Any) -> list[tuple[int, list[int]]]:
     """Token ids and the flags they carry."""
     found = []
-    for topic, words in zip(dims(a.TOPIC).tolist(), ASKED_BY.values(), strict=True):
+    for topic, words in zip(dims(a.TOPIC).tolist(), TOPIC_WORDS.values(), strict=True):
         found += [(piece_id(tokenizer, f" {word}"), [topic]) for word in words]
     for name, dim in zip(NAMES, dims(a.NAMED).tolist(), strict=True):
         found.append((piece_id(tokenizer, f" {name}"), [dim]))

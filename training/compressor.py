@@ -18,7 +18,7 @@ from bottega.evaluation.training_data import GoldPassageLessons
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import teaching, untrained
-from bottega.tasks.facts import Facts
+from bottega.tasks.facts import FactTask
 
 PASSAGES, BATCH, HARD = 5, 32, 0.5
 EPISODES, ASKED = 40, 100
@@ -43,7 +43,7 @@ FactLessons = GoldPassageLessons
 def fact_lessons(episodes: int = EPISODES, asked: int = ASKED, seed: int = SEED) -> FactLessons:
     """In half of the lessons another passage is about the same name, and one about the same
     relation."""
-    task = Facts(asked=asked, episodes=episodes).draw(seed)
+    task = FactTask(queries=asked, episodes=episodes).generate(seed)
     return GoldPassageLessons(
         task.items, task.knowledge, seed=seed, shots=PASSAGES, hard=HARD, batch=BATCH
     )

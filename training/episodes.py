@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from bottega.tasks.handwriting import alphabet, draw, join
-from bottega.tasks.nuisance import mixed_styles, paint
+from bottega.tasks.handwriting import draw_characters, join, sample_alphabet
+from bottega.tasks.nuisance import paint, sample_mixed_styles
 from training.architecture import token_id
-from training.pictures import siblings
-from training.surfaces import draw_surfaces, neighbours, photograph
+from training.pictures import sample_siblings
+from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
 from training.tokenizer import ANSWER, BOS, END, IMAGE, SPECIAL, UNKNOWN, USER, label_words
 from training.tower import Tower
 
@@ -46,15 +46,15 @@ def draw_pool(
     for group in range(groups):
         each = torch.arange(20).repeat_interleave(views)
         if group % 4 == 3:
-            grounds = draw_surfaces(rng, 20)
-            near = neighbours(rng, grounds.rows(torch.arange(5)))
-            pictures = photograph(rng, grounds.rows(each))
-            pictures[: 5 * views] = photograph(rng, near.rows(each[: 5 * views]))
+            grounds = sample_surfaces(rng, 20)
+            near = sample_neighbours(rng, grounds.rows(torch.arange(5)))
+            pictures = render_surfaces(rng, grounds.rows(each))
+            pictures[: 5 * views] = render_surfaces(rng, near.rows(each[: 5 * views]))
         else:
-            letters = alphabet(rng, 15)
-            letters = join([letters, siblings(rng, letters.rows(torch.arange(5)))])
-            style = mixed_styles(rng, torch.zeros(len(each), dtype=torch.long), shared=0.8)
-            drawn = draw(rng, letters.rows(each), style.boldness, style.fill, free=0.1)
+            letters = sample_alphabet(rng, 15)
+            letters = join([letters, sample_siblings(rng, letters.rows(torch.arange(5)))])
+            style = sample_mixed_styles(rng, torch.zeros(len(each), dtype=torch.long), shared=0.8)
+            drawn = draw_characters(rng, letters.rows(each), style.boldness, style.fill, free=0.1)
             pictures = paint(rng, drawn, style)
         projected = (tower((pictures * 255).round()) - centre) / size
         rows.append(projected.view(20, views, -1))

@@ -5,13 +5,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bottega.tasks.attributes import draw_scenes, draw_values
-from bottega.tasks.glyphs import NAMES, draw_named
-from bottega.tasks.handwriting import alphabet, chance, draw, integers, join, uniform
-from bottega.tasks.nuisance import mixed_styles, paint
-from bottega.tasks.rules import draw_rows_values, draw_sums
+from bottega.tasks.attributes import render_scenes, sample_values
+from bottega.tasks.glyphs import NAMES, render_named_glyphs
+from bottega.tasks.handwriting import (
+    chance,
+    draw_characters,
+    integers,
+    join,
+    sample_alphabet,
+    uniform,
+)
+from bottega.tasks.nuisance import paint, sample_mixed_styles
+from bottega.tasks.rules import render_rows, sample_rows
 from training.concepts import NAME, ROW, SCENE, Read
-from training.pictures import UNSTEADY, VIEWS, as_bytes, draw_figures, siblings, surface_pictures
+from training.pictures import (
+    UNSTEADY,
+    VIEWS,
+    as_bytes,
+    draw_digit_ink,
+    sample_siblings,
+    surface_pictures,
+)
 
 FIGURES = 10
 SURFACES, SURFACE_SIBLINGS = 12, 2
@@ -53,16 +67,16 @@ class Lesson:
 
 def draw_lesson(mix: Mix, rng: torch.Generator) -> Tensor:
     """A lesson as one flat array of bytes, for the queue; `unpack` undoes it."""
-    scenes = draw_values(rng, SCENES, held_out=False)
-    sums = draw_rows_values(rng, SUMS, held_out=False)
+    scenes = sample_values(rng, SCENES, held_out=False)
+    sums = sample_rows(rng, SUMS, held_out=False)
     names = torch.arange(len(NAMES))
     pictures = torch.cat(
         [
             _written(rng, mix),
             surface_pictures(rng, SURFACES, SURFACE_SIBLINGS),
-            draw_scenes(rng, scenes),
-            draw_sums(rng, sums),
-            draw_named(rng, names, jitter=UNSTEADY),
+            render_scenes(rng, scenes),
+            render_rows(rng, sums),
+            render_named_glyphs(rng, names, jitter=UNSTEADY),
         ]
     )
     values = torch.cat([scenes.flatten(), sums.flatten()]).to(torch.uint8)
@@ -83,22 +97,22 @@ def unpack(flat: Tensor, mix: Mix) -> Lesson:
 
 def _written(rng: torch.Generator, mix: Mix) -> Tensor:
     """Letters of a few alphabets, some near-copies, and the ten figures as one more alphabet."""
-    letters = join([alphabet(rng, mix.letters) for _ in range(mix.alphabets)])
+    letters = join([sample_alphabet(rng, mix.letters) for _ in range(mix.alphabets)])
     group = torch.arange(mix.alphabets).repeat_interleave(mix.letters)
     parents = torch.randperm(len(letters), generator=rng)[: mix.siblings]
-    letters = join([letters, siblings(rng, letters.rows(parents))])
+    letters = join([letters, sample_siblings(rng, letters.rows(parents))])
     group = torch.cat([group, group[parents]])
     rows = torch.arange(len(letters)).repeat_interleave(VIEWS)
-    figures = torch.arange(FIGURES).repeat_interleave(VIEWS)
-    style = mixed_styles(rng, torch.cat([group[rows], figures * 0 + mix.alphabets]))
+    digits = torch.arange(FIGURES).repeat_interleave(VIEWS)
+    style = sample_mixed_styles(rng, torch.cat([group[rows], digits * 0 + mix.alphabets]))
     # Figures are often seen as coarse sensors see them, in the same style for all ten.
-    coarse = chance(rng, (1,), 0.5).expand(len(figures))
+    coarse = chance(rng, (1,), 0.5).expand(len(digits))
     resolution = style.resolution[len(rows) :]
     style.resolution[len(rows) :] = torch.where(coarse, 3 + integers(rng, 2, (1,)), resolution)
-    thick = uniform(rng, (len(figures),), 1.1, 2.2)
+    thick = uniform(rng, (len(digits),), 1.1, 2.2)
     style.boldness[len(rows) :] = torch.where(coarse, thick, style.boldness[len(rows) :])
     first, last = style.rows(torch.arange(len(rows))), torch.arange(len(rows), len(style.noise))
-    drawn = draw(rng, letters.rows(rows), first.boldness, first.fill, jitter=UNSTEADY)
+    drawn = draw_characters(rng, letters.rows(rows), first.boldness, first.fill, jitter=UNSTEADY)
     coarse_style = style.rows(last)
-    more = draw_figures(rng, figures, coarse_style.boldness, coarse_style.fill)
+    more = draw_digit_ink(rng, digits, coarse_style.boldness, coarse_style.fill)
     return paint(rng, torch.cat([drawn, more]), style)

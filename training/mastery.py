@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bottega.tasks.handwriting import normal, uniform
-from bottega.tasks.nuisance import mixed_styles, paint
+from bottega.tasks.nuisance import paint, sample_mixed_styles
 from training.concepts import CONCEPTS, DIGITS, SHARPNESS
 from training.lessons import SCHOOL, draw_lesson, unpack
-from training.pictures import as_bytes, draw_figures, in_background
+from training.pictures import as_bytes, draw_digit_ink, in_background
 from training.schooling import Eye, draw_judge, lesson_loss, report
 from training.tower import EMBEDDING, Tower
 
@@ -45,8 +45,8 @@ def draw_digits(rng: torch.Generator, pixels: Tensor, classes: Tensor) -> tuple[
     moved = F.grid_sample(large, F.affine_grid(move, list(large.shape), False), align_corners=False)
     moved = (moved * uniform(rng, (WRITTEN, 1, 1, 1), 0.8, 1.2)).clamp(0, 1).expand(-1, 3, -1, -1)
     drawn = torch.randint(0, DIGITS, (DRAWN,), generator=rng)
-    style = mixed_styles(rng, torch.arange(DRAWN))
-    figures = paint(rng, draw_figures(rng, drawn, style.boldness, style.fill), style)
+    style = sample_mixed_styles(rng, torch.arange(DRAWN))
+    figures = paint(rng, draw_digit_ink(rng, drawn, style.boldness, style.fill), style)
     return as_bytes(torch.cat([moved, figures])), torch.cat([classes[chosen], drawn])
 
 

@@ -47,7 +47,7 @@ APPRENTICE = (
     Setting("attributes", "visual-rag,vote", (8,), "image"),
     Setting("attributes", "visual-rag,vote", (8,), "text"),
     Setting("attributes", "visual-rag,vote", (4, 16), "dual"),
-    Setting("attributes:kb=100", "visual-rag,vote", (8,), "dual"),
+    Setting("attributes:examples=100", "visual-rag,vote", (8,), "dual"),
     Setting("attributes:combos=held-out", "visual-rag,vote", (8,), "dual"),
     Setting("attributes", "visual-rag,vote", (8,), "dual", noise=0.2),
     Setting("rules", "zero-shot,random,visual-rag", (2, 4, 8)),

@@ -14,21 +14,21 @@ from bottega.tasks.handwriting import (
     STROKES,
     TURNS,
     VERTICES,
-    Programs,
-    Strokes,
-    alphabet,
-    draw,
-    draw_strokes,
+    MotorPrograms,
+    StrokeBatch,
+    draw_characters,
     ink,
     integers,
     join,
     normal,
+    sample_alphabet,
+    sample_strokes,
     sign,
     uniform,
 )
-from bottega.tasks.nuisance import Style, crisp_style, mixed_styles, paint
+from bottega.tasks.nuisance import ImageStyle, crisp_style, paint, sample_mixed_styles
 from bottega.tasks.rules import sketch
-from training.surfaces import draw_surfaces, neighbours, photograph
+from training.surfaces import render_surfaces, sample_neighbours, sample_surfaces
 
 Drawn = NDArray[np.uint8]
 VIEWS = 4  # pictures of a class in a batch
@@ -47,26 +47,28 @@ def draw_batch(rng: torch.Generator) -> Tensor:
 
 
 def _glyph_pictures(rng: torch.Generator) -> Tensor:
-    letters = join([alphabet(rng, LETTERS) for _ in range(ALPHABETS)])
+    letters = join([sample_alphabet(rng, LETTERS) for _ in range(ALPHABETS)])
     group = torch.arange(ALPHABETS).repeat_interleave(LETTERS)
     parents = torch.randperm(len(letters), generator=rng)[:GLYPH_SIBLINGS]
-    letters = join([letters, siblings(rng, letters.rows(parents))])
+    letters = join([letters, sample_siblings(rng, letters.rows(parents))])
     group = torch.cat([group, group[parents]])
     rows = torch.arange(len(letters)).repeat_interleave(VIEWS)
-    style = mixed_styles(rng, group[rows])
+    style = sample_mixed_styles(rng, group[rows])
     tinted = uniform(rng, (COLOURED, 3)).repeat_interleave(VIEWS, 0)
     style.ink[: COLOURED * VIEWS] = (tinted + normal(rng, tinted.shape, 0.05)).clamp(0, 1)
-    drawn = draw(rng, letters.rows(rows), style.boldness, style.fill, jitter=UNSTEADY)
+    drawn = draw_characters(rng, letters.rows(rows), style.boldness, style.fill, jitter=UNSTEADY)
     return paint(rng, drawn, style)
 
 
 def surface_pictures(rng: torch.Generator, classes: int, near: int) -> Tensor:
     """VIEWS pictures of each of `classes` surfaces and of `near` variants of the first ones."""
-    surfaces = draw_surfaces(rng, classes)
-    variants = neighbours(rng, surfaces.rows(torch.arange(near)))
+    surfaces = sample_surfaces(rng, classes)
+    variants = sample_neighbours(rng, surfaces.rows(torch.arange(near)))
     each = torch.arange(classes).repeat_interleave(VIEWS)
     close = torch.arange(near).repeat_interleave(VIEWS)
-    return torch.cat([photograph(rng, surfaces.rows(each)), photograph(rng, variants.rows(close))])
+    return torch.cat(
+        [render_surfaces(rng, surfaces.rows(each)), render_surfaces(rng, variants.rows(close))]
+    )
 
 
 @dataclass
@@ -83,17 +85,17 @@ def held_out(seed: int, tasks: int = 20, ways: int = 20, views: int = 2) -> Held
     rows = torch.arange(ways).repeat_interleave(views)
     drawn: dict[str, list[Tensor]] = {"crisp": [], "glyphs": [], "surfaces": []}
     for _ in range(tasks):
-        letters = alphabet(rng, ways).rows(rows)
-        style = mixed_styles(rng, torch.zeros(len(rows), dtype=torch.long), shared=1.0)
+        letters = sample_alphabet(rng, ways).rows(rows)
+        style = sample_mixed_styles(rng, torch.zeros(len(rows), dtype=torch.long), shared=1.0)
         drawn["glyphs"].append(_written(rng, letters, style))
         drawn["crisp"].append(_written(rng, letters, crisp_style(len(rows))))
-        drawn["surfaces"].append(photograph(rng, draw_surfaces(rng, ways).rows(rows)))
+        drawn["surfaces"].append(render_surfaces(rng, sample_surfaces(rng, ways).rows(rows)))
     shape = (tasks, ways, views, 3, 64, 64)
     return HeldOut(**{name: as_bytes(torch.stack(x)).view(shape) for name, x in drawn.items()})
 
 
-def _written(rng: torch.Generator, letters: Programs, style: Style) -> Tensor:
-    return paint(rng, draw(rng, letters, style.boldness, style.fill, free=0.0), style)
+def _written(rng: torch.Generator, letters: MotorPrograms, style: ImageStyle) -> Tensor:
+    return paint(rng, draw_characters(rng, letters, style.boldness, style.fill, free=0.0), style)
 
 
 def as_bytes(pictures: Tensor) -> Tensor:
@@ -129,14 +131,14 @@ def in_background(
     worker.join()
 
 
-def siblings(rng: torch.Generator, parents: Programs) -> Programs:
+def sample_siblings(rng: torch.Generator, parents: MotorPrograms) -> MotorPrograms:
     """Each parent after one edit: a stroke replaced, added or dropped, moved, turned, mirrored."""
     n = len(parents)
     child = parents.rows(torch.arange(n))
     edit, row = integers(rng, 5, (n,)), torch.arange(n)
     stroke = (uniform(rng, (n,)) * child.count).long()
-    fresh = draw_strokes(rng, n)
-    for name in (f.name for f in fields(Strokes)):
+    fresh = sample_strokes(rng, n)
+    for name in (f.name for f in fields(StrokeBatch)):
         old, new = getattr(child, name), getattr(fresh, name)
         mask = (edit == 0)[:, None] if new.ndim == 2 else edit == 0
         old[row, stroke] = torch.where(mask, new, old[row, stroke])
@@ -156,7 +158,7 @@ def siblings(rng: torch.Generator, parents: Programs) -> Programs:
     return child
 
 
-def draw_figures(
+def draw_digit_ink(
     rng: torch.Generator, kind: Tensor, boldness: Tensor, fill: Tensor, jitter: float = 1.2
 ) -> Tensor:
     """(n, SIZE, SIZE) ink of single figures; `fill` (n,) is their share of the frame."""

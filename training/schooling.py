@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bottega.tasks.attributes import draw_scenes, draw_values
-from bottega.tasks.glyphs import NAMES, draw_named
-from bottega.tasks.rules import draw_rows_values, draw_sums
+from bottega.tasks.attributes import render_scenes, sample_values
+from bottega.tasks.glyphs import NAMES, render_named_glyphs
+from bottega.tasks.rules import render_rows, sample_rows
 from training.concepts import (
     CONCEPTS,
     NAME,
@@ -81,7 +81,7 @@ class Judge:
 
 def draw_judge(seed: int, n: int = 480) -> Judge:
     rng = torch.Generator().manual_seed(seed)
-    scenes, sums = draw_values(rng, n, held_out=True), draw_rows_values(rng, n, held_out=True)
+    scenes, sums = sample_values(rng, n, held_out=True), sample_rows(rng, n, held_out=True)
     names = torch.arange(len(NAMES)).repeat(n // len(NAMES))
     reads = (
         Read(range(SCENE.start, SCENE.stop), scenes),
@@ -89,9 +89,9 @@ def draw_judge(seed: int, n: int = 480) -> Judge:
         Read(range(NAME, NAME + 1), names[:, None]),
     )
     return Judge(
-        as_bytes(draw_scenes(rng, scenes)),
-        as_bytes(draw_sums(rng, sums)),
-        as_bytes(draw_named(rng, names)),
+        as_bytes(render_scenes(rng, scenes)),
+        as_bytes(render_rows(rng, sums)),
+        as_bytes(render_named_glyphs(rng, names)),
         reads,
     )
 

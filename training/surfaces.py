@@ -23,7 +23,7 @@ WAVES = 14
 
 
 @dataclass
-class Surfaces:
+class SurfaceBatch:
     """One class a row. Lengths are in fractions of the frame, angles in radians."""
 
     palette: Tensor  # (n, 4, 3) ground, grain, objects, band
@@ -49,11 +49,11 @@ class Surfaces:
     def __len__(self) -> int:
         return len(self.pitch)
 
-    def rows(self, index: Tensor) -> Surfaces:
-        return Surfaces(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def rows(self, index: Tensor) -> SurfaceBatch:
+        return SurfaceBatch(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
-def draw_surfaces(rng: torch.Generator, n: int) -> Surfaces:
+def sample_surfaces(rng: torch.Generator, n: int) -> SurfaceBatch:
     # Muted: shades of one greyish colour, as of ground seen from above.
     grey = uniform(rng, (n, 1, 1), 0.15, 0.85) + normal(rng, (n, 4, 1), 0.2)
     muted = grey + normal(rng, (n, 1, 3), 0.08) + normal(rng, (n, 4, 3), 0.06)
@@ -63,7 +63,7 @@ def draw_surfaces(rng: torch.Generator, n: int) -> Surfaces:
     amplitude = normal(rng, (n, HARMONICS)) * 0.32
     amplitude = amplitude / torch.arange(1, HARMONICS + 1) ** 0.8
     phase = uniform(rng, (n, HARMONICS), 0, 2 * math.pi)
-    return Surfaces(
+    return SurfaceBatch(
         palette=palette.clamp(0, 1),
         pitch=uniform(rng, (n,), math.log(1.5), math.log(18)).exp(),
         spread=uniform(rng, (n,), 0.05, 0.9),
@@ -86,10 +86,10 @@ def draw_surfaces(rng: torch.Generator, n: int) -> Surfaces:
     )
 
 
-def neighbours(rng: torch.Generator, parents: Surfaces) -> Surfaces:
+def sample_neighbours(rng: torch.Generator, parents: SurfaceBatch) -> SurfaceBatch:
     """The same classes with one thing changed: palette, grain, objects or outline."""
     n = len(parents)
-    other, change = draw_surfaces(rng, n), integers(rng, 4, (n,))
+    other, change = sample_surfaces(rng, n), integers(rng, 4, (n,))
     groups = (
         ("palette",),
         ("pitch", "grain_angle", "grain_fan", "contrast"),
@@ -105,7 +105,7 @@ def neighbours(rng: torch.Generator, parents: Surfaces) -> Surfaces:
     return child
 
 
-def photograph(rng: torch.Generator, surfaces: Surfaces) -> Tensor:
+def render_surfaces(rng: torch.Generator, surfaces: SurfaceBatch) -> Tensor:
     """One picture of every row: (n, 3, SIZE, SIZE) in 0..1."""
     n = len(surfaces)
     view = _view(rng, surfaces)
@@ -119,7 +119,7 @@ def photograph(rng: torch.Generator, surfaces: Surfaces) -> Tensor:
     return expose(rng, picture, uniform(rng, (n,), 0.0, 0.05))
 
 
-def _view(rng: torch.Generator, surfaces: Surfaces) -> Tensor:
+def _view(rng: torch.Generator, surfaces: SurfaceBatch) -> Tensor:
     """(n, SIZE * SIZE, 2) coordinates of the pixels on the surface, the centre at 0."""
     n = len(surfaces)
     axis = (torch.arange(SIZE) + 0.5) / SIZE - 0.5
@@ -131,7 +131,7 @@ def _view(rng: torch.Generator, surfaces: Surfaces) -> Tensor:
     return grid @ turn * normal(rng, (n, 1, 1), 0.15).exp()
 
 
-def _grain(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
+def _grain(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
     """A sum of waves whose pitch and direction follow the class: (n, pixels) in 0..1."""
     n = len(s)
     pitch = s.pitch[:, None] * (normal(rng, (n, WAVES), 0.69) * s.spread[:, None]).exp()
@@ -143,7 +143,7 @@ def _grain(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
     return torch.sigmoid(height * s.contrast[:, None]) * s.has_grain[:, None]
 
 
-def _objects(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
+def _objects(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
     """Rows of rectangles or ellipses, some cells left empty: (n, pixels) in 0..1."""
     n, lattice = len(s), 16
     place = view / s.cell[:, None] + uniform(rng, (n, 1, 2), 0, lattice)
@@ -159,7 +159,7 @@ def _objects(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
     return inside * present.gather(1, index) * s.has_objects[:, None]
 
 
-def _band(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
+def _band(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
     """A road, river or shore across the frame: (n, pixels) in 0..1."""
     n = len(s)
     phase = uniform(rng, (n, 1), 0, 2 * math.pi)
@@ -170,7 +170,7 @@ def _band(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
     return torch.sigmoid(edge) * s.has_band[:, None]
 
 
-def _blob(rng: torch.Generator, s: Surfaces, view: Tensor) -> Tensor:
+def _blob(rng: torch.Generator, s: SurfaceBatch, view: Tensor) -> Tensor:
     """A closed outline with class harmonics: (n, pixels) in 0..1."""
     n = len(s)
     centred = view + normal(rng, (n, 1, 2), 0.04)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from bottega.tasks.attributes import VALUES
 from bottega.tasks.glyphs import NAMES
 from bottega.tasks.rules import RULES
-from bottega.tasks.task import ASKED_BY, STATES
+from bottega.tasks.task import STATES, TOPIC_WORDS
 
 VOCABULARY = 1152
 PAD, BOS, END, IMAGE, USER, SYSTEM, ANSWER, PASSAGE = (
@@ -62,7 +62,7 @@ def label_words() -> list[str]:
 
 def known_pieces() -> list[str]:
     """Texts that must be one token each, because the circuits know them."""
-    after_blank = [word for words in ASKED_BY.values() for word in words]
+    after_blank = [word for words in TOPIC_WORDS.values() for word in words]
     after_blank += [*DIGIT_NAMES, *DIGIT_ASKED_BY]
     after_blank += [*NAMES, *STATES, *NUMBERS, *(w for words in VALUES.values() for w in words)]
     opening = [UNKNOWN, *RULES, *VALUES, "digit", "Answer"]

@@ -23,7 +23,7 @@ from bottega.compression.persistence import load
 from bottega.compression.store import Manifest
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
-TASK = "attributes:kb=40,asked=6"
+TASK = "attributes:examples=40,queries=6"
 
 
 @pytest.fixture(autouse=True)

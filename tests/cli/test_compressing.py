@@ -28,7 +28,7 @@ from tests.knowledge.doubles import SeededEmbedder, asked
 from tests.paths import ROOT
 
 TOP = """
-benchmark = "facts:asked=4,episodes=1"
+benchmark = "facts:queries=4,episodes=1"
 seed = 20000
 layer = 1
 shots = 3
@@ -312,7 +312,7 @@ def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with
 ) -> None:
     master = LoadedModel.load(str(bundled_folder("master")), "cpu", "float32")
     pair = made(apprentice, tmp_path / "pair", seed=0, hyper=master)
-    command = ("eval", "facts:asked=1,episodes=1", "--shots", 2, "--compressor")
+    command = ("eval", "facts:queries=1,episodes=1", "--shots", 2, "--compressor")
     racc = ("--methods", "racc")
 
     done = run(*command, pair, *racc, "--hyper", "bundled:master", "--json", "out.json")
@@ -335,7 +335,7 @@ def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with
 def test_a_run_does_not_go_on_with_another_compressor_at_the_same_path(
     run: Run, compressor: Path, apprentice: LoadedModel, tmp_path: Path
 ) -> None:
-    command = ("eval", "facts:asked=1,episodes=1", "--shots", 2, "--methods", "racc")
+    command = ("eval", "facts:queries=1,episodes=1", "--shots", 2, "--methods", "racc")
     kept = (*command, "--compressor", compressor, "--out", "run")
     assert run(*kept).code == 0
     assert run(*kept).code == 0

@@ -144,7 +144,14 @@ def test_the_demonstration_writes_a_page_that_needs_nothing_else(run: Run) -> No
 
 def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Server) -> None:
     served.answers = [ok("add 1 2\nAnswer: 3")]
-    task = ("eval", "rules:episodes=2,shown=4,asked=3", "--model", "openai:m", "--embed", "pixels")
+    task = (
+        "eval",
+        "rules:episodes=2,examples=4,queries=3",
+        "--model",
+        "openai:m",
+        "--embed",
+        "pixels",
+    )
     noise = ("--label-noise", 0.5, "--methods", "visual-rag,vote,in-context", "--shots", "1,2")
     done = run(*task, *noise, "--json", "f")
     assert done.code == 0
@@ -178,22 +185,22 @@ def test_eval_explains_only_what_was_run(run: Run, pets: Path) -> None:
 
 def test_traces_of_a_control_show_the_question_it_asked(run: Run, served: Server) -> None:
     served.answers = [ok("red")]
-    task = ("eval", "attributes:kb=9,asked=3", "--model", "openai:m", "--embed", "pixels")
+    task = ("eval", "attributes:examples=9,queries=3", "--model", "openai:m", "--embed", "pixels")
     assert run(*task, "--methods", "swap-question", "--shots", 2).code == 0
     found = run("log", "--json").json
     assert isinstance(found, dict)
     for trace in found["traces"]:
-        assert trace["tier"] == "swap-question, 2 shots, attributes:kb=9,asked=3"
+        assert trace["tier"] == "swap-question, 2 shots, attributes:examples=9,queries=3"
         assert trace["question"] in trace["messages"][-1]["parts"][-1]["text"]
     whole = run("log", found["traces"][0]["id"]).out
-    assert "swap-question, 2 shots, attributes:kb=9,asked=3" in whole
+    assert "swap-question, 2 shots, attributes:examples=9,queries=3" in whole
     assert f"image:    {found['traces'][0]['images'][0]}" in whole
 
 
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
     served.answers = [ok("who knows")]
     done = run(
-        "eval", "facts:episodes=1,asked=2", "--model", "openai:m", "--shots", 2, "--json", "f"
+        "eval", "facts:episodes=1,queries=2", "--model", "openai:m", "--shots", 2, "--json", "f"
     )
     assert done.code == 0
     rows = orjson.loads(Path("f").read_bytes())["results"]
@@ -207,7 +214,7 @@ def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> No
 @pytest.mark.parametrize("retrieve", ["text", "dual", "keywords", "bm25", "hashtag"])
 def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve: str) -> None:
     served.answers = [ok("red")]
-    task = ("eval", "attributes:kb=30,asked=5", "--model", "openai:m", "--embed", "pixels")
+    task = ("eval", "attributes:examples=30,queries=5", "--model", "openai:m", "--embed", "pixels")
     method = ("--methods", "visual-rag,swap-question", "--shots", 3, "--json", "f")
     done = run(*task, *method, "--retrieve", retrieve)
     assert done.code == 0
@@ -219,7 +226,7 @@ def test_eval_finds_examples_by_what_they_say(run: Run, served: Server, retrieve
 @pytest.mark.parametrize("retrieve", ["keywords", "bm25", "hashtag"])
 def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retrieve: str) -> None:
     served.answers = [ok("who knows")]
-    task = ("eval", "facts:episodes=2,asked=3", "--model", "openai:m", "--embed", "pixels")
+    task = ("eval", "facts:episodes=2,queries=3", "--model", "openai:m", "--embed", "pixels")
     done = run(
         *task, "--methods", "visual-rag", "--retrieve", retrieve, "--shots", 2, "--json", "f"
     )
@@ -229,7 +236,12 @@ def test_eval_finds_passages_inside_their_episode(run: Run, served: Server, retr
 
 
 @pytest.mark.parametrize(
-    "task", ["attributes:kb=30,asked=4", "facts:episodes=2,asked=2", "rules:episodes=2,asked=2"]
+    "task",
+    [
+        "attributes:examples=30,queries=4",
+        "facts:episodes=2,queries=2",
+        "rules:episodes=2,queries=2",
+    ],
 )
 def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task: str) -> None:
     served.answers = [ok("red")]
@@ -242,7 +254,7 @@ def test_eval_finds_examples_by_late_interaction(run: Run, served: Server, task:
 
 def test_a_search_of_examples_found_by_late_interaction_with_the_bundled_model(run: Run) -> None:
     asked = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
-    assert run("eval", "attributes:kb=30,asked=2", *asked, "--json", "f").code == 0
+    assert run("eval", "attributes:examples=30,queries=2", *asked, "--json", "f").code == 0
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (row["n"], row["failed"], row["calls"] >= 6) == (2, 0, True)
 
@@ -255,7 +267,14 @@ def test_a_search_of_examples_found_by_a_late_interaction_checkpoint(
 
     folder = tiny_models.save_flmr(tmp_path / "flmr")
     served.answers = [ok("red")]
-    task = ("eval", "attributes:kb=30,asked=2", "--model", "openai:m", "--methods", "top-k,rcts")
+    task = (
+        "eval",
+        "attributes:examples=30,queries=2",
+        "--model",
+        "openai:m",
+        "--methods",
+        "top-k,rcts",
+    )
     more = ("--shots", 3, "--rollouts", 2, "--embed", f"flmr:{folder}")
     done = run(*task, *more, "--retrieve", "hybrid", "--json", "f")
     assert done.code == 0, done.err
@@ -268,7 +287,7 @@ def test_how_examples_are_found_does_not_matter_where_none_are_searched(
     run: Run, served: Server
 ) -> None:
     served.answers = [ok("3")]
-    task = ("eval", "rules:episodes=1,asked=2", "--model", "openai:m", "--methods", "random")
+    task = ("eval", "rules:episodes=1,queries=2", "--model", "openai:m", "--methods", "random")
     for retrieve in ("hybrid", "hashtag"):
         assert run(*task, "--shots", 1, "--retrieve", retrieve).code == 0
 
@@ -295,7 +314,14 @@ def test_eval_refuses_what_cannot_be_measured(run: Run, wrong: tuple[str, ...]) 
 
 def test_eval_searches_for_demonstrations_beside_its_baselines(run: Run, served: Server) -> None:
     served.answers = [ok("Answer: 3")]
-    task = ("eval", "rules:episodes=2,shown=4,asked=2", "--model", "openai:m", "--embed", "pixels")
+    task = (
+        "eval",
+        "rules:episodes=2,examples=4,queries=2",
+        "--model",
+        "openai:m",
+        "--embed",
+        "pixels",
+    )
     names = ("top-k", "rcts", "rcts-random", "rcts-best-of-n", "majority")
     more = ("--methods", ",".join(names), "--shots", 2, "--rollouts", 3, "--json", "f")
     done = run(*task, *more)

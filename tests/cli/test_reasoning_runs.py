@@ -145,7 +145,7 @@ def test_rationales_that_a_model_has_written_are_shown(
     said = [text_of(message) for message in shown if message["role"] == "assistant"]
     assert len(said) == 24
     assert 0 < sum("BECAUSE: Way " in text for text in said) < 24
-    other = run("eval", "attributes:kb=30,asked=2", "--rationales-from", "kb.db")
+    other = run("eval", "attributes:examples=30,queries=2", "--rationales-from", "kb.db")
     assert other.code == 2
     assert "bottega rationales" in other.err
 

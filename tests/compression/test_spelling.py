@@ -8,7 +8,7 @@ from bottega.bundled import bundled_folder
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.generation.loaded import LoadedModel
 from bottega.recipes.racc_training import teaching
-from bottega.tasks.facts import Facts
+from bottega.tasks.facts import FactTask
 from bottega.types import Example, Query
 from tests.builders import picture
 
@@ -22,7 +22,7 @@ def apprentice() -> tuple[LoadedModel, TrainingObjective]:
 @cache
 def facts() -> tuple[TrainingExample, ...]:
     """Eight questions about drawn facts, each with the passage that answers it and two others."""
-    task = Facts(asked=8, episodes=1).draw(7)
+    task = FactTask(queries=8, episodes=1).generate(7)
     passages = {str(one.query.id): one for one in task.knowledge}
     lessons = []
     for item in task.items:

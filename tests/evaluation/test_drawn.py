@@ -12,7 +12,7 @@ from bottega.evaluation.methods import LABEL_METHODS, check_benchmark_fit, defau
 from bottega.tasks import glyphs
 from bottega.tasks.rules import RULES
 
-RULE_ROWS = "rules:episodes=5,shown=6,asked=4"
+RULE_ROWS = "rules:episodes=5,examples=6,queries=4"
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def test_a_limit_asks_items_of_many_episodes(rules: Benchmark) -> None:
 @pytest.fixture
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing 500 takes a second or two."""
-    monkeypatch.setattr(glyphs, "LEAST_EPISODES", 2)
-    monkeypatch.setattr(glyphs, "LEAST_ASKED", 12)
+    monkeypatch.setattr(glyphs, "MIN_EPISODES", 2)
+    monkeypatch.setattr(glyphs, "MIN_QUERIES", 12)
 
 
 @pytest.mark.usefixtures("few_characters")
@@ -46,7 +46,7 @@ def test_examples_are_thinned_within_each_episode() -> None:
 
 
 def test_wrong_answers_are_counted_among_the_examples_that_stay() -> None:
-    spec = "attributes:kb=60,asked=5"
+    spec = "attributes:examples=60,queries=5"
     right, noisy = (
         {e.id: e.answer for e in load_benchmark(spec, seed=0, per_class=1, label_noise=p).knowledge}
         for p in (0.0, 0.5)
@@ -78,7 +78,7 @@ def test_noise_in_rules_misapplies_another_rule(rules: Benchmark, share: float) 
 
 
 def test_noise_in_attributes_stays_within_the_topic() -> None:
-    spec = "attributes:kb=60,asked=5"
+    spec = "attributes:examples=60,queries=5"
     right, noisy = (load_benchmark(spec, seed=0, label_noise=p) for p in (0, 0.5))
     changed = [a for a, b in zip(right.knowledge, noisy.knowledge, strict=True) if a != b]
     assert len(changed) == 30
@@ -99,7 +99,7 @@ def test_noise_in_attributes_stays_within_the_topic() -> None:
         "glyphs:ways=5, ,shots=2",
         "glyphs:ways=5,ways=10",
         "digits:half=first,half=first",
-        "rules:shown=²",
+        "rules:examples=²",
         f"glyphs:ways={'9' * 5000}",
         "glyphs:ways=9999999999",
         "digits:x",
@@ -116,7 +116,7 @@ def test_a_wrong_knob_is_answered_with_the_right_ones(spec: str) -> None:
     ("spec", "said"),
     [
         ("glyphs:", "a knob is missing in 'glyphs:'"),
-        ("rules:shown=9,,asked=2", "a knob is missing in 'rules:shown=9,,asked=2'"),
+        ("rules:examples=9,,queries=2", "a knob is missing in 'rules:examples=9,,queries=2'"),
         ("glyphs:ways=5,ways=10", "ways is given twice"),
     ],
 )
@@ -126,24 +126,34 @@ def test_a_missing_or_doubled_knob_is_named(spec: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "asked", "bound"),
+    ("spec", "requested", "bound"),
     [
-        ("glyphs:ways=100,shots=50", "127,500 pictures", "20,000"),
-        ("rules:episodes=500,shown=200", "110,000 pictures", "20,000"),
-        ("facts:episodes=500,asked=500", "250,000 pictures", "20,000"),
-        ("attributes:kb=20000", "kb is 20000", "1200"),
-        ("attributes:asked=1201", "asked is 1201", "1200"),
+        ("glyphs:ways=100,shots=50", "127,500", "20,000"),
+        ("rules:episodes=500,examples=200", "110,000", "20,000"),
+        ("facts:episodes=500,queries=500", "250,000", "20,000"),
+        ("attributes:examples=20000", "examples must be 1 to 1200, got 20000", "1200"),
+        ("attributes:queries=1201", "queries must be 1 to 1200, got 1201", "1200"),
     ],
 )
-def test_more_pictures_than_fit_into_memory_are_refused(spec: str, asked: str, bound: str) -> None:
-    with pytest.raises(SettingError, match=asked) as raised:
+def test_too_many_images_for_memory_are_refused(spec: str, requested: str, bound: str) -> None:
+    with pytest.raises(SettingError, match=requested) as raised:
         load_benchmark(spec, seed=0)
-    assert bound in raised.value.hint
+    assert bound in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "new"),
+    [("facts:asked=2", "queries"), ("attributes:kb=9", "examples"), ("rules:shown=9", "examples")],
+)
+def test_an_old_option_name_is_refused_with_the_new_one(spec: str, new: str) -> None:
+    with pytest.raises(SettingError) as raised:
+        load_benchmark(spec, seed=0)
+    assert f"{new}=" in raised.value.hint
 
 
 def test_passages_have_no_answers_to_make_wrong() -> None:
     with pytest.raises(SettingError, match="passages to read"):
-        load_benchmark("facts:episodes=1,asked=2", seed=0, label_noise=0.2)
+        load_benchmark("facts:episodes=1,queries=2", seed=0, label_noise=0.2)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

@@ -93,7 +93,7 @@ async def test_scores_are_those_of_evaluation() -> None:
 
 @pytest.mark.parametrize("hard", [0.0, 1.0])
 def test_hard_lessons_show_what_is_told_of_the_same(hard: float) -> None:
-    data = load_benchmark("facts:asked=3,episodes=1", seed=1)
+    data = load_benchmark("facts:queries=3,episodes=1", seed=1)
     tags = {str(one.query.id): one.tags for one in data.knowledge}
     shared = []
     for lesson in told(data, hard=hard).drawn(40, 0):

@@ -14,10 +14,10 @@ from bottega.errors import SettingError
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.protocols import PrefixGenerator
-from bottega.tasks.facts import Facts
+from bottega.tasks.facts import FactTask
 from bottega.types import Example, Message, Prefix, Prompt, Query, Sampling
 
-TASK = Facts(asked=20, episodes=1).draw(3)
+TASK = FactTask(queries=20, episodes=1).generate(3)
 PASSAGES = {str(one.id): one for one in TASK.knowledge}
 GREEDY = Sampling(max_tokens=12)
 OPENING = ("<bos>", "<answer>", "unknown", "<end>")  # of the bundled model's prompts

@@ -15,8 +15,8 @@ from bottega import InterleavedPrompter, Query, Sampling, bundled
 from bottega.cli import _hush
 from bottega.generation.bundled import WARNING, PhotographCheck, PhotographWarning, is_photograph
 from bottega.image import Image
-from bottega.tasks.facts import Facts
-from bottega.tasks.glyphs import Glyphs
+from bottega.tasks.facts import FactTask
+from bottega.tasks.glyphs import GlyphTask
 from bottega.types import Prompt
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"
@@ -62,9 +62,9 @@ def test_drawings_and_digits_are_not_photographs() -> None:
     assert not is_photograph(encoded(flat, "PNG"))
 
 
-@pytest.mark.parametrize("task", [Glyphs(style="any"), Facts(episodes=1, asked=5)])
-def test_synthetic_tasks_are_not_photographs(task: Glyphs | Facts) -> None:
-    drawn = task.draw(0)
+@pytest.mark.parametrize("task", [GlyphTask(style="any"), FactTask(episodes=1, queries=5)])
+def test_synthetic_tasks_are_not_photographs(task: GlyphTask | FactTask) -> None:
+    drawn = task.generate(0)
     images = [image for item in drawn.items[:60] for image in item.query.images]
     assert images
     assert not any(map(is_photograph, images))

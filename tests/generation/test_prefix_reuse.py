@@ -23,7 +23,7 @@ from bottega.generation.loaded import load_parts
 from bottega.generation.prefix_reuse import PrefixForward, Reader
 from bottega.image import Image
 from bottega.prompting import InterleavedPrompter
-from bottega.tasks.attributes import Attributes
+from bottega.tasks.attributes import AttributeTask
 from bottega.types import Candidate, Message, Prompt, Reply, Sampling
 from tests.builders import picture
 from tests.generation import more_tiny_models, tiny_models
@@ -345,7 +345,7 @@ def test_any_family_of_prompts(
 
 
 async def test_the_apprentice_says_the_same() -> None:
-    task = Attributes(kb=12, asked=40).draw(3)
+    task = AttributeTask(examples=12, queries=40).generate(3)
     rng, prompt = random.Random(0), InterleavedPrompter(show_choices=False)
     prompts = [
         prompt(item.query, [Candidate(one, 1.0) for one in rng.sample(task.knowledge[:4], 3)])

@@ -1,1 +1,1 @@
-"""Drawn tasks: seeded pictures, questions and answers that need no download (needs torch)."""
+"""Synthetic tasks: seeded images, questions and answers that need no download (needs torch)."""

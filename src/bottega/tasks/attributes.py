@@ -1,4 +1,4 @@
-"""Attributes: what is asked decides which of a scene's five values is the answer."""
+"""Synthetic task of scenes with five attributes; the question selects the attribute to name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from bottega.tasks.handwriting import integers, normal, uniform
 from bottega.tasks.task import (
-    Seeds,
-    Task,
-    check_knob,
-    check_word,
-    entry,
-    images,
+    RandomSources,
+    TaskData,
+    check_choice,
+    check_range,
     invented_words,
+    make_example,
     question,
+    to_images,
 )
 from bottega.types import Example
 
@@ -31,7 +31,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 ATTRIBUTES = tuple(VALUES)
 SIZES = tuple(len(words) for words in VALUES.values())
-HELD_OUT = 8  # one shape-colour pair in so many is never drawn for training
+HELD_OUT = 8  # training never renders one in HELD_OUT shape-colour pairs
 
 HUES = torch.tensor(
     [
@@ -48,12 +48,14 @@ HUES = torch.tensor(
 
 
 def is_held_out(values: Tensor) -> Tensor:
-    """(n,) whether the shape-colour pair of values (n, 5) belongs to the test alone."""
+    """Return (n,) booleans: whether the shape-colour pair of each row of values (n, 5) is held
+    out."""
     return (values[:, 0] * 3 + values[:, 1]) % HELD_OUT == 0
 
 
-def draw_values(rng: torch.Generator, n: int, held_out: bool | None = None) -> Tensor:
-    """(n, 5) values; `held_out` chooses among the shape-colour pairs, None takes all."""
+def sample_values(rng: torch.Generator, n: int, held_out: bool | None = None) -> Tensor:
+    """Sample attribute values (n, 5). `held_out` restricts the shape-colour pairs; None uses
+    all."""
     values = torch.stack([integers(rng, size, (n,)) for size in SIZES], dim=1)
     if held_out is None:
         return values
@@ -65,17 +67,17 @@ def draw_values(rng: torch.Generator, n: int, held_out: bool | None = None) -> T
     return values
 
 
-def draw_scenes(rng: torch.Generator, values: Tensor) -> Tensor:
-    """(n, 3, SIZE, SIZE) in 0..1, one picture of every row of values (n, 5)."""
+def render_scenes(rng: torch.Generator, values: Tensor) -> Tensor:
+    """Render one image per row of values (n, 5): (n, 3, SIZE, SIZE) in 0..1."""
     shape, colour, texture, count, place = values.T
     n = len(values)
-    ground = _ground(rng, texture)
+    background = _background(rng, texture)
     mask = _shapes(rng, shape, count, place)[:, None]
     hue = HUES[colour] + normal(rng, (n, 3), 0.05)
     hue = (hue * uniform(rng, (n, 1), 0.8, 1.0)).clamp(0, 1)
-    picture = ground * (1 - mask) + hue[:, :, None, None] * mask
-    grain = normal(rng, picture.shape) * uniform(rng, (n, 1, 1, 1), 0.0, 0.05)
-    return (picture + grain).clamp(0, 1)
+    image = background * (1 - mask) + hue[:, :, None, None] * mask
+    grain = normal(rng, image.shape) * uniform(rng, (n, 1, 1, 1), 0.0, 0.05)
+    return (image + grain).clamp(0, 1)
 
 
 def _grid() -> tuple[Tensor, Tensor]:
@@ -84,7 +86,7 @@ def _grid() -> tuple[Tensor, Tensor]:
     return across, down
 
 
-def _ground(rng: torch.Generator, texture: Tensor) -> Tensor:
+def _background(rng: torch.Generator, texture: Tensor) -> Tensor:
     across, down = _grid()
     n = len(texture)
     pitch = uniform(rng, (n, 1, 1), 4.0, 7.0) * 2 * math.pi
@@ -99,7 +101,7 @@ def _ground(rng: torch.Generator, texture: Tensor) -> Tensor:
 
 
 def _shapes(rng: torch.Generator, shape: Tensor, count: Tensor, place: Tensor) -> Tensor:
-    """(n, SIZE, SIZE) in 0..1: up to four copies in the cells of one quarter of the frame."""
+    """Return shape masks (n, SIZE, SIZE) in 0..1: up to four copies in one quarter of the frame."""
     across, down = _grid()
     n = len(shape)
     middle = torch.stack([place % 2, place // 2], dim=-1) * 0.5 + 0.25
@@ -116,7 +118,7 @@ def _shapes(rng: torch.Generator, shape: Tensor, count: Tensor, place: Tensor) -
 
 
 def _distances(x: Tensor, y: Tensor, r: Tensor) -> list[Tensor]:
-    """Signed distances, negative inside, in the order of the words for shapes."""
+    """Return signed distances, negative inside, in the order of the shape words."""
     ax, ay, radial = x.abs(), y.abs(), (x**2 + y**2).sqrt()
     cross = torch.minimum(
         torch.maximum(ax - r * 0.32, ay - r), torch.maximum(ay - r * 0.32, ax - r)
@@ -135,58 +137,58 @@ def _distances(x: Tensor, y: Tensor, r: Tensor) -> list[Tensor]:
 
 WORDS = ("invented", "plain")
 COMBINATIONS = ("all", "held-out")
-# All of a part are drawn at once, which was measured to take 1.3 MB each: 1.6 GB.
-MOST = 1_200
+# One batch renders all scenes, at 1.3 MB a scene (measured): 1.6 GB.
+MAX_SCENES = 1_200
 
 
 @dataclass(frozen=True)
-class Attributes:
-    """`kb` scenes to show and `asked` to ask, each with a question for one random attribute.
+class AttributeTask:
+    """Task of `examples` scenes as knowledge base and `queries` scenes to query.
 
-    Every value of every attribute has one word: an invented one by the seed, or its plain English
-    one. With `combos` held-out the asked scenes show only pairs of shape and colour that training
-    never draws.
+    Each question is about one random attribute. Each attribute value has one word: invented from
+    the seed, or plain English. With `combos` held-out the query scenes show only shape-colour pairs
+    that training never renders.
     """
 
-    kb: int = 500
-    asked: int = 500
+    examples: int = 500
+    queries: int = 500
     words: str = "invented"
     combos: str = "all"
 
     def __post_init__(self) -> None:
-        check_knob("kb", self.kb, 1, MOST)
-        check_knob("asked", self.asked, 1, MOST)
-        check_word("words", self.words, WORDS)
-        check_word("combos", self.combos, COMBINATIONS)
+        check_range("examples", self.examples, 1, MAX_SCENES)
+        check_range("queries", self.queries, 1, MAX_SCENES)
+        check_choice("words", self.words, WORDS)
+        check_choice("combos", self.combos, COMBINATIONS)
 
-    def draw(self, seed: int) -> Task:
-        seeds = Seeds(seed)
-        words = self._words(seeds)
-        shown = draw_values(seeds.pictures, self.kb)
+    def generate(self, seed: int) -> TaskData:
+        sources = RandomSources(seed)
+        words = self._words(sources)
+        examples = sample_values(sources.images, self.examples)
         held_out = True if self.combos == "held-out" else None
-        asked = draw_values(seeds.pictures, self.asked, held_out)
-        return Task(
-            knowledge=_examples(seeds, "shown", shown, words),
-            items=_examples(seeds, "asked", asked, words),
+        queries = sample_values(sources.images, self.queries, held_out)
+        return TaskData(
+            knowledge=_examples(sources, "shown", examples, words),
+            items=_examples(sources, "asked", queries, words),
             labels=tuple(word for attribute in ATTRIBUTES for word in words[attribute]),
         )
 
-    def _words(self, seeds: Seeds) -> dict[str, tuple[str, ...]]:
+    def _words(self, sources: RandomSources) -> dict[str, tuple[str, ...]]:
         if self.words == "plain":
             return VALUES
-        rest = iter(invented_words(seeds.words, sum(map(len, VALUES.values()))))
+        rest = iter(invented_words(sources.words, sum(map(len, VALUES.values()))))
         return {attribute: tuple(next(rest) for _ in VALUES[attribute]) for attribute in VALUES}
 
 
 def _examples(
-    seeds: Seeds, part: str, values: Tensor, words: dict[str, tuple[str, ...]]
+    sources: RandomSources, part: str, values: Tensor, words: dict[str, tuple[str, ...]]
 ) -> tuple[Example, ...]:
-    rng, examples = seeds.words, []
-    pictures = images(draw_scenes(seeds.pictures, values))
-    for place, (picture, row) in enumerate(zip(pictures, values.tolist(), strict=True)):
+    rng, examples = sources.words, []
+    images = to_images(render_scenes(sources.images, values))
+    for index, (image, row) in enumerate(zip(images, values.tolist(), strict=True)):
         topic = rng.choice(ATTRIBUTES)
         answer = words[topic][row[ATTRIBUTES.index(topic)]]
         text = question(rng, topic)
-        id = f"attributes-{part}-{place}"
-        examples.append(entry(id, text, answer, picture, tags={"topic": topic}))
+        id = f"attributes-{part}-{index}"
+        examples.append(make_example(id, text, answer, image, tags={"topic": topic}))
     return tuple(examples)

@@ -1,63 +1,66 @@
-"""Facts: a picture shows who it is about, a passage tells what is asked of them."""
+"""Synthetic task of named glyphs; a passage of text contains the answer about each glyph."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from bottega.tasks.glyphs import NAMES, draw_named
+from bottega.tasks.glyphs import NAMES, render_named_glyphs
 from bottega.tasks.task import (
     RELATIONS,
-    Seeds,
-    Task,
-    check_knob,
-    check_pictures,
-    entry,
-    images,
-    in_episodes,
+    RandomSources,
+    TaskData,
+    check_images,
+    check_range,
     invented_words,
+    join_episodes,
+    make_example,
     question,
     statement,
+    to_images,
 )
 from bottega.types import Example
 
+Facts: TypeAlias = dict[tuple[str, str], str]  # by name and relation
+
 
 @dataclass(frozen=True)
-class Facts:
-    """Every episode invents a thing for each name and relation and states it in a passage; `asked`
-    pictures of named glyphs come with a question for one relation.
+class FactTask:
+    """Task of `episodes`, each with one passage per name and relation and `queries` glyph images.
 
-    Items are tagged with the id of the passage that answers them.
+    A passage states an invented fact; a query asks for one relation of the glyph in its image. The
+    tag `passage` of an item is the id of the passage with its answer.
     """
 
-    asked: int = 20
+    queries: int = 20
     episodes: int = 25
 
     def __post_init__(self) -> None:
-        check_knob("asked", self.asked, 1, 500)
-        check_knob("episodes", self.episodes, 1, 500)
-        check_pictures(self.episodes * self.asked, "episodes or asked")
+        check_range("queries", self.queries, 1, 500)
+        check_range("episodes", self.episodes, 1, 500)
+        check_images(self.episodes * self.queries, "episodes or queries")
 
-    def draw(self, seed: int) -> Task:
-        seeds = Seeds(seed)
-        return in_episodes(self._episode(seeds, str(number)) for number in range(self.episodes))
+    def generate(self, seed: int) -> TaskData:
+        sources = RandomSources(seed)
+        return join_episodes(self._episode(sources, str(number)) for number in range(self.episodes))
 
-    def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:
-        told = _things(seeds)
-        return _passages(seeds, episode, told), self._asked(seeds, episode, told)
+    def _episode(self, sources: RandomSources, episode: str) -> tuple[list[Example], list[Example]]:
+        facts = _sample_facts(sources)
+        return _passages(sources, episode, facts), self._queries(sources, episode, facts)
 
-    def _asked(self, seeds: Seeds, episode: str, told: dict[tuple[str, str], str]) -> list[Example]:
-        rng = seeds.words
-        about = rng.choices(list(told), k=self.asked)
-        shown = torch.tensor([NAMES.index(name) for name, _ in about])
-        pictures = images(draw_named(seeds.pictures, shown))
+    def _queries(self, sources: RandomSources, episode: str, facts: Facts) -> list[Example]:
+        rng = sources.words
+        topics = rng.choices(list(facts), k=self.queries)
+        names = torch.tensor([NAMES.index(name) for name, _ in topics])
+        images = to_images(render_named_glyphs(sources.images, names))
         return [
-            entry(
-                f"facts-{episode}-asked-{place}",
+            make_example(
+                f"facts-{episode}-asked-{index}",
                 question(rng, relation),
-                told[name, relation],
-                picture,
+                facts[name, relation],
+                image,
                 tags={
                     "episode": episode,
                     "name": name,
@@ -66,28 +69,28 @@ class Facts:
                     "passage": _passage_id(episode, name, relation),
                 },
             )
-            for place, ((name, relation), picture) in enumerate(zip(about, pictures, strict=True))
+            for index, ((name, relation), image) in enumerate(zip(topics, images, strict=True))
         ]
 
 
-def _things(seeds: Seeds) -> dict[tuple[str, str], str]:
-    """A different thing for every name and relation, none of them a name."""
+def _sample_facts(sources: RandomSources) -> Facts:
+    """Return a distinct invented word for each (name, relation); names themselves are excluded."""
     count = len(NAMES) * len(RELATIONS)
-    words = invented_words(seeds.words, count + len(NAMES))
+    words = invented_words(sources.words, count + len(NAMES))
     things = iter([word for word in words if word not in NAMES])
     return {(name, relation): next(things) for name in NAMES for relation in RELATIONS}
 
 
-def _passages(seeds: Seeds, episode: str, told: dict[tuple[str, str], str]) -> list[Example]:
+def _passages(sources: RandomSources, episode: str, facts: Facts) -> list[Example]:
     return [
-        entry(
+        make_example(
             _passage_id(episode, name, relation),
-            statement(seeds.words, relation, name, thing),
+            statement(sources.words, relation, name, thing),
             "",
             None,
             tags={"episode": episode, "name": name, "relation": relation},
         )
-        for (name, relation), thing in told.items()
+        for (name, relation), thing in facts.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Glyphs with names: the one set of characters that the bundled models are taught by name."""
+"""Synthetic task of new characters, and the set of named glyphs that the bundled models know."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import torch
 from torch import Tensor
 
 from bottega.image import Image
-from bottega.tasks.handwriting import Programs, alphabet, draw, integers, join
-from bottega.tasks.nuisance import crisp_style, mixed_styles, paint
+from bottega.tasks.handwriting import (
+    MotorPrograms,
+    draw_characters,
+    integers,
+    join,
+    sample_alphabet,
+)
+from bottega.tasks.nuisance import crisp_style, paint, sample_mixed_styles
 from bottega.tasks.task import (
-    LEAST_ASKED,
-    LEAST_EPISODES,
-    Seeds,
-    Task,
-    check_knob,
-    check_pictures,
-    check_word,
-    entry,
-    images,
-    in_episodes,
+    MIN_EPISODES,
+    MIN_QUERIES,
+    RandomSources,
+    TaskData,
+    check_choice,
+    check_images,
+    check_range,
     invented_words,
+    join_episodes,
+    make_example,
+    to_images,
 )
 from bottega.types import Example
 
@@ -35,17 +41,19 @@ SEED = 314
 
 
 @functools.cache
-def named_glyphs() -> Programs:
-    """One glyph a name, of two strokes at least."""
-    letters = alphabet(torch.Generator().manual_seed(SEED), 4 * len(NAMES), library=40)
+def named_glyphs() -> MotorPrograms:
+    """Return one glyph per name, each with at least two strokes."""
+    letters = sample_alphabet(torch.Generator().manual_seed(SEED), 4 * len(NAMES), library=40)
     return letters.rows((letters.count >= 2).nonzero()[: len(NAMES), 0])
 
 
-def draw_named(rng: torch.Generator, name: Tensor, jitter: float = 1.0) -> Tensor:
-    """(n, 3, 64, 64) in 0..1, the glyphs of `name` (n,), each in a style of its own."""
-    style = mixed_styles(rng, torch.arange(len(name)))
+def render_named_glyphs(rng: torch.Generator, name: Tensor, jitter: float = 1.0) -> Tensor:
+    """Render the glyphs of `name` (n,), each in its own style: (n, 3, 64, 64) in 0..1."""
+    style = sample_mixed_styles(rng, torch.arange(len(name)))
     style.resolution = integers(rng, 2, (len(name),))
-    strokes = draw(rng, named_glyphs().rows(name), style.boldness, style.fill, 0.1, jitter)
+    strokes = draw_characters(
+        rng, named_glyphs().rows(name), style.boldness, style.fill, 0.1, jitter
+    )
     return paint(rng, strokes, style)
 
 
@@ -54,11 +62,12 @@ STYLES = ("crisp", "any")
 
 
 @dataclass(frozen=True)
-class Glyphs:
-    """Every episode has `ways` new characters, `shots` drawings of each to show and one to ask.
+class GlyphTask:
+    """Task of episodes with `ways` new characters: `shots` example images and one query each.
 
-    With `alphabets` 1 all of them share one alphabet's strokes, as in Omniglot's within-alphabet
-    task. `style` crisp is white on black at full resolution; any draws one style an episode.
+    With `alphabets=1` all characters share the strokes of one alphabet, as in Omniglot's
+    within-alphabet task. The style "crisp" is white on black at full resolution; "any" samples one
+    style per episode.
     """
 
     ways: int = 20
@@ -67,50 +76,50 @@ class Glyphs:
     style: str = "crisp"
 
     def __post_init__(self) -> None:
-        check_knob("ways", self.ways, 2, 100)
-        check_knob("shots", self.shots, 1, 50)
-        check_knob("alphabets", self.alphabets, 1, self.ways)
-        check_word("style", self.style, STYLES)
-        check_pictures(self.episodes * self.ways * (self.shots + 1), "ways or shots")
+        check_range("ways", self.ways, 2, 100)
+        check_range("shots", self.shots, 1, 50)
+        check_range("alphabets", self.alphabets, 1, self.ways)
+        check_choice("style", self.style, STYLES)
+        check_images(self.episodes * self.ways * (self.shots + 1), "ways or shots")
 
     @property
     def episodes(self) -> int:
-        return max(LEAST_EPISODES, -(-LEAST_ASKED // self.ways))
+        return max(MIN_EPISODES, -(-MIN_QUERIES // self.ways))
 
-    def draw(self, seed: int) -> Task:
-        seeds = Seeds(seed)
-        task = in_episodes(self._episode(seeds, str(number)) for number in range(self.episodes))
+    def generate(self, seed: int) -> TaskData:
+        sources = RandomSources(seed)
+        task = join_episodes(self._episode(sources, str(number)) for number in range(self.episodes))
         return replace(task, labels=tuple(dict.fromkeys(item.answer for item in task.items)))
 
-    def _episode(self, seeds: Seeds, episode: str) -> tuple[list[Example], list[Example]]:
-        names = tuple(invented_words(seeds.words, self.ways))
-        pictures = self._pictures(seeds.pictures)
-        drawn = [
-            entry(
-                f"glyphs-{episode}-{place}",
+    def _episode(self, sources: RandomSources, episode: str) -> tuple[list[Example], list[Example]]:
+        names = tuple(invented_words(sources.words, self.ways))
+        images = self._images(sources.images)
+        rendered = [
+            make_example(
+                f"glyphs-{episode}-{index}",
                 QUESTION,
-                names[place // (self.shots + 1)],
-                picture,
+                names[index // (self.shots + 1)],
+                image,
                 choices=names,
                 tags={"episode": episode},
             )
-            for place, picture in enumerate(pictures)
+            for index, image in enumerate(images)
         ]
-        asked = drawn[:: self.shots + 1]
-        shown = [one for place, one in enumerate(drawn) if place % (self.shots + 1)]
-        seeds.words.shuffle(shown)
-        return shown, asked
+        queries = rendered[:: self.shots + 1]
+        examples = [one for index, one in enumerate(rendered) if index % (self.shots + 1)]
+        sources.words.shuffle(examples)
+        return examples, queries
 
-    def _pictures(self, rng: torch.Generator) -> list[Image]:
-        """The `shots` + 1 drawings of a character in a row."""
+    def _images(self, rng: torch.Generator) -> list[Image]:
+        """Render each character `shots` + 1 times; images of one character are consecutive."""
         letters = self._letters(rng)
         rows = torch.arange(self.ways).repeat_interleave(self.shots + 1)
-        one = torch.zeros(len(rows), dtype=torch.long)
+        group = torch.zeros(len(rows), dtype=torch.long)
         crisp = self.style == "crisp"
-        style = crisp_style(len(rows)) if crisp else mixed_styles(rng, one, shared=1.0)
-        strokes = draw(rng, letters.rows(rows), style.boldness, style.fill, free=0.0)
-        return images(paint(rng, strokes, style))
+        style = crisp_style(len(rows)) if crisp else sample_mixed_styles(rng, group, shared=1.0)
+        strokes = draw_characters(rng, letters.rows(rows), style.boldness, style.fill, free=0.0)
+        return to_images(paint(rng, strokes, style))
 
-    def _letters(self, rng: torch.Generator) -> Programs:
+    def _letters(self, rng: torch.Generator) -> MotorPrograms:
         shares = torch.arange(self.ways).tensor_split(self.alphabets)
-        return join([alphabet(rng, len(share)) for share in shares])
+        return join([sample_alphabet(rng, len(share)) for share in shares])

@@ -30,7 +30,7 @@ def chance(rng: torch.Generator, shape: Shape, probability: float) -> Tensor:
 
 
 def pick(rng: torch.Generator, weights: Sequence[float], count: int) -> Tensor:
-    """`count` indices drawn in proportion to `weights`."""
+    """Sample `count` indices in proportion to `weights`."""
     return torch.multinomial(torch.tensor(weights), count, replacement=True, generator=rng)
 
 
@@ -45,41 +45,42 @@ LINE, ARC, LOOP, CORNERS, WAVE, FREE = range(6)
 
 
 @dataclass
-class Strokes:
-    """Turtle strokes, with any leading shape: what the pen does once it is down."""
+class StrokeBatch:
+    """Pen strokes in turtle coordinates, with any leading shape."""
 
     turns: Tensor  # (..., TURNS) radians between segments
     heading: Tensor  # (...) radians of the middle of the stroke
     length: Tensor  # (...)
-    smooth: Tensor  # (...) 0 draws corners, 1 a curve
+    smooth: Tensor  # (...) 0 is angular, 1 curved
     pace: Tensor  # (..., VERTICES - 1) relative segment lengths
 
 
 @dataclass
-class Programs(Strokes):
-    """One character a row: STROKES strokes and how they hang together."""
+class MotorPrograms(StrokeBatch):
+    """Characters as motor programs (Lake et al., 2015), one per row: strokes and their
+    relations."""
 
-    count: Tensor  # (n,) strokes in use
-    vertex: Tensor  # (n, STROKES) own vertex that is attached
-    host: Tensor  # (n, STROKES) earlier stroke it hangs on
+    count: Tensor  # (n,) number of strokes
+    vertex: Tensor  # (n, STROKES) own vertex that attaches
+    host: Tensor  # (n, STROKES) index of the earlier stroke it attaches to
     host_vertex: Tensor  # (n, STROKES)
     offset: Tensor  # (n, STROKES, 2)
 
     def __len__(self) -> int:
         return len(self.count)
 
-    def rows(self, index: Tensor) -> Programs:
-        return Programs(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def rows(self, index: Tensor) -> MotorPrograms:
+        return MotorPrograms(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
-def join(parts: list[Programs]) -> Programs:
-    return Programs(
-        **{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Programs)}
+def join(parts: list[MotorPrograms]) -> MotorPrograms:
+    return MotorPrograms(
+        **{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(MotorPrograms)}
     )
 
 
-def draw_strokes(rng: torch.Generator, n: int) -> Strokes:
-    """`n` primitive strokes: lines, arcs, loops, corners, waves and free curves."""
+def sample_strokes(rng: torch.Generator, n: int) -> StrokeBatch:
+    """Sample `n` primitive strokes: lines, arcs, loops, corners, waves and free curves."""
     kind = pick(rng, (0.30, 0.24, 0.07, 0.17, 0.12, 0.10), n)
     compass = integers(rng, 8, (n,)) * math.pi / 4 + normal(rng, (n,), 0.12)
     heading = torch.where(chance(rng, (n,), 0.7), compass, uniform(rng, (n,), 0, 2 * math.pi))
@@ -91,7 +92,7 @@ def draw_strokes(rng: torch.Generator, n: int) -> Strokes:
     uneven = chance(rng, (n, VERTICES - 1), 0.25)
     pace = torch.where(uneven, uniform(rng, (n, VERTICES - 1), 0.5, 1.6), 1.0)
     turns = torch.stack(_turns_by_kind(rng, n), dim=1)[torch.arange(n), kind]
-    return Strokes(turns, heading, length, smooth, pace)
+    return StrokeBatch(turns, heading, length, smooth, pace)
 
 
 def _turns_by_kind(rng: torch.Generator, n: int) -> list[Tensor]:
@@ -108,13 +109,16 @@ def _turns_by_kind(rng: torch.Generator, n: int) -> list[Tensor]:
     return [line, arc, loop.expand(-1, TURNS), corners, wave, normal(rng, (n, TURNS), 0.7)]
 
 
-def alphabet(rng: torch.Generator, n: int, library: int = 9, shared: float = 0.75) -> Programs:
-    """`n` characters, most of whose strokes come from one library of `library` strokes."""
-    common, own = draw_strokes(rng, library), draw_strokes(rng, n * STROKES)
+def sample_alphabet(
+    rng: torch.Generator, n: int, library: int = 9, shared: float = 0.75
+) -> MotorPrograms:
+    """Sample `n` characters; a share `shared` of their strokes comes from `library` common
+    strokes."""
+    common, own = sample_strokes(rng, library), sample_strokes(rng, n * STROKES)
     use = chance(rng, (n, STROKES), shared)
     which = integers(rng, library, (n, STROKES))
     strokes = {}
-    for name in (f.name for f in fields(Strokes)):
+    for name in (f.name for f in fields(StrokeBatch)):
         rest = getattr(own, name).unflatten(0, (n, STROKES))
         mask = use[..., None] if rest.ndim == 3 else use
         strokes[name] = torch.where(mask, getattr(common, name)[which], rest)
@@ -123,7 +127,7 @@ def alphabet(rng: torch.Generator, n: int, library: int = 9, shared: float = 0.7
     mirrored = chance(rng, (n, STROKES, 1), 0.15)
     strokes["turns"] = torch.where(mirrored, -strokes["turns"], strokes["turns"])
     strokes["length"] = strokes["length"] * normal(rng, (n, STROKES), 0.15).exp()
-    return Programs(**strokes, **_layout(rng, n))
+    return MotorPrograms(**strokes, **_layout(rng, n))
 
 
 def _layout(rng: torch.Generator, n: int) -> dict[str, Tensor]:
@@ -141,12 +145,12 @@ def _layout(rng: torch.Generator, n: int) -> dict[str, Tensor]:
 
 
 SIZE = 64
-SAMPLES = 48  # points along a stroke: dense enough that a thin pen leaves no gaps
+SAMPLES = 48  # points along a stroke; a thin pen leaves no gaps
 
 
 @functools.cache
 def _curves() -> tuple[Tensor, Tensor]:
-    """Two (SAMPLES, VERTICES) interpolators: straight segments and Catmull-Rom curves."""
+    """Return two (SAMPLES, VERTICES) interpolators: straight segments and Catmull-Rom curves."""
     t = torch.linspace(0, VERTICES - 1 - 1e-4, SAMPLES)
     start, f = t.long(), t - t.long()
     row = torch.arange(SAMPLES)
@@ -170,8 +174,8 @@ def _curves() -> tuple[Tensor, Tensor]:
     return straight, curve
 
 
-def trace(rng: torch.Generator, programs: Programs, jitter: float) -> Tensor:
-    """Run each program once with a shaky hand: (n, STROKES, SAMPLES, 2) points."""
+def trace(rng: torch.Generator, programs: MotorPrograms, jitter: float) -> Tensor:
+    """Run each program once with jitter: points (n, STROKES, SAMPLES, 2)."""
     n = len(programs)
     shake = jitter * normal(rng, (n, 1), 0.35).exp().clamp(0.3, 2.0)
     each = shake[..., None]
@@ -180,7 +184,7 @@ def trace(rng: torch.Generator, programs: Programs, jitter: float) -> Tensor:
     heading = programs.heading + normal(rng, (n, STROKES), 0.10) * shake
     length = programs.length * (normal(rng, (n, STROKES), 0.14) * shake).exp()
     pace = programs.pace * (normal(rng, programs.pace.shape, 0.15) * each).exp()
-    # The heading belongs to the middle of the stroke: extra turning is split between its ends.
+    # `heading` is that of the middle of a stroke: half of the extra turning goes to each end.
     surplus = turns.sum(-1, keepdim=True) - programs.turns.sum(-1, keepdim=True)
     bends = torch.cat([torch.zeros(n, STROKES, 1), turns.cumsum(-1)], dim=-1)
     angle = heading[..., None] + bends - surplus / 2
@@ -191,7 +195,7 @@ def trace(rng: torch.Generator, programs: Programs, jitter: float) -> Tensor:
     return _smoothed(rng, programs, _attached(programs, path, offset))
 
 
-def _attached(programs: Programs, path: Tensor, offset: Tensor) -> Tensor:
+def _attached(programs: MotorPrograms, path: Tensor, offset: Tensor) -> Tensor:
     row = torch.arange(len(programs))
     placed = [path[:, 0]]
     for s in range(1, STROKES):
@@ -202,14 +206,16 @@ def _attached(programs: Programs, path: Tensor, offset: Tensor) -> Tensor:
     return torch.stack(placed, dim=1)
 
 
-def _smoothed(rng: torch.Generator, programs: Programs, path: Tensor) -> Tensor:
+def _smoothed(rng: torch.Generator, programs: MotorPrograms, path: Tensor) -> Tensor:
     loose = uniform(rng, programs.smooth.shape, 0, 0.35) * (programs.smooth < 0.5)
     return pen_path(path, (programs.smooth + loose).clamp(0, 1))
 
 
 def pen_path(vertices: Tensor, smooth: Tensor) -> Tensor:
-    """(..., VERTICES, 2) vertices to (..., SAMPLES, 2) points. `smooth` (...) 0 cuts corners, 1
-    bends through them."""
+    """Interpolate vertices (..., VERTICES, 2) to points (..., SAMPLES, 2).
+
+    `smooth` (...) is 0 for straight segments and 1 for a curve through the vertices.
+    """
     straight, curve = _curves()
     smooth = smooth[..., None, None]
     return (1 - smooth) * (straight @ vertices) + smooth * (curve @ vertices)
@@ -218,9 +224,9 @@ def pen_path(vertices: Tensor, smooth: Tensor) -> Tensor:
 def frame(
     rng: torch.Generator, points: Tensor, used: Tensor, fill: Tensor, free: float, jitter: float
 ) -> Tensor:
-    """Slant, warp and fit to the unit square: the longer side gets `fill` (n,) of it.
+    """Slant, warp and fit points to the unit square; their longer side is `fill` (n,).
 
-    A share `free` of the drawings is smaller and placed anywhere.
+    A share `free` of the drawings is smaller, at a random position.
     """
     n = len(points)
     flat = points.flatten(1, 2)
@@ -236,23 +242,23 @@ def frame(
     bent = torch.sin(flat @ wave.transpose(1, 2) + phase)
     flat = flat + bent * normal(rng, (n, 1, 2), 0.025 * jitter)
     flat = _unit(flat, mask)
-    roams = chance(rng, (n, 1, 1), free)
-    size = torch.where(roams, uniform(rng, (n, 1, 1), 0.45, 0.95), fill[:, None, None])
-    room = (1 - size) / 2 * uniform(rng, (n, 1, 2), -1, 1) * roams
+    is_free = chance(rng, (n, 1, 1), free)
+    size = torch.where(is_free, uniform(rng, (n, 1, 1), 0.45, 0.95), fill[:, None, None])
+    room = (1 - size) / 2 * uniform(rng, (n, 1, 2), -1, 1) * is_free
     return (flat * size + 0.5 + room + normal(rng, (n, 1, 2), 0.012)).view_as(points)
 
 
 def _unit(points: Tensor, mask: Tensor) -> Tensor:
-    """Centre the drawn points and bring their longer side to 1."""
+    """Centre the used points and scale their longer side to 1."""
     low = points.masked_fill(~mask, 9.0).amin(1, keepdim=True)
     high = points.masked_fill(~mask, -9.0).amax(1, keepdim=True)
     return (points - (low + high) / 2) / (high - low).amax(2, keepdim=True).clamp(min=0.1)
 
 
 def ink(points: Tensor, used: Tensor, width: Tensor, pressure: Tensor) -> Tensor:
-    """(n, SIZE, SIZE) in 0..1. `width` (n,) is the pen's sigma in pixels of a SIZE frame.
+    """Render points as ink (n, SIZE, SIZE) in 0..1. `width` (n,) is the sigma of the pen in pixels.
 
-    A Gaussian pen is separable, so a drawing is one small matrix product.
+    A Gaussian pen is separable, so one matrix product renders a character.
     """
     x = points * SIZE
     move = (x[:, :, 1:] - x[:, :, :-1]).norm(dim=-1)
@@ -265,24 +271,24 @@ def ink(points: Tensor, used: Tensor, width: Tensor, pressure: Tensor) -> Tensor
     return (down.transpose(1, 2) @ across * pressure[:, None, None]).clamp(max=1.0)
 
 
-def draw(
+def draw_characters(
     rng: torch.Generator,
-    programs: Programs,
+    programs: MotorPrograms,
     boldness: Tensor,
     fill: Tensor,
     free: float = 0.15,
     jitter: float = 1.0,
 ) -> Tensor:
-    """One drawing of every row: (n, SIZE, SIZE) ink.
+    """Draw one character per row: ink (n, SIZE, SIZE).
 
-    `boldness` (n,) multiplies the pen width, `fill` (n,) is the share of the frame it takes,
-    `free` the share of drawings placed anywhere, `jitter` how unsteady the hand is.
+    `boldness` (n,) scales the pen width, `fill` (n,) is the share of the frame that a character
+    takes, `free` is the share of characters at a random position, `jitter` scales the noise.
     """
     used = torch.arange(STROKES)[None] < programs.count[:, None]
     points = frame(rng, trace(rng, programs, jitter), used, fill, free, jitter)
     n = len(programs)
     width = normal(rng, (n,), 0.38).exp() * 0.0145 * SIZE * boldness
-    width = width.clamp(0.5, 3.4)  # neither dotted lines nor blots
+    width = width.clamp(0.5, 3.4)  # avoids dotted lines and blots
     inside = 1 - 2 * width / SIZE
     points = 0.5 + (points - 0.5) * inside[:, None, None, None]
     return ink(points, used, width, uniform(rng, (n,), 1.0, 2.2))

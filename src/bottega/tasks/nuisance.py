@@ -1,9 +1,11 @@
-"""What must not matter: resolution, polarity, colour of the ink, light, noise and softness.
+"""Nuisance variation of images: resolution, polarity, ink colour, contrast and noise.
 
-A `Style` is drawn for a group of classes as often as for a single image. Within a group of one
-style a low resolution or an inverted contrast separates nothing, so the tower has to look at the
-shape; across styles it has to ignore them.
+An `ImageStyle` is sampled for a group of classes or for a single image. Within a group of one style
+the style carries no information, so a vision tower must use the shape; across groups it must ignore
+the style.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
@@ -15,12 +17,12 @@ from bottega.tasks.handwriting import chance, normal, pick, uniform
 
 RESOLUTIONS = (64, 32, 16, 11, 8)
 RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)
-BOLD_BELOW = 16  # a coarse sensor only shows thick strokes
+BOLD_BELOW = 16  # low resolutions need thick strokes
 
 
 @dataclass
-class Style:
-    """Nuisances of each image, one a row."""
+class ImageStyle:
+    """Style parameters of a batch, one row per image."""
 
     resolution: Tensor  # (n,) index into RESOLUTIONS
     upscale: Tensor  # (n,) 0 bilinear, 1 bicubic, 2 nearest
@@ -28,14 +30,15 @@ class Style:
     ink: Tensor  # (n, 3)
     paper: Tensor  # (n, 3)
     noise: Tensor  # (n,)
-    level: Tensor  # (n,) bool: contrast stretched to the full range, as scanners do
-    fill: Tensor  # (n,) share of the frame that a centred drawing fills
+    level: Tensor  # (n,) bool: contrast is stretched to the full range, as scanners do
+    fill: Tensor  # (n,) share of the frame that a centred character fills
 
-    def rows(self, index: Tensor) -> "Style":
-        return Style(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+    def rows(self, index: Tensor) -> ImageStyle:
+        return ImageStyle(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
-def draw_styles(rng: torch.Generator, n: int) -> Style:
+def sample_styles(rng: torch.Generator, n: int) -> ImageStyle:
+    """Sample `n` independent styles."""
     resolution = pick(rng, RESOLUTION_WEIGHTS, n)
     coarse = torch.tensor(RESOLUTIONS)[resolution] <= BOLD_BELOW
     thick = uniform(rng, (n,), 1.1, 2.4)
@@ -45,7 +48,7 @@ def draw_styles(rng: torch.Generator, n: int) -> Style:
     light = torch.where(plain, 1.0, uniform(rng, (n, 3), 0.5, 1.0))
     dark = torch.where(plain, 0.0, uniform(rng, (n, 3), 0.0, 0.4))
     inverted = chance(rng, (n, 1), 0.4)
-    return Style(
+    return ImageStyle(
         resolution=resolution,
         upscale=pick(rng, (0.45, 0.3, 0.25), n),
         boldness=boldness,
@@ -57,10 +60,10 @@ def draw_styles(rng: torch.Generator, n: int) -> Style:
     )
 
 
-def crisp_style(n: int) -> Style:
-    """White on black at full resolution, without noise."""
+def crisp_style(n: int) -> ImageStyle:
+    """Return `n` rows of white on black at full resolution, without noise."""
     zero, one = torch.zeros(n), torch.ones(n)
-    return Style(
+    return ImageStyle(
         resolution=zero.long(),
         upscale=zero.long(),
         boldness=one,
@@ -72,20 +75,23 @@ def crisp_style(n: int) -> Style:
     )
 
 
-def mixed_styles(rng: torch.Generator, group: Tensor, shared: float = 0.85) -> Style:
-    """One style an image; with probability `shared` the style of the image's group."""
+def sample_mixed_styles(rng: torch.Generator, group: Tensor, shared: float = 0.85) -> ImageStyle:
+    """Sample one style per image; with probability `shared` it is the style of the image's group.
+
+    `group` (n,) holds the group index of each image.
+    """
     n, groups = len(group), int(group.max()) + 1
-    own, common = draw_styles(rng, n), draw_styles(rng, groups)
-    loyal = chance(rng, (groups,), shared)[group]
+    own, common = sample_styles(rng, n), sample_styles(rng, groups)
+    is_shared = chance(rng, (groups,), shared)[group]
     merged = {}
-    for field in fields(Style):
+    for field in fields(ImageStyle):
         a, b = getattr(common, field.name)[group], getattr(own, field.name)
-        merged[field.name] = torch.where(loyal[:, None] if a.ndim == 2 else loyal, a, b)
-    return Style(**merged)
+        merged[field.name] = torch.where(is_shared[:, None] if a.ndim == 2 else is_shared, a, b)
+    return ImageStyle(**merged)
 
 
 def coarsen(images: Tensor, resolution: Tensor, upscale: Tensor) -> Tensor:
-    """(n, c, s, s) as a coarser sensor would have seen them, brought back to s x s."""
+    """Reduce images (n, c, s, s) to their resolution and scale them back to s x s."""
     out, size = images.clone(), images.shape[-1]
     for level, side in enumerate(RESOLUTIONS):
         for mode, name in enumerate(("bilinear", "bicubic", "nearest")):
@@ -98,8 +104,8 @@ def coarsen(images: Tensor, resolution: Tensor, upscale: Tensor) -> Tensor:
     return out.clamp(0, 1)
 
 
-def paint(rng: torch.Generator, strokes: Tensor, style: Style) -> Tensor:
-    """(n, s, s) ink as (n, 3, s, s) pictures."""
+def paint(rng: torch.Generator, strokes: Tensor, style: ImageStyle) -> Tensor:
+    """Colour ink (n, s, s) in its style: images (n, 3, s, s) in 0..1."""
     mask = coarsen(strokes[:, None], style.resolution, style.upscale)
     peak = mask.amax((1, 2, 3), keepdim=True).clamp(min=0.1)
     mask = torch.where(style.level[:, None, None, None], mask / peak, mask)
@@ -109,7 +115,7 @@ def paint(rng: torch.Generator, strokes: Tensor, style: Style) -> Tensor:
 
 
 def expose(rng: torch.Generator, images: Tensor, noise: Tensor) -> Tensor:
-    """Sensor noise, the same in all channels half of the time."""
+    """Add sensor noise; half of the images have the same noise in all channels."""
     n, channels, height, width = images.shape
     grain = normal(rng, (n, channels, height, width))
     grain = torch.where(chance(rng, (n, 1, 1, 1), 0.5), grain[:, :1], grain)

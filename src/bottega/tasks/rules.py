@@ -1,4 +1,9 @@
-"""Rules: what does a symbol do to the numbers beside it? Each episode gives symbols new rules."""
+"""Synthetic task of hidden rules: a symbol between two digits stands for an operation.
+
+Digits and symbols are pen strokes, rendered with a shaky hand. The strokes were written for this
+module, without a data set. A character has one or more variants (an open or a closed four, a seven
+with a bar), as handwriting has.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +26,25 @@ from bottega.tasks.handwriting import (
     pen_path,
     uniform,
 )
-from bottega.tasks.nuisance import draw_styles, paint
+from bottega.tasks.nuisance import paint, sample_styles
 from bottega.tasks.task import (
-    Seeds,
-    Task,
-    check_knob,
-    check_pictures,
-    entry,
-    images,
-    in_episodes,
+    RandomSources,
+    TaskData,
+    check_images,
+    check_range,
+    join_episodes,
+    make_example,
     question,
+    to_images,
 )
 from bottega.types import Example
 
-Stroke = tuple[bool, str]  # whether it is curved, and its vertices "x,y x,y ..." in a unit square
+Stroke = tuple[bool, str]  # curved or not, and vertices "x,y x,y ..." in the unit square
 STROKES = 3
 SYMBOLS = 4
 
 CURVE, LINE = True, False
-HABITS: tuple[tuple[tuple[Stroke, ...], ...], ...] = (
+VARIANTS: tuple[tuple[tuple[Stroke, ...], ...], ...] = (
     (
         ((CURVE, ".5,0 .12,.25 .08,.68 .45,1 .9,.72 .9,.25 .5,0"),),
         ((CURVE, ".62,.02 .2,.12 .05,.6 .4,1 .85,.8 .92,.35 .55,.02"),),
@@ -96,21 +101,21 @@ HABITS: tuple[tuple[tuple[Stroke, ...], ...], ...] = (
     (((LINE, ".05,.05 .95,.95"), (LINE, ".95,.05 .05,.95")),),
     (((LINE, ".05,.05 .95,.05 .95,.95 .05,.95 .05,.05"),),),
 )  # fmt: skip
-MOST_HABITS = max(len(habits) for habits in HABITS)
+MAX_VARIANTS = max(len(variants) for variants in VARIANTS)
 
 
 @dataclass(frozen=True)
-class Table:
-    """Every figure's habits as tensors, `MOST_HABITS` a figure, the last repeated."""
+class CharacterTable:
+    """Variants of all characters as tensors, `MAX_VARIANTS` per character, the rest zeros."""
 
-    vertices: Tensor  # (figures, MOST_HABITS, STROKES, VERTICES, 2)
-    smooth: Tensor  # (figures, MOST_HABITS, STROKES)
-    used: Tensor  # (figures, MOST_HABITS, STROKES) bool
-    habits: Tensor  # (figures,) how many there are
+    vertices: Tensor  # (characters, MAX_VARIANTS, STROKES, VERTICES, 2)
+    smooth: Tensor  # (characters, MAX_VARIANTS, STROKES)
+    used: Tensor  # (characters, MAX_VARIANTS, STROKES) bool
+    variants: Tensor  # (characters,) number of variants
 
 
-def _stretched(text: str) -> Tensor:
-    """Exactly VERTICES vertices: the longest segment is halved until there are enough."""
+def _parse_stroke(text: str) -> Tensor:
+    """Return (VERTICES, 2) vertices; the longest segment is halved until there are enough."""
     points = [tuple(float(x) for x in pair.split(",")) for pair in text.split()]
     line = torch.tensor(points)
     while len(line) < VERTICES:
@@ -121,39 +126,44 @@ def _stretched(text: str) -> Tensor:
 
 
 @functools.cache
-def _table() -> Table:
-    shape = (len(HABITS), MOST_HABITS, STROKES)
+def _table() -> CharacterTable:
+    shape = (len(VARIANTS), MAX_VARIANTS, STROKES)
     vertices, smooth = torch.zeros(*shape, VERTICES, 2), torch.zeros(shape)
     used = torch.zeros(shape, dtype=torch.bool)
-    for figure, habits in enumerate(HABITS):
-        for habit, strokes in enumerate(habits):
+    for character, variants in enumerate(VARIANTS):
+        for variant, strokes in enumerate(variants):
             for stroke, (curved, text) in enumerate(strokes):
-                vertices[figure, habit, stroke] = _stretched(text)
-                smooth[figure, habit, stroke] = float(curved)
-                used[figure, habit, stroke] = True
-    return Table(vertices, smooth, used, torch.tensor([len(habits) for habits in HABITS]))
+                vertices[character, variant, stroke] = _parse_stroke(text)
+                smooth[character, variant, stroke] = float(curved)
+                used[character, variant, stroke] = True
+    return CharacterTable(
+        vertices, smooth, used, torch.tensor([len(variants) for variants in VARIANTS])
+    )
 
 
 def sketch(rng: torch.Generator, kind: Tensor, jitter: float = 1.0) -> tuple[Tensor, Tensor]:
-    """One shaky drawing of each `kind` (n,), 0-9 a figure, 10-13 a symbol: points
-    (n, STROKES, SAMPLES, 2) whose longer side fills the unit square, and used (n, STROKES)."""
+    """Sketch each `kind` (n,) once: 0-9 is a digit, 10-13 a symbol.
+
+    Returns points (n, STROKES, SAMPLES, 2), whose longer side fills the unit square, and a mask of
+    used strokes (n, STROKES).
+    """
     table, n = _table(), len(kind)
-    habit = (uniform(rng, (n,)) * table.habits[kind]).long()
-    vertices, used = table.vertices[kind, habit], table.used[kind, habit]
-    # Shared vertices move together: a shift of the stroke's ends would tear a figure apart.
+    variant = (uniform(rng, (n,)) * table.variants[kind]).long()
+    vertices, used = table.vertices[kind, variant], table.used[kind, variant]
+    # Strokes share vertices: moving the ends of one stroke alone would break the character.
     shake = normal(rng, (n, 1, 1, 1), 0.35).exp() * jitter
     vertices = vertices * torch.tensor([0.66, 1.0])
     wave, phase = normal(rng, (n, 2, 2), 5.0), uniform(rng, (n, 1, 2), 0, 6.28)
     bend = torch.sin(vertices.flatten(1, 2) @ wave + phase).view_as(vertices)
     vertices = vertices + 0.035 * shake * bend + normal(rng, vertices.shape, 0.022) * shake
-    smooth = table.smooth[kind, habit]
+    smooth = table.smooth[kind, variant]
     loose = uniform(rng, smooth.shape, 0, 0.5) * (smooth < 0.5)
     points = pen_path(vertices, smooth + loose)
     return frame(rng, points, used, torch.ones(n), free=0.0, jitter=jitter), used
 
 
-def draw_rows(rng: torch.Generator, kinds: Tensor, boldness: Tensor) -> Tensor:
-    """(n, SIZE, SIZE) ink of `kinds` (n, 3) side by side: figure, symbol, figure."""
+def draw_row_ink(rng: torch.Generator, kinds: Tensor, boldness: Tensor) -> Tensor:
+    """Draw `kinds` (n, 3), digit, symbol, digit, side by side: ink (n, SIZE, SIZE)."""
     n = len(kinds)
     size = torch.tensor([0.56, 0.26, 0.56]) * normal(rng, (n, 3), 0.06).exp().clamp(0.85, 1.15)
     centre = torch.tensor([0.2, 0.5, 0.8]) + normal(rng, (n, 3), 0.012)
@@ -167,7 +177,7 @@ def draw_rows(rng: torch.Generator, kinds: Tensor, boldness: Tensor) -> Tensor:
 
 
 NUMBERS = 10
-HELD_OUT = 4  # one pair of numbers in so many is never drawn for training
+HELD_OUT = 4  # training never renders one in HELD_OUT pairs of numbers
 
 RULES: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
@@ -178,11 +188,12 @@ RULES: dict[str, Callable[[int, int], int]] = {
 
 
 def is_held_out(left: Tensor, right: Tensor) -> Tensor:
+    """Return booleans: whether each pair of numbers is held out from training."""
     return (left * 3 + right) % HELD_OUT == 0
 
 
-def draw_rows_values(rng: torch.Generator, n: int, held_out: bool | None = None) -> Tensor:
-    """(n, 3) left number, symbol, right number; `held_out` chooses among the number pairs."""
+def sample_rows(rng: torch.Generator, n: int, held_out: bool | None = None) -> Tensor:
+    """Sample rows (n, 3): left number, symbol, right number. `held_out` restricts the pairs."""
     left, right = integers(rng, NUMBERS, (n,)), integers(rng, NUMBERS, (n,))
     symbol = integers(rng, SYMBOLS, (n,))
     if held_out is not None:
@@ -197,76 +208,82 @@ def draw_rows_values(rng: torch.Generator, n: int, held_out: bool | None = None)
     return torch.stack([left, symbol, right], dim=1)
 
 
-def draw_sums(rng: torch.Generator, values: Tensor) -> Tensor:
-    """(n, 3, 64, 64) in 0..1, one picture of every row of values (n, 3)."""
-    style = draw_styles(rng, len(values))
+def render_rows(rng: torch.Generator, values: Tensor) -> Tensor:
+    """Render one image per row of values (n, 3): (n, 3, 64, 64) in 0..1."""
+    style = sample_styles(rng, len(values))
     style.resolution = chance(rng, (len(values),), 0.3).long()  # full or half resolution
     style.boldness = uniform(rng, (len(values),), 0.9, 1.6)
     kinds = values + torch.tensor([0, NUMBERS, 0])
-    return paint(rng, draw_rows(rng, kinds, style.boldness), style)
+    return paint(rng, draw_row_ink(rng, kinds, style.boldness), style)
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Every episode gives `symbols` of the four symbols a rule each, shows `shown` rows with their
-    results and asks `asked` others, whose pairs of numbers are never shown or trained on.
+class RuleTask:
+    """Task of episodes that assign a rule to `symbols` of the four symbols.
+
+    Each episode has `examples` rows with their results and `queries` rows without. The number pairs
+    of the queries occur in no example and were never used in training.
     """
 
     symbols: int = 3
-    shown: int = 24
-    asked: int = 20
+    examples: int = 24
+    queries: int = 20
     episodes: int = 25
 
     def __post_init__(self) -> None:
-        check_knob("symbols", self.symbols, 1, min(SYMBOLS, len(RULES)))
-        check_knob("shown", self.shown, self.symbols, 200)
-        check_knob("asked", self.asked, 1, 200)
-        check_knob("episodes", self.episodes, 1, 500)
-        check_pictures(self.episodes * (self.shown + self.asked), "episodes, shown or asked")
+        check_range("symbols", self.symbols, 1, min(SYMBOLS, len(RULES)))
+        check_range("examples", self.examples, self.symbols, 200)
+        check_range("queries", self.queries, 1, 200)
+        check_range("episodes", self.episodes, 1, 500)
+        check_images(
+            self.episodes * (self.examples + self.queries), "episodes, examples or queries"
+        )
 
-    def draw(self, seed: int) -> Task:
-        seeds = Seeds(seed)
-        return in_episodes(self._episode(seeds, number) for number in range(self.episodes))
+    def generate(self, seed: int) -> TaskData:
+        sources = RandomSources(seed)
+        return join_episodes(self._episode(sources, number) for number in range(self.episodes))
 
-    def _episode(self, seeds: Seeds, episode: int) -> tuple[list[Example], list[Example]]:
-        chosen = seeds.words.sample(range(SYMBOLS), self.symbols)
-        rules = dict(zip(chosen, seeds.words.sample(list(RULES), self.symbols), strict=True))
+    def _episode(self, sources: RandomSources, episode: int) -> tuple[list[Example], list[Example]]:
+        chosen = sources.words.sample(range(SYMBOLS), self.symbols)
+        rules = dict(zip(chosen, sources.words.sample(list(RULES), self.symbols), strict=True))
         return (
-            _rows(seeds, f"{episode}-shown", self.shown, rules, held_out=False),
-            _rows(seeds, f"{episode}-asked", self.asked, rules, held_out=True),
+            _rows(sources, f"{episode}-shown", self.examples, rules, held_out=False),
+            _rows(sources, f"{episode}-asked", self.queries, rules, held_out=True),
         )
 
 
 def _rows(
-    seeds: Seeds, part: str, count: int, rules: Mapping[int, str], *, held_out: bool
+    sources: RandomSources, part: str, count: int, rules: Mapping[int, str], *, held_out: bool
 ) -> list[Example]:
-    rng = seeds.words
-    values = draw_rows_values(seeds.pictures, count, held_out)
-    # Dealt, not drawn: no symbol may be missing from what is shown.
-    dealt = [list(rules)[i % len(rules)] for i in range(count)]
-    values[:, 1] = torch.tensor(rng.sample(dealt, count))
-    pictures = images(draw_sums(seeds.pictures, values))
+    rng = sources.words
+    values = sample_rows(sources.images, count, held_out)
+    # Symbols are shuffled, not sampled: each one must occur among the examples.
+    symbols = [list(rules)[i % len(rules)] for i in range(count)]
+    values[:, 1] = torch.tensor(rng.sample(symbols, count))
+    images = to_images(render_rows(sources.images, values))
     examples = []
-    for place, (picture, row) in enumerate(zip(pictures, values.tolist(), strict=True)):
+    for index, (image, row) in enumerate(zip(images, values.tolist(), strict=True)):
         left, symbol, right = row
         tags = {"episode": part.partition("-")[0], "topic": "symbol", "rule": rules[symbol]}
-        example = entry(f"rules-{part}-{place}", question(rng, "symbol"), "", picture, tags=tags)
-        examples.append(_worked(example, rules[symbol], left, right))
+        example = make_example(
+            f"rules-{part}-{index}", question(rng, "symbol"), "", image, tags=tags
+        )
+        examples.append(_solved(example, rules[symbol], left, right))
     return examples
 
 
-def misapplied(example: Example, rng: random.Random) -> Example | None:
-    """The row worked out by another rule with another result: wrong, and consistent with itself.
+def misapply_rule(example: Example, rng: random.Random) -> Example | None:
+    """Return the row solved by another rule with another result: wrong but self-consistent.
 
-    None where all rules agree, as for two zeros.
+    Return None if all rules give the same result, as for two zeros.
     """
     _, left, right = str(example.rationale).split()
     results = {rule: str(work(int(left), int(right))) for rule, work in RULES.items()}
     others = [rule for rule, result in results.items() if result != example.answer]
-    return _worked(example, rng.choice(others), int(left), int(right)) if others else None
+    return _solved(example, rng.choice(others), int(left), int(right)) if others else None
 
 
-def _worked(example: Example, rule: str, left: int, right: int) -> Example:
+def _solved(example: Example, rule: str, left: int, right: int) -> Example:
     return replace(
         example, answer=str(RULES[rule](left, right)), rationale=f"{rule} {left} {right}"
     )

@@ -1,4 +1,4 @@
-"""What every drawn task is made of: examples to show, items to ask, and their episodes."""
+"""Parts of a synthetic task: questions, invented words, examples, items and episodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bottega.types import Example, Query
 
 Topic = str
 
-# Every question holds exactly one of its topic's words; everything else in it is padding.
-ASKED_BY: dict[Topic, tuple[str, ...]] = {
+# Every question contains exactly one word of its topic; the rest of the text does not matter.
+TOPIC_WORDS: dict[Topic, tuple[str, ...]] = {
     "shape": ("shape", "form", "outline"),
     "colour": ("colour", "hue", "tint"),
     "texture": ("texture", "pattern", "backdrop"),
@@ -32,7 +32,7 @@ ASKED_BY: dict[Topic, tuple[str, ...]] = {
     "fear": ("fear", "dread", "terror"),
     "owner": ("owner", "keeper", "guardian"),
 }
-TOPICS = tuple(ASKED_BY)
+TOPICS = tuple(TOPIC_WORDS)
 RELATIONS = TOPICS[6:]
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -53,7 +53,7 @@ STATEMENTS = (
     "It was the {} of {} that people called {}",
     "In the end the {} of {} was named {}",
 )
-STATES = ("is", "called", "named")  # the word right before what a statement states
+STATES = ("is", "called", "named")  # the word before the fact in each statement
 
 ONSETS = (
     "b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",
@@ -64,18 +64,19 @@ ENDS = tuple("bdfgklmnprstvx")
 
 
 def question(rng: random.Random, topic: Topic) -> str:
-    """One of the topic's paraphrases."""
-    word = rng.choice(ASKED_BY[topic])
+    """Return a random paraphrase of the topic's question."""
+    word = rng.choice(TOPIC_WORDS[topic])
     usual = RELATION_QUESTIONS if topic in RELATIONS else USUAL_QUESTIONS
     return rng.choice(QUESTIONS.get(word, usual)).format(word)
 
 
 def statement(rng: random.Random, relation: Topic, name: str, thing: str) -> str:
-    return rng.choice(STATEMENTS).format(rng.choice(ASKED_BY[relation]), name, thing)
+    """Return a random sentence which states that `thing` is the `relation` of `name`."""
+    return rng.choice(STATEMENTS).format(rng.choice(TOPIC_WORDS[relation]), name, thing)
 
 
 def invented_words(rng: random.Random, count: int) -> list[str]:
-    """`count` different words of two or three syllables that mean nothing."""
+    """Return `count` distinct meaningless words of two or three syllables."""
     words: dict[str, None] = {}
     while len(words) < count:
         opening = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.choice((1, 1, 2)))]
@@ -84,17 +85,19 @@ def invented_words(rng: random.Random, count: int) -> list[str]:
     return list(words)
 
 
-LEAST_ASKED = 500
-LEAST_EPISODES = 25
-# With its pixels, vector and row in a knowledge base a picture was measured to take up to 75 kB.
-MOST_PICTURES = 20_000
+MIN_QUERIES = 500
+MIN_EPISODES = 25
+# An image takes up to 75 kB (measured): pixels, vector and row in a knowledge base.
+MAX_IMAGES = 20_000
 
 
 @dataclass(frozen=True)
-class Task:
-    """`labels` are the admissible answers of items that bring no choices; empty where any text may
-    be answered. `episode_of` maps the id of every example and item to its episode: an item is
-    answered from its own episode alone. Empty: one knowledge base for all.
+class TaskData:
+    """Knowledge base and query items of a synthetic task.
+
+    `labels` are the valid answers of items without choices; empty allows any text. `episode_of`
+    maps the id of each example and item to its episode: an item may use examples of its own episode
+    only. An empty mapping means one knowledge base for all items.
     """
 
     knowledge: tuple[Example, ...]
@@ -103,63 +106,71 @@ class Task:
     episode_of: Mapping[str, str] = field(default_factory=dict)
 
 
-class Seeds:
-    """The two random sources of a task, both a function of its seed: words and pictures.
+class RandomSources:
+    """Random sources of a task, seeded by the task's seed: `words` and `images`.
 
-    Salted: `training` seeds its generators with small numbers, and no task may repeat its pictures.
+    The seed is salted: `training` seeds its generators with small numbers, and a task must not
+    repeat training images.
     """
 
     def __init__(self, seed: int) -> None:
         self.words = random.Random(f"bottega task {seed}")
-        self.pictures = torch.Generator().manual_seed(self.words.getrandbits(63))
+        self.images = torch.Generator().manual_seed(self.words.getrandbits(63))
 
 
-def entry(
+def make_example(
     id: str,
     text: str,
     answer: str,
-    picture: Image | None,
+    image: Image | None,
     *,
     tags: Mapping[str, str],
     choices: tuple[str, ...] = (),
     rationale: str | None = None,
 ) -> Example:
-    """An example whose id is its query's, too: retrievers know an item by it."""
-    query = Query(text, () if picture is None else (picture,), choices, id=id)
-    return Example(query, answer, rationale=rationale, tags=tags, source="drawn", id=id)
+    """Return an example that shares its id with its query: retrievers identify items by the id."""
+    query = Query(text, () if image is None else (image,), choices, id=id)
+    return Example(query, answer, rationale=rationale, tags=tags, source="synthetic", id=id)
 
 
-def images(pictures: Tensor) -> list[Image]:
-    """(n, 3, height, width) in 0..1 as PNG."""
-    pixels = (pictures * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+def to_images(batch: Tensor) -> list[Image]:
+    """Encode a batch (n, 3, height, width) with values in 0..1 as PNG images."""
+    pixels = (batch * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     return [Image.from_pillow(Pillow.fromarray(np.ascontiguousarray(one))) for one in pixels]
 
 
-def in_episodes(episodes: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> Task:
-    """A task of episodes, each of which draws what it shows and what it asks, in this order."""
+def join_episodes(episodes: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> TaskData:
+    """Join (examples, items) pairs, one per episode, into one task."""
     knowledge: list[Example] = []
     items: list[Example] = []
-    for shown, asked in episodes:
-        knowledge += shown
-        items += asked
+    for examples, queries in episodes:
+        knowledge += examples
+        items += queries
     episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}
-    return Task(tuple(knowledge), tuple(items), episode_of=episode_of)
+    return TaskData(tuple(knowledge), tuple(items), episode_of=episode_of)
 
 
-def check_knob(name: str, value: int, low: int, high: int) -> None:
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Raise `SettingError` unless `low <= value <= high`."""
     if not low <= value <= high:
-        raise SettingError(f"{name} is {value}", hint=f"{name} may be {low} to {high}")
-
-
-def check_pictures(count: int, knobs: str) -> None:
-    """Raises `SettingError` for a whole task that would not fit into about 2 GB."""
-    if count > MOST_PICTURES:
         raise SettingError(
-            f"the task would draw {count:,} pictures",
-            hint=f"it may draw {MOST_PICTURES:,} in all: lower {knobs}",
+            f"{name} must be {low} to {high}, got {value}", hint=f"set {name} to {low} to {high}"
         )
 
 
-def check_word(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise SettingError(f"{name} is {value!r}", hint=f"{name} may be {' or '.join(known)}")
+def check_images(count: int, options: str) -> None:
+    """Raise `SettingError` for a task of more than `MAX_IMAGES` images (about 2 GB)."""
+    if count > MAX_IMAGES:
+        raise SettingError(
+            f"a task must have at most {MAX_IMAGES:,} images, got {count:,}",
+            hint=f"lower {options}",
+        )
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise `SettingError` for a value that is not one of the choices."""
+    if value not in choices:
+        allowed = " or ".join(choices)
+        raise SettingError(
+            f"{name} must be {allowed}, got {value!r}", hint=f"set {name}={choices[0]}"
+        )

@@ -13,7 +13,7 @@ from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.controls import Wrong
 
 if TYPE_CHECKING:
-    from bottega.tasks.task import Task
+    from bottega.tasks.task import TaskData
 
 
 SYNTHETIC = ("glyphs", "attributes", "rules", "facts")
@@ -23,7 +23,7 @@ def synthetic(source: Source) -> Benchmark:
     """Knobs are written as in `ways=5,shots=5`. Raises `SettingError` for what is not one."""
     make = _maker(source.kind)
     defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
-    task: Task = make(**read_options(source.kind, source.knobs, defaults)).draw(source.seed)
+    task: TaskData = make(**read_options(source.kind, source.knobs, defaults)).generate(source.seed)
     return Benchmark(
         source.spec,
         task.knowledge,
@@ -38,19 +38,19 @@ def wrong_answer(spec: str) -> Wrong | None:
     if spec.partition(":")[0] != "rules":
         return None
     with _needing_torch():
-        from bottega.tasks.rules import misapplied
+        from bottega.tasks.rules import misapply_rule
 
-        return misapplied
+        return misapply_rule
 
 
 def _maker(kind: str) -> Any:
     with _needing_torch():
-        from bottega.tasks.attributes import Attributes
-        from bottega.tasks.facts import Facts
-        from bottega.tasks.glyphs import Glyphs
-        from bottega.tasks.rules import Rules
+        from bottega.tasks.attributes import AttributeTask
+        from bottega.tasks.facts import FactTask
+        from bottega.tasks.glyphs import GlyphTask
+        from bottega.tasks.rules import RuleTask
 
-        return dict(zip(SYNTHETIC, (Glyphs, Attributes, Rules, Facts), strict=True))[kind]
+        return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[kind]
 
 
 @contextmanager
