@@ -50,7 +50,9 @@ def _maker(kind: str) -> Any:
         from bottega.tasks.glyphs import GlyphTask
         from bottega.tasks.rules import RuleTask
 
-        return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[kind]
+        return dict(zip(SYNTHETIC, (GlyphTask, AttributeTask, RuleTask, FactTask), strict=True))[
+            kind
+        ]
 
 
 @contextmanager
