@@ -3,6 +3,7 @@
 BottegaError
 ├── SettingError              a parameter, or a combination of parts, that cannot work
 ├── MissingDependencyError    an optional package is not installed
+├── BatchError                some queries of a batch failed; it holds the other answers
 ├── ImageError                bytes that cannot be decoded, or may not be (too large)
 │   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
@@ -28,8 +29,8 @@ BottegaError
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
 EXTRA_WITH_TORCH = "local"
@@ -62,6 +63,23 @@ class MissingDependencyError(BottegaError):
             f"{package} is needed here and is not installed",
             hint=f"pip install '{DISTRIBUTION}[{extra}]'" + CUDA_NOTE * (extra == EXTRA_WITH_TORCH),
         )
+
+
+class BatchError(BottegaError):
+    """Failure of some queries of a batch.
+
+    `answers` has an `Answer` for each query, None for a failed one. `errors` maps the index of each
+    failed query to its error.
+    """
+
+    def __init__(self, answers: Sequence[Any], errors: Mapping[int, Exception]) -> None:
+        first = min(errors)
+        super().__init__(
+            f"{len(errors)} of {len(answers)} queries failed, the first at index {first}:"
+            f" {errors[first]}",
+            hint="read the other answers from error.answers and each failure from error.errors",
+        )
+        self.answers, self.errors = answers, errors
 
 
 class ImageError(BottegaError):

@@ -1,19 +1,24 @@
-"""The order, and nothing else: routed, retrieved, re-ranked, prompted, generated, parsed, recorded.
+"""Pipeline: route, retrieve, re-rank, prompt, generate, parse and record one query.
 
-The pipeline is given a `Query`. Gold answers live in `Example`s, so they cannot reach it.
+The input is a `Query`. Gold answers belong to `Example`, so they cannot reach the pipeline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, TypeVar
 
-from bottega.errors import SettingError
+from PIL.Image import Image as PILImage
+
+from bottega._util.background_loop import BACKGROUND_LOOP
+from bottega.errors import BatchError, SettingError
+from bottega.image import Image
 from bottega.protocols import (
     Escalation,
     Parser,
@@ -26,18 +31,37 @@ from bottega.protocols import (
     Searcher,
     Tier,
 )
-from bottega.types import Answer, Candidate, Query, Reply, Sampling, SearchResult, Trace, Usage
+from bottega.types import (
+    IMAGE_QUESTION,
+    Answer,
+    Candidate,
+    Query,
+    Reply,
+    Sampling,
+    SearchResult,
+    Trace,
+    Usage,
+)
 
-T = TypeVar("T")
+QueryInput = Query | Image | PILImage | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`fetch` candidates are retrieved for the re-ranker to choose from (default: as many as are
-    shown). `choices` are given to queries that bring none. Of the answers in a reply of several
-    completions `choose` makes one; the first, if not told otherwise. `escalate` may send a query
-    on to another tier after an answer. `tiers` are those that can be asked for by name. A `search`
-    stands in for all from re-ranking to parsing, for tiers that are shown demonstrations."""
+    """Steps that turn a query into an answer, and the order of these steps.
+
+    A query is a `Query`, an image (`Image` or PIL) or the path of an image file. An image alone is
+    queried with `question`. A text without an image is passed as `Query("...")`.
+
+    The methods are coroutines. The `_sync` variants run them on one background event loop per
+    process, and so work in scripts, in threads and in notebooks, where a loop is running already.
+
+    `fetch` is the number of candidates retrieved for the re-ranker (default: the tier's shots).
+    `choices` apply to queries without choices of their own. `choose` selects one of several sampled
+    answers (default: the first). `escalate` may pass a query on to another tier after an answer.
+    `tiers` lists the tiers that a client may request by name. `search` replaces every step from
+    re-ranking to parsing for tiers with shots.
+    """
 
     route: Router
     prompt: Prompter
@@ -53,18 +77,69 @@ class Pipeline:
     escalate: Escalation | None = None
     tiers: tuple[Tier, ...] = ()
     search: Searcher | None = None
+    question: str = IMAGE_QUESTION
 
-    async def answer(self, query: Query) -> Answer:
+    async def answer(self, query: QueryInput) -> Answer:
+        """Return the answer to a query."""
         return (await self.trace(query)).answer
 
-    def answer_sync(self, query: Query) -> Answer:
-        """`answer` for code without an event loop. Inside one, await `answer` instead."""
-        return _run(self.answer(query))
+    def answer_sync(self, query: QueryInput) -> Answer:
+        """Return the answer to a query: `answer` for synchronous code."""
+        return BACKGROUND_LOOP.run(self.answer(query))
 
-    async def trace(self, query: Query) -> Trace:
-        """Answers the query and returns all that happened, after it was recorded."""
+    def trace_sync(self, query: QueryInput) -> Trace:
+        """Return the trace of a query: `trace` for synchronous code."""
+        return BACKGROUND_LOOP.run(self.trace(query))
+
+    def answer_batch_sync(
+        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False
+    ) -> list[Answer]:
+        """Return the answers to many queries: `answer_batch` for synchronous code."""
+        work = self.answer_batch(queries, concurrency=concurrency, progress=progress)
+        return BACKGROUND_LOOP.run(work)
+
+    async def answer_batch(
+        self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False
+    ) -> list[Answer]:
+        """Return the answers in the order of the queries, `concurrency` of them at a time.
+
+        `progress` shows a progress bar on standard error. Every query is tried. If some fail,
+        `BatchError` is raised at the end: it holds the other answers and the errors.
+        """
+        if isinstance(queries, str | os.PathLike):
+            raise SettingError(
+                f"queries must be a list, got {os.fspath(queries)!r}",
+                hint=f"pass [{os.fspath(queries)!r}], or call answer for one query",
+            )
+        if concurrency < 1:
+            raise SettingError(
+                f"concurrency must be at least 1, got {concurrency}", hint="set concurrency=8"
+            )
+        inputs = list(queries)
+        answers: list[Answer | None] = [None] * len(inputs)
+        errors: dict[int, Exception] = {}
+        waiting = iter(enumerate(inputs))  # shared: each worker takes the next query
+
+        async def worker(advance: Callable[[], None]) -> None:
+            for index, query in waiting:
+                try:
+                    answers[index] = await self.answer(query)
+                except Exception as error:  # raised below, with the answers to the other queries
+                    errors[index] = error
+                advance()
+
+        with _progress(len(inputs), shown=progress) as advance:
+            await asyncio.gather(*(worker(advance) for _ in range(min(concurrency, len(inputs)))))
+        if errors:
+            raise BatchError(answers, errors) from errors[min(errors)]
+        return [answer for answer in answers if answer is not None]
+
+    async def trace(self, query: QueryInput) -> Trace:
+        """Answer a query, record the trace and return it."""
         started, clock = time.time(), time.perf_counter()
-        # A copy even where nothing changes: `retrieval.SharedRetriever` goes by the object.
+        if not isinstance(query, Query):
+            query = Query(self.question, (await asyncio.to_thread(_image, query),))
+        # Copy even if nothing changes: `retrieval.SharedRetriever` compares queries by identity.
         query = replace(query, choices=query.choices or self.choices)
         tier, dismissed, spent = await self.route(query), list[Reply](), list[Reply]()
         while True:
@@ -104,7 +179,7 @@ class Pipeline:
         return SearchResult(tuple(shown), prompt, reply, answer)
 
     async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
-        """What this tier is shown with the query, in order."""
+        """Return the demonstrations for this tier, in the order in which they are shown."""
         if self.retrieve is None or tier.shots == 0:
             return []
         candidates = await self.retrieve(query, self.fetch or tier.shots)
@@ -124,12 +199,34 @@ def _usage(found: SearchResult) -> Usage:
     return found.reply.usage if found.tree is None else found.tree.usage
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    work.close()
+def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:
+    if isinstance(given, Image):
+        return given
+    if isinstance(given, PILImage):
+        return Image.from_pillow(given)
+    if isinstance(given, str) and not os.path.isfile(given):
+        raise SettingError(
+            f"query must be the path of an image file, got {given!r}",
+            hint='check the path; pass Query("...") to send a text',
+        )
+    if isinstance(given, str | os.PathLike):
+        return Image.open(os.fspath(given))
     raise SettingError(
-        "answer_sync was called inside a running event loop", hint="await pipeline.answer(query)"
+        f"query must be a Query, an image or a path, got {type(given).__name__}",
+        hint='pass Query("..."), Image.open(path), Image.from_bytes(data) or a PIL image',
     )
+
+
+@contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Yield a function that advances the bar by one query."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console  # slow to import
+    from rich.progress import MofNCompleteColumn, Progress
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("Answering", total=total)
+        yield lambda: bar.advance(task)

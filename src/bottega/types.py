@@ -14,6 +14,7 @@ from bottega.errors import SettingError
 from bottega.image import Image
 
 Role = Literal["system", "user", "assistant"]
+IMAGE_QUESTION = "What is in the image above?"  # for an image without a question
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bottega.errors import EmptyKnowledgeBaseError
 from bottega.knowledge import KnowledgeBase
 from bottega.parsing import LabelParser
 from bottega.pipeline import Pipeline
@@ -66,7 +67,7 @@ def visual_rag(
     knowledge: KnowledgeBase,
     generator: Generator,
     *,
-    labels: Sequence[str],
+    labels: Sequence[str] | None = None,
     shots: int = 10,
     prompt: Prompter | None = None,
     order: DemonstrationOrder = "nearest-last",
@@ -75,13 +76,23 @@ def visual_rag(
     record: Recorder | None = None,
     price: Pricer | None = None,
 ) -> Pipeline:
-    """Visual RAG (Bonomo and Bianco): the `shots` labelled images nearest to the query's become
-    demonstrations. The paper's k is 5, 10, 50 or 100, without class balancing.
+    """Classify images with the `shots` nearest labelled images as demonstrations.
 
-    `prompt` defaults to the paper's appendix A, or to turns for a model that knows only them (the
-    bundled one). The paper leaves the order open: nearest last here. Another `retrieve` than the
-    search of `knowledge` finds examples by something else, such as their words.
+    Visual RAG (Bonomo and Bianco). The paper's k is 5, 10, 50 or 100, without class balancing. The
+    paper does not specify the order of demonstrations; the default is nearest last.
+
+    `labels` defaults to `knowledge.labels()`, read once, when this function is called: build the
+    pipeline again after adding examples of a new class. An empty `labels` allows any answer.
+    `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
+    such as the bundled one. `retrieve` defaults to the search of `knowledge`.
+
+    Raises `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base has none.
     """
+    if labels is None and not (labels := knowledge.labels()):
+        raise EmptyKnowledgeBaseError(
+            "the knowledge base has no labels: it is empty",
+            hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
+        )
     method = Classification(
         generator,
         labels,

@@ -1,0 +1,1 @@
+"""Shared mechanisms without domain knowledge. Each has one implementation."""

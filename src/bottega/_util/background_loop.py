@@ -1,0 +1,82 @@
+"""Event loop in a thread of its own, for synchronous callers."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from bottega.errors import SettingError
+
+T = TypeVar("T")
+
+
+class _Running(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    stopping: asyncio.Event
+    thread: threading.Thread
+
+
+class BackgroundLoop:
+    """Event loop that runs in a daemon thread from the first call until `close`.
+
+    Callers share one instance, because HTTP connections and the like belong to the loop that
+    opened them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine and return its result, in any thread but the loop's own.
+
+        Raise what the coroutine raises. An interrupt of the waiting thread (`KeyboardInterrupt`)
+        cancels the coroutine.
+        """
+        running = self._start()
+        if threading.current_thread() is running.thread:
+            work.close()
+            raise SettingError(
+                "a synchronous method was called inside its own event loop",
+                hint="await the asynchronous method there, such as pipeline.answer(query)",
+            )
+        future = asyncio.run_coroutine_threadsafe(work, running.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # no effect if the coroutine has ended
+            raise
+
+    def close(self) -> None:
+        """Cancel unfinished work, close the loop and join its thread."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None and running.thread.is_alive():
+            running.loop.call_soon_threadsafe(running.stopping.set)
+            running.thread.join()
+
+    def _start(self) -> _Running:
+        with self._lock:
+            # The thread is dead in a forked child, or after a coroutine raised SystemExit.
+            if self._running is None or not self._running.thread.is_alive():
+                started: Future[_Running] = Future()
+                threading.Thread(
+                    target=lambda: asyncio.run(_serve(started)), name="bottega-loop", daemon=True
+                ).start()
+                self._running = started.result()
+            return self._running
+
+
+async def _serve(started: Future[_Running]) -> None:
+    stopping = asyncio.Event()
+    started.set_result(_Running(asyncio.get_running_loop(), stopping, threading.current_thread()))
+    await stopping.wait()
+
+
+BACKGROUND_LOOP = BackgroundLoop()
+# A daemon thread that still runs native code at interpreter exit may crash the process.
+atexit.register(BACKGROUND_LOOP.close)
