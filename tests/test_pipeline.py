@@ -2,19 +2,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import BatchError, ImageError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import LabelParser
-from bottega.pipeline import Pipeline
+from bottega.pipeline import Pipeline, QueryInput
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.reranking import TopKReranker
 from bottega.routing import always
 from bottega.types import (
+    IMAGE_QUESTION,
     Answer,
     Candidate,
     Completion,
@@ -136,10 +140,130 @@ def test_the_sync_facade_answers_again_and_again() -> None:
     assert [pipeline.answer_sync(QUERY).text for _ in range(3)] == ["b", "b", "b"]
 
 
-async def test_the_sync_facade_inside_a_loop_says_what_to_do() -> None:
-    with pytest.raises(SettingError) as caught:
-        Steps().pipeline().answer_sync(QUERY)
-    assert "await" in caught.value.hint
+async def test_sync_methods_work_inside_a_running_loop() -> None:
+    steps = Steps()
+    pipeline = steps.pipeline()
+    assert pipeline.answer_sync(QUERY).text == "b"
+    assert [pipeline.trace_sync(QUERY)] == steps.traces[1:]
+    assert [answer.text for answer in pipeline.answer_batch_sync([QUERY, QUERY])] == ["b", "b"]
+
+
+def test_sync_methods_work_from_several_threads() -> None:
+    pipeline = echo_pipeline()
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda i: pipeline.answer_sync(Query(f"word{i}")), range(40)))
+    assert [answer.text for answer in answers] == [f"word{i}" for i in range(40)]
+
+
+def test_a_sync_method_inside_a_part_of_the_pipeline_is_an_error() -> None:
+    inner = Steps().pipeline()
+
+    async def route(query: Query, /) -> Tier:
+        inner.answer_sync(query)
+        return Tier("unreachable", inner_model)
+
+    inner_model = ScriptedGenerator(["a"])
+    with pytest.raises(SettingError, match="inside its own event loop"):
+        replace(inner, route=route).answer_sync(QUERY)
+
+
+def echo_pipeline(latency: float = 0.001) -> Pipeline:
+    model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=latency)
+    return Pipeline(
+        route=always(Tier("echo", model)), prompt=InterleavedPrompter(), parse=LabelParser()
+    )
+
+
+@pytest.mark.parametrize("form", ["path", "text", "image", "pil"])
+async def test_an_image_is_a_query_with_the_default_question(form: str, tmp_path: Path) -> None:
+    image = picture(500)
+    path = tmp_path / "photo.png"
+    path.write_bytes(image.data)
+    forms: dict[str, QueryInput] = {
+        "path": path,
+        "text": str(path),
+        "image": image,
+        "pil": image.decode(),
+    }
+    trace = await Steps().pipeline().trace(forms[form])
+    assert trace.query == Query(IMAGE_QUESTION, (image,), choices=("a", "b"))
+
+
+async def test_the_pipelines_question_is_used_for_an_image() -> None:
+    pipeline = replace(Steps().pipeline(), question="Which letter is it?")
+    assert (await pipeline.trace(picture(500))).query.text == "Which letter is it?"
+
+
+@pytest.mark.parametrize("text", ["Which pet?", "missing.jpg", "", "a\0b", "x" * 5000, "."])
+async def test_a_text_that_is_no_image_file_is_an_error(text: str) -> None:
+    with pytest.raises(SettingError, match="must be the path of an image file") as caught:
+        await Steps().pipeline().answer(text)
+    assert "Query(" in caught.value.hint
+
+
+@pytest.mark.parametrize("given", [b"bytes", None, 3, ["a"]])
+async def test_another_type_is_an_error(given: Any) -> None:
+    with pytest.raises(SettingError, match=f"got {type(given).__name__}"):
+        await Steps().pipeline().answer(given)
+
+
+async def test_a_batch_keeps_the_order_of_the_queries() -> None:
+    async def route(query: Query, /) -> Tier:
+        await asyncio.sleep(0.02 if query.text == "word0" else 0)
+        return await plain.route(query)
+
+    plain = echo_pipeline()
+    words = [f"word{i}" for i in range(20)]
+    answers = await replace(plain, route=route).answer_batch(Query(word) for word in words)
+    assert [answer.text for answer in answers] == words
+
+
+async def test_a_batch_answers_so_many_queries_at_a_time() -> None:
+    active = most = 0
+
+    async def route(query: Query, /) -> Tier:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0.001)
+        active -= 1
+        return await plain.route(query)
+
+    plain = echo_pipeline()
+    pipeline = replace(plain, route=route)
+    await pipeline.answer_batch([Query("a")] * 12, concurrency=3)
+    assert most == 3
+
+
+async def test_a_failed_query_of_a_batch_keeps_the_other_answers(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.png"
+    with pytest.raises(BatchError, match="1 of 3 queries failed, the first at index 1") as caught:
+        await echo_pipeline().answer_batch([Query("a"), missing, Query("c")], concurrency=1)
+    texts = [answer and answer.text for answer in caught.value.answers]
+    assert texts == ["a", None, "c"]
+    assert [type(error) for error in caught.value.errors.values()] == [ImageError]
+    assert caught.value.__cause__ is caught.value.errors[1]
+
+
+async def test_a_batch_of_no_queries_has_no_answers() -> None:
+    assert await echo_pipeline().answer_batch([], progress=True) == []
+
+
+async def test_a_batch_rejects_a_single_path_and_no_concurrency() -> None:
+    with pytest.raises(SettingError, match="queries must be a list"):
+        await echo_pipeline().answer_batch("photo.jpg")
+    with pytest.raises(SettingError, match="concurrency must be at least 1, got 0"):
+        await echo_pipeline().answer_batch([], concurrency=0)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_is_written_to_standard_error(
+    shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo_pipeline().answer_batch_sync([Query("a"), Query("b")], progress=shown)
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert ("2/2" in written.err) == shown
 
 
 async def test_many_queries_at_once_do_not_mix() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
-from bottega.recipes import cache_of_thought
+from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import PriceTable, TokenPrice
 from bottega.routing import always, coin, cold_start
 from bottega.types import Answer, Prompt, Query, Trace
@@ -216,3 +216,14 @@ async def test_answers_to_one_text_with_other_choices_both_stay(cache: Knowledge
     for query in (*both, *both):
         await pipeline.answer(query)
     assert [example.query.choices for example in cache] == [query.choices for query in both]
+
+
+async def test_visual_rag_takes_its_labels_from_the_knowledge_base(cache: KnowledgeBase) -> None:
+    with pytest.raises(EmptyKnowledgeBaseError, match="no labels") as caught:
+        visual_rag(cache, model("small"))
+    assert "bottega add" in caught.value.hint
+    cache.add([shown(1, "dog"), shown(2, "cat")])
+    pipeline = visual_rag(cache, model("small"))
+    assert sorted(pipeline.choices) == ["cat", "dog"]
+    assert (await pipeline.answer(shown(3).query.images[0])).labels == ("dog",)
+    assert visual_rag(cache, model("small"), labels=()).choices == ()

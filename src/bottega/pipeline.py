@@ -204,7 +204,7 @@ def _image(given: Image | PILImage | str | os.PathLike[str]) -> Image:
         return given
     if isinstance(given, PILImage):
         return Image.from_pillow(given)
-    if isinstance(given, str) and not os.path.isfile(given):
+    if isinstance(given, str) and not os.path.isfile(given):  # noqa: PTH113 - a Path raises for long texts
         raise SettingError(
             f"query must be the path of an image file, got {given!r}",
             hint='check the path; pass Query("...") to send a text',

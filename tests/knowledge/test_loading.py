@@ -11,12 +11,12 @@ from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError
 from bottega.knowledge.loaders import (
-    QUESTION,
     has_splits,
     load_digits,
     load_image_folder,
     load_manyicl,
 )
+from bottega.types import IMAGE_QUESTION
 from tests.builders import picture
 from tests.knowledge.doubles import Bad, damaged
 
@@ -42,7 +42,7 @@ def test_each_subfolder_is_a_class(tmp_path: Path) -> None:
         ("cat", "2.png"),
         ("dog", "1.PNG"),
     ]
-    assert {e.query.text for e in found} == {QUESTION}
+    assert {e.query.text for e in found} == {IMAGE_QUESTION}
     assert found[0].query.images[0].source == found[0].source
     assert found[0].labels is None
 

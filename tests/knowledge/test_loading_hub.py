@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import ImageError, LoadError, MissingDependencyError
-from bottega.knowledge.loaders import QUESTION, load_hugging_face
+from bottega.knowledge.loaders import load_hugging_face
 from bottega.knowledge.loaders.tables import Columns, Names
+from bottega.types import IMAGE_QUESTION
 from tests.builders import picture
 from tests.knowledge.doubles import Bad
 
@@ -41,7 +42,7 @@ def test_class_labels_become_their_names(tmp_path: Path) -> None:
     found = list(load_hugging_face(path))
     assert [e.answer for e in found] == ["dog", "cat"]
     assert [e.query.images for e in found] == [(picture(1),), (picture(2),)]
-    assert found[0].query.text == QUESTION
+    assert found[0].query.text == IMAGE_QUESTION
     assert found[1].source == f"{path}, train, row 1"
 
 

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from bottega.errors import LoadError
-from bottega.knowledge.loaders import QUESTION, load_jsonl
-from bottega.types import Example, Query
+from bottega.knowledge.loaders import load_jsonl
+from bottega.types import IMAGE_QUESTION, Example, Query
 from tests.builders import picture
 from tests.knowledge.doubles import Bad
 
@@ -66,7 +66,7 @@ def test_an_answer_may_be_a_label(
     tmp_path: Path, fields: dict[str, object], answer: str, labels: tuple[str, ...] | None
 ) -> None:
     (found,) = load_jsonl(written(tmp_path, fields))
-    assert (found.answer, found.labels, found.query.text) == (answer, labels, QUESTION)
+    assert (found.answer, found.labels, found.query.text) == (answer, labels, IMAGE_QUESTION)
 
 
 def test_an_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:

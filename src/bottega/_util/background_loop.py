@@ -16,7 +16,6 @@ T = TypeVar("T")
 
 class _Running(NamedTuple):
     loop: asyncio.AbstractEventLoop
-    stopping: asyncio.Event
     thread: threading.Thread
 
 
@@ -56,25 +55,33 @@ class BackgroundLoop:
         with self._lock:
             running, self._running = self._running, None
         if running is not None and running.thread.is_alive():
-            running.loop.call_soon_threadsafe(running.stopping.set)
+            running.loop.call_soon_threadsafe(running.loop.stop)
             running.thread.join()
 
     def _start(self) -> _Running:
         with self._lock:
-            # The thread is dead in a forked child, or after a coroutine raised SystemExit.
+            # A forked child has the object but not the thread.
             if self._running is None or not self._running.thread.is_alive():
                 started: Future[_Running] = Future()
                 threading.Thread(
-                    target=lambda: asyncio.run(_serve(started)), name="bottega-loop", daemon=True
+                    target=_serve, args=(started,), name="bottega-loop", daemon=True
                 ).start()
                 self._running = started.result()
             return self._running
 
 
-async def _serve(started: Future[_Running]) -> None:
-    stopping = asyncio.Event()
-    started.set_result(_Running(asyncio.get_running_loop(), stopping, threading.current_thread()))
-    await stopping.wait()
+def _serve(started: Future[_Running]) -> None:
+    with asyncio.Runner() as runner:
+        loop, ended = runner.get_loop(), False
+        started.set_result(_Running(loop, threading.current_thread()))
+        while not ended:
+            try:
+                loop.run_forever()
+                ended = True
+            except (KeyboardInterrupt, SystemExit):
+                # A task that raises one of these stops the loop. Go on: the task's caller gets
+                # the exception from its future, and other callers still wait.
+                pass
 
 
 BACKGROUND_LOOP = BackgroundLoop()

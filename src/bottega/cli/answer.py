@@ -34,7 +34,7 @@ from bottega.cli.parts import open_prices, open_prompt, open_recorder
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import first, is_item_error
 from bottega.image import Image
-from bottega.knowledge.loaders.folders import QUESTION, SUFFIXES
+from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.naming import BUNDLED, open_model
 from bottega.parsing import plain_text
 from bottega.pipeline import Pipeline
@@ -44,7 +44,7 @@ from bottega.recipes import visual_rag
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing import always
-from bottega.types import Query, Sampling, Trace
+from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16
 
@@ -175,7 +175,7 @@ async def _ask_all(
         async with limiter:
             try:
                 image = await asyncio.to_thread(Image.open, item.path)
-                item.trace = await pipeline.trace(Query(QUESTION, (image,)))
+                item.trace = await pipeline.trace(Query(IMAGE_QUESTION, (image,)))
             except BottegaError as error:
                 if not is_item_error(error):
                     raise

@@ -10,7 +10,7 @@ import typer
 from bottega.evaluation.benchmarks.loading import PUBLISHED
 from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
 from bottega.evaluation.methods import LABEL_METHODS, METHODS, SAMPLES
-from bottega.knowledge.loaders.folders import QUESTION
+from bottega.types import IMAGE_QUESTION
 
 UNREAD = "none"
 LABEL_TOKENS, ANSWER_TOKENS = 64, 512
@@ -29,7 +29,7 @@ ImageQuestion = Annotated[
     str | None,
     typer.Option(
         help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
-        show_default=QUESTION,
+        show_default=IMAGE_QUESTION,
     ),
 ]
 MethodNames = Annotated[

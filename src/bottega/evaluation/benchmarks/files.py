@@ -14,10 +14,9 @@ from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import has_splits, load_digits, load_image_folder, load_jsonl, load_manyicl
-from bottega.knowledge.loaders.folders import QUESTION
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
-from bottega.types import Example
+from bottega.types import IMAGE_QUESTION, Example
 
 ASKED = 500
 # In scikit-learn's order. A model that was trained on the first half never saw the second.
@@ -61,7 +60,7 @@ def manyicl(source: Source) -> Benchmark:
 def _folder_and_question(place: str) -> tuple[str, str]:
     """Split `DIR,question=TEXT`. The question comes last, so it may contain commas or be empty."""
     folder, given, question = place.partition(",question=")
-    return folder, question if given else QUESTION
+    return folder, question if given else IMAGE_QUESTION
 
 
 def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:

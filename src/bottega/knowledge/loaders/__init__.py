@@ -2,7 +2,6 @@
 without one stops there by raising it."""
 
 from bottega.knowledge.loaders.folders import (
-    QUESTION,
     has_splits,
     load_digits,
     load_image_folder,
@@ -12,7 +11,6 @@ from bottega.knowledge.loaders.jsonl import load_jsonl, load_passage_lines, read
 from bottega.knowledge.loaders.tables import load_hugging_face
 
 __all__ = [
-    "QUESTION",
     "has_splits",
     "load_digits",
     "load_hugging_face",

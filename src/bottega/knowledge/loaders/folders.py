@@ -14,10 +14,10 @@ from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.types import Example, Query
 
 # The question of the Visual RAG paper (appendix A).
-QUESTION = "What is in the image above?"
+from bottega.types import IMAGE_QUESTION, Example, Query
+
 NO_LABEL = "none"
 
 
@@ -99,7 +99,7 @@ LAYOUT = "expected is FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/do
 def load_image_folder(
     folder: str | Path,
     *,
-    question: str = QUESTION,
+    question: str = IMAGE_QUESTION,
     split: str | None = None,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
@@ -200,7 +200,7 @@ def load_manyicl(
     folder: str | Path,
     split: str = "demo",
     *,
-    question: str = QUESTION,
+    question: str = IMAGE_QUESTION,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """The rows of FOLDER/demo.csv or FOLDER/test.csv, in their order.

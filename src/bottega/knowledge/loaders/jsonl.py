@@ -10,8 +10,8 @@ import orjson
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import QUESTION, join_labels, label_text, open_within
-from bottega.types import Example, Query
+from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
+from bottega.types import IMAGE_QUESTION, Example, Query
 
 FIELDS = (
     '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
@@ -25,7 +25,7 @@ Row = Mapping[str, object]
 
 
 def load_jsonl(
-    path: str | Path, *, question: str = QUESTION, on_error: OnRowError | None = None
+    path: str | Path, *, question: str = IMAGE_QUESTION, on_error: OnRowError | None = None
 ) -> Iterator[Example]:
     """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
     `question`, `choices`, `rationale` and `tags` (an object). Other fields are ignored.
@@ -73,7 +73,7 @@ def read_jsonl(
     name: str,
     *,
     folder: Path | None = None,
-    question: str = QUESTION,
+    question: str = IMAGE_QUESTION,
     whole_replies: bool = False,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:

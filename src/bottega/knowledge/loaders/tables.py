@@ -18,8 +18,8 @@ from bottega.errors import (
     error_handler,
 )
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import QUESTION, join_labels, label_text, open_within
-from bottega.types import Example, Query
+from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
+from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:
     import datasets
@@ -191,7 +191,7 @@ def load_hugging_face(
     label_column: str | None = None,
     question_column: str | None = None,
     answer_column: str | None = None,
-    question: str = QUESTION,
+    question: str = IMAGE_QUESTION,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
     """A hub id, a folder with parquet files, or one parquet file. Rows are streamed.
