@@ -64,7 +64,7 @@ def pipeline_overhead() -> float:
         with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as knowledge:
             knowledge.add(Example(Query(f"what is {n}"), str(n)) for n in range(EXAMPLES))
             with LateInteractionIndex(knowledge, Prepared(embed)) as index:
-                index.follow()
+                index.refresh()
                 return against_raw(embed, index, raw_index(knowledge))
 
 

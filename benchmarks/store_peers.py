@@ -57,7 +57,7 @@ def bottega_store(folder: Path, vectors: Vectors) -> Store:
     kb = KnowledgeBase.open(folder / "peer.db", given, hnsw_above=len(vectors) // 2)
     kb.add(examples(len(vectors)), batch_size=1000)
     kb.nearest(vectors[:1], 1)
-    kb.settle()
+    kb.wait_for_indexes()
     number = itertools.count(len(vectors))
 
     def search(vector: Vectors, k: int, one_in: int | None) -> list[int]:

@@ -128,7 +128,7 @@ def filled(path: Path, vectors: Vectors, hnsw_above: int) -> Iterator[KnowledgeB
     with KnowledgeBase.open(path, Given(vectors), hnsw_above=hnsw_above) as kb:
         kb.add(examples(len(vectors)), batch_size=1000)
         kb.nearest(vectors[:1], 1)
-        kb.settle()
+        kb.wait_for_indexes()
         yield kb
 
 

@@ -24,7 +24,7 @@ def file(pets: Path, tmp_path: Path) -> Path:
     """Three views: by image, by answer, and by an embedder that no option names."""
     views = {
         "image": View(PixelEmbedder()),
-        "answer": View(TokenEmbedder.bundled(), reads=its_answer),
+        "answer": View(TokenEmbedder.bundled(), to_query=its_answer),
         "odd": View(SeededEmbedder("odd-1")),
     }
     with KnowledgeBase.open(tmp_path / "k.db", views) as knowledge:
@@ -138,7 +138,7 @@ def test_a_view_that_python_took_over_is_no_longer_the_command_lines(run: Run, p
     run("add", "k.db", pets, "--embed", "pixels")
     run("reindex", "k.db", "--embed", "pixels", "--by", "text")
     with KnowledgeBase.open("k.db", None) as knowledge:
-        knowledge.reindex("text", View(TokenEmbedder.bundled(), reads=its_answer))
+        knowledge.reindex("text", View(TokenEmbedder.bundled(), to_query=its_answer))
     assert "made them: text" in run("add", "k.db", pets).err
 
 
@@ -162,7 +162,7 @@ def test_a_note_that_is_no_text_is_damage(run: Run, pets: Path) -> None:
 
 
 def test_a_default_view_that_reads_what_python_knows_is_left_to_it(run: Run, pets: Path) -> None:
-    view = View(TokenEmbedder.bundled(), reads=its_answer)
+    view = View(TokenEmbedder.bundled(), to_query=its_answer)
     with KnowledgeBase.open("k.db", {"default": view}) as knowledge:
         knowledge.add(load_image_folder(pets))
     for command in (

@@ -50,5 +50,5 @@ class IndexedRows:
 
 def settled(follower: IndexFollower) -> FaissIndex:
     follower.current()
-    follower.settle()
+    follower.wait_for_indexes()
     return follower.current()

@@ -64,7 +64,7 @@ def test_what_another_handle_has_read_is_not_out_of_date(kb: KnowledgeBase, path
     query, red = Query("a"), Eq("tags.hue", "red")
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=1) as other:
         (found,) = other.search(query, 1, include_self=True, where=red)
-        other.settle()
+        other.wait_for_indexes()
         assert other.search(query, 1, include_self=True, where=Eq("tags.hue", "blue")) == []
         kb.annotate(str(found.example.id), rationale="since", tags={"hue": "blue"})
         assert other.search(query, 1, include_self=True, where=red) == []

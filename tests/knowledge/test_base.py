@@ -102,7 +102,7 @@ def test_what_was_added_is_there_after_reopening(tmp_path: Path) -> None:
         assert kb.search(Query("x"), 3) == found
     assert before.path == str(path)
     assert (before.examples, before.images, before.labels) == (3, 3, 3)
-    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 7)
+    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 8)
     assert before.bytes == path.stat().st_size
 
 

@@ -91,7 +91,7 @@ def test_nothing_is_lost(old: Path) -> None:
 def test_searches_find_every_row(old: Path) -> None:
     for exact_up_to in (3, 100):
         with opened(old, hnsw_above=exact_up_to) as kb:
-            kb.settle()
+            kb.wait_for_indexes()
             for example in kb:
                 (best,) = kb.search(example.query, 1, include_self=True, within=[str(example.id)])
                 assert best.example == example

@@ -27,7 +27,7 @@ from tests.knowledge.doubles import SeededEmbedder, asked
 kb = KnowledgeBase.open(sys.argv[1], SeededEmbedder(), hnsw_above=5)
 kb.add([asked(f"q{i}") for i in range(20)])
 kb.nearest(kb.vectors(kb.ids()[:1]), 1)
-kb.settle()
+kb.wait_for_indexes()
 """
 
 
@@ -45,7 +45,7 @@ def test_a_large_index_is_saved_on_closing(path: Path) -> None:
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
-        kb.settle()
+        kb.wait_for_indexes()
         kb.search(Query("x"), 1)
         built = file.read_bytes()
         kb.add([asked(f"later {i}") for i in range(3)])
@@ -76,7 +76,7 @@ def test_index_files_lie_beside_the_database_wherever_one_goes(
         kb.add([asked(f"q{i}") for i in range(20)])
         monkeypatch.chdir(tmp_path / "elsewhere")
         kb.search(Query("x"), 1)
-        kb.settle()
+        kb.wait_for_indexes()
     assert (tmp_path / "kb.db.default.index").exists()
     assert not any((tmp_path / "elsewhere").iterdir())
 
@@ -85,7 +85,7 @@ def test_an_index_file_of_vectors_that_were_made_anew_is_only_old(path: Path) ->
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
-        kb.settle()
+        kb.wait_for_indexes()
     with KnowledgeBase.open(path, None) as kb:
         kb.reindex("default", SeededEmbedder("new"))
         found = kb.verify()

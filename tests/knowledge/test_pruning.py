@@ -86,10 +86,10 @@ def test_a_handle_that_is_far_behind_begins_anew(path: Path, hnsw_above: int) ->
     with opened(path, hnsw_above) as one, opened(path, hnsw_above) as two:
         churn(one, 0, 20)
         assert len(texts(two)) == 20
-        two.settle()
+        two.wait_for_indexes()
         churn(one, 20, 200)
         assert texts(two) == {str(number) for number in range(180, 200)}
-        two.settle()
+        two.wait_for_indexes()
         churn(one, 200, 203)
         assert texts(two) == {str(number) for number in range(183, 203)}
 
@@ -98,13 +98,13 @@ def test_an_index_file_that_is_far_behind_is_left_out(path: Path) -> None:
     with opened(path, hnsw_above=5) as kb:
         churn(kb, 0, 20)
         texts(kb)
-        kb.settle()
+        kb.wait_for_indexes()
     with opened(path) as kb:
         churn(kb, 20, 200)
         assert kb.verify().problems == ()
     with opened(path, hnsw_above=5) as kb:
         assert texts(kb) == {str(number) for number in range(180, 200)}
-        kb.settle()
+        kb.wait_for_indexes()
         assert kb.verify().problems == ()
 
 
@@ -112,7 +112,7 @@ def test_an_index_file_outlives_the_loss_of_older_changes(path: Path) -> None:
     with opened(path, hnsw_above=5) as kb:
         churn(kb, 0, 35)
         texts(kb)
-        kb.settle()
+        kb.wait_for_indexes()
     with opened(path) as kb:
         for number in range(35, 60):
             churn(kb, number, number + 1)

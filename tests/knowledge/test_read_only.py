@@ -31,7 +31,7 @@ except StoreError as error:
     sys.exit(f"{error}; {error.hint}")
 for _ in sys.stdin:
     print(len(kb.search(Query("x"), 99)), flush=True)
-    kb.settle()
+    kb.wait_for_indexes()
 kb.close()
 """
 
@@ -107,5 +107,5 @@ def test_a_file_of_an_older_format_says_that_it_must_be_brought_to_this_one(
     kb.close()
     found, told = read(path)
     assert found == []
-    assert "format 5, must be brought to 7" in told
+    assert "format 5, must be brought to 8" in told
     assert "open it, or a copy, once" in told

@@ -150,4 +150,4 @@ def test_the_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
         pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_IDS}", ("a", "[]")).fetchall()
     assert "examples_by_question" in plan[0][-1]
     assert "examples_by_question" in pins[0][-1]
-    assert KNOWLEDGE_BASE.version == 7
+    assert KNOWLEDGE_BASE.version == 8

@@ -115,7 +115,7 @@ def test_uses_recorded_late_do_not_make_an_example_look_older(path: str) -> None
     (id,) = put(rows, asked("a"))
     for last in (100.0, 300.0, 200.0):
         rows.add_uses({id: UsageRecord(2, last, 0.5)})
-    found = rows.read("SELECT count, last, saved_usd FROM uses")
+    found = rows.read("SELECT count, last_used, saved_usd FROM uses")
     assert [tuple(row) for row in found] == [(6, 300.0, 1.5)]
     rows.close()
 

@@ -84,7 +84,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_again(
     # As many rows, in another order, as after a graph was built anew.
     turned = faiss.IndexHNSWFlat(WIDTH, 8)
     turned.add(old.index.reconstruct_n(0, 300)[::-1])
-    save(newer, IndexSnapshot(old.head, turned, old.keys[::-1]))
+    save(newer, IndexSnapshot(old.header, turned, old.keys[::-1]))
     read = faiss.read_index
 
     def late(name: str) -> faiss.Index:
@@ -115,7 +115,7 @@ def test_a_history_with_the_same_last_change_is_another_one(tmp_path: Path) -> N
         with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
             kb.add([asked(text) for text in texts])
             kb.search(Query("q1"), 1)
-            kb.settle()
+            kb.wait_for_indexes()
 
     put(*[f"q{i}" for i in range(200)])
     shutil.copy(path, copy)

@@ -123,7 +123,7 @@ class TwoHandles(RuleBasedStateMachine):
 
     @rule(handle=HANDLES)
     def reopen(self, handle: int) -> None:
-        self.handles[handle].settle()
+        self.handles[handle].wait_for_indexes()
         self.handles[handle].close()
         self.handles[handle] = self.opened()
 

@@ -92,7 +92,7 @@ def test_verify_looks_at_index_files(path: Path, spoil: Callable[[Path], None]) 
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=5) as kb:
         kb.add([asked(f"q{i}") for i in range(20)])
         kb.search(Query("x"), 1)
-        kb.settle()
+        kb.wait_for_indexes()
         assert kb.verify().snapshots == 1
         spoil(path.with_name("kb.db.default.index"))
         assert not kb.verify().sound
@@ -172,7 +172,7 @@ def test_a_changed_vector_is_found_without_embedding(
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
         kb.add([shown(1), asked("two"), asked("three")])
         kb.search(Query("x"), 1)
-        kb.settle()
+        kb.wait_for_indexes()
         with kb._rows.transaction() as connection:
             connection.execute(statement)
         whole = kb.ids()[1]

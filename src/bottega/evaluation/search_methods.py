@@ -184,7 +184,7 @@ def _by_tokens(
 ) -> Retriever:
     """Late interaction, exact."""
     late = index(knowledge)  # one for all methods of the run
-    late.follow()
+    late.refresh()
     return nearest(data, knowledge, partial(late.search, exact=True))
 
 
@@ -248,9 +248,11 @@ def _in_parts(
 
 
 def _vectors(
-    part: Part, embed: Embedder, reads: Callable[[Example], Query] = lambda example: example.query
+    part: Part,
+    embed: Embedder,
+    to_query: Callable[[Example], Query] = lambda example: example.query,
 ) -> Callable[[Sequence[str]], Vectors]:
-    return lambda ids: embed.embed([reads(example) for example in part.get_many(ids)])
+    return lambda ids: embed.embed([to_query(example) for example in part.get_many(ids)])
 
 
 def _said(example: Example) -> Query:

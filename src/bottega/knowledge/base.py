@@ -66,7 +66,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         super().__init__(rows, path, metric, Views(embed), hnsw_above)
         self._capacity = capacity
         self._uses = UsageBuffer(rows)
-        self._views.over(rows.views())
+        self._views.resolve(rows.views())
 
     @classmethod
     def open(
@@ -141,7 +141,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         self._check_embeds()
         if batch_size < 1:
             raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
-        views = self._views.over(self._rows.views())
+        views = self._views.resolve(self._rows.views())
         pending = iter(examples)
         total = AddResult()
         while taken := list(islice(pending, batch_size)):
@@ -168,7 +168,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
-        views = self._views.over(self._rows.views())
+        views = self._views.resolve(self._rows.views())
         return replace_batch(examples, self._rows, views, error_handler(on_error), self._capacity)
 
     def annotate(
@@ -259,8 +259,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         """
         view = view if isinstance(view, View) else View(view)
         done = reindex(self._rows, name, view, batch_size=batch_size, progress=progress)
-        self._views.replaced(name, view, self._rows.views())
-        self._searcher.forget()
+        self._views.replace(name, view, self._rows.views())
+        self._searcher.close_indexes()
         return done
 
     def verify(self, *, deep: bool = False, repair: bool = False) -> VerificationReport:
@@ -268,8 +268,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
         vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
         handle's embedders)."""
-        self._searcher.forget()  # its files, too, are looked at
-        views = self._views.over(self._rows.views()) if self._views else {}
+        self._searcher.close_indexes()  # its files, too, are looked at
+        views = self._views.resolve(self._rows.views()) if self._views else {}
         return verify(self._rows, views, deep=deep, repair=repair)
 
     def is_made_by(self, name: str, view: View) -> bool:
@@ -313,7 +313,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             try:
                 self._uses.flush()
             finally:
-                self._searcher.forget()
+                self._searcher.close_indexes()
 
 
 def _check_namespace(namespace: str) -> None:

@@ -1,7 +1,7 @@
 """Eviction policies of a full knowledge base.
 
-Each policy is an ORDER BY expression over the columns of `examples` and of `uses` (count, last,
-saved_usd; NULL for unused examples). The first rows in that order are evicted.
+Each policy is an ORDER BY expression over the columns of `examples` and of `uses` (count,
+last_used, saved_usd; NULL for unused examples). The first rows in that order are evicted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LeastRecentlyUsedEviction:
     protect = 0
 
     def order(self) -> str:
-        return "max(coalesce(uses.last, 0), examples.created)"
+        return "max(coalesce(uses.last_used, 0), examples.created)"
 
 
 class LeastFrequentlyUsedEviction:
@@ -56,7 +56,7 @@ class LeastFrequentlyUsedEviction:
         self.protect = _check_protect(protect)
 
     def order(self) -> str:
-        return "coalesce(uses.count, 0), max(coalesce(uses.last, 0), examples.created)"
+        return "coalesce(uses.count, 0), max(coalesce(uses.last_used, 0), examples.created)"
 
 
 class LeastSavingsEviction:

@@ -40,7 +40,7 @@ MAGIC = b"BttgHNSW"
 BLOCK = 1 << 16
 # Odd, so that no bit is lost, and each another, so that no two words can change places.
 WEIGHTS = np.arange(1, BLOCK // 4, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-FOOT = struct.Struct("<QI8s")  # length of the head, checksum of all before the foot, magic
+FOOT = struct.Struct("<QI8s")  # length of the header, checksum of all before the foot, magic
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SnapshotHeader:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
-    head: SnapshotHeader
+    header: SnapshotHeader
     index: faiss.Index
     keys: Keys
 
@@ -81,14 +81,14 @@ def save(path: Path, found: IndexSnapshot) -> bool:
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         faiss.write_index(found.index, str(part))
-        head = orjson.dumps(asdict(found.head))
+        header = orjson.dumps(asdict(found.header))
         with part.open("r+b") as file:
             file.seek(0, os.SEEK_END)
-            file.write(found.keys.astype("<i8").tobytes() + head)
+            file.write(found.keys.astype("<i8").tobytes() + header)
             file.flush()
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as written:
                 checksum = checksum_of(written)
-            file.write(FOOT.pack(len(head), checksum, MAGIC))
+            file.write(FOOT.pack(len(header), checksum, MAGIC))
         part.replace(path)
     except (OSError, RuntimeError) as error:  # faiss raises RuntimeError where it cannot write
         log.warning("%s was not written, the next start will take longer: %s", path, error)
@@ -115,14 +115,14 @@ def load(path: Path) -> IndexSnapshot | None:
             raise ValueError("it is not a regular file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             end = len(data) - FOOT.size
-            head_size, checksum, magic = FOOT.unpack_from(data, max(end, 0))
+            header_size, checksum, magic = FOOT.unpack_from(data, max(end, 0))
             with memoryview(data) as whole, whole[:end] as body:
                 if magic != MAGIC or checksum_of(body) != checksum:
                     raise ValueError("its checksum is wrong")
-            head = SnapshotHeader(**orjson.loads(data[end - head_size : end]))
+            header = SnapshotHeader(**orjson.loads(data[end - header_size : end]))
             index = faiss.read_index(str(path))
-            start = end - head_size - 8 * index.ntotal
-            keys = np.frombuffer(data[start : end - head_size], "<i8").astype(np.int64)
+            start = end - header_size - 8 * index.ntotal
+            keys = np.frombuffer(data[start : end - header_size], "<i8").astype(np.int64)
             # faiss opens the path by itself, where another process may have put a newer file.
             replaced = not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def load(path: Path) -> IndexSnapshot | None:
     except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
         log.warning("%s is left out and will be made again: %s", path, error)
         return None
-    return load(path) if replaced else IndexSnapshot(head, index, keys)
+    return load(path) if replaced else IndexSnapshot(header, index, keys)
 
 
 PAGE = 256
@@ -180,24 +180,24 @@ def _fits(rows: SqliteRows, path: Path) -> bool:
 
 
 def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
-    head = found.head
+    header = found.header
     # In one moment, or another process's pruning in between would look like damage.
     with rows.snapshot():
-        mark = rows.mark(head.seq)
-        if mark is None and head.seq <= rows.read(HORIZON)[0][0]:  # not wrong, only too old
+        mark = rows.mark(header.seq)
+        if mark is None and header.seq <= rows.read(HORIZON)[0][0]:  # not wrong, only too old
             return True
-    if mark is None or mark != head.mark:
+    if mark is None or mark != header.mark:
         return False
-    stored = {view.number: view for view in rows.views().values()}.get(head.view)
+    stored = {view.number: view for view in rows.views().values()}.get(header.view)
     if stored is None:  # its view was made anew, which gives it another number
         return True
-    if stored.fingerprint != head.fingerprint:
+    if stored.fingerprint != header.fingerprint:
         return False
-    metric: Metric = "l2" if head.metric == "l2" else "cosine"
+    metric: Metric = "l2" if header.metric == "l2" else "cosine"
     slots = np.flatnonzero(found.keys != MISSING)
     for start in range(0, len(slots), PAGE):
         chosen = slots[start : start + PAGE]
-        vectors = rows.vectors(found.keys[chosen].tolist(), head.view)
+        vectors = rows.vectors(found.keys[chosen].tolist(), header.view)
         for slot in chosen.tolist():
             row = vectors.get(int(found.keys[slot]))  # None: deleted since
             indexed = cast(Vectors, found.index.reconstruct(slot))

@@ -99,7 +99,7 @@ class IndexFollower:
     def is_building(self) -> bool:
         return self._worker is not None and self._worker.is_alive()
 
-    def settle(self) -> None:
+    def wait_for_indexes(self) -> None:
         """Waits until nothing is being built."""
         self._caller_waiting.set()
         while self.is_building:
@@ -131,7 +131,7 @@ class IndexFollower:
 
     def _load_saved(self) -> FaissIndex | None:
         found = load(self._path) if self._path else None
-        if found is None or not self._fits(found.head):
+        if found is None or not self._fits(found.header):
             return None
         index = self._restored(found)
         # In one moment, or another process's commit in between would look like damage.
@@ -144,12 +144,12 @@ class IndexFollower:
         if not whole:
             log.warning("%s does not match its rows and will be made again", self._path)
             return None
-        self._saved_at = found.head.seq
+        self._saved_at = found.header.seq
         return index
 
     def _restored(self, found: IndexSnapshot) -> FaissIndex:
         if isinstance(found.index, faiss.IndexFlat):
-            return FlatIndex.restore(found.index, found.keys, self._metric, found.head.seq)
+            return FlatIndex.restore(found.index, found.keys, self._metric, found.header.seq)
         return self._graph_of(found)
 
     def _graph_of(self, found: IndexSnapshot) -> HnswIndex:
@@ -158,13 +158,13 @@ class IndexFollower:
             found.keys,
             self._metric,
             exact_up_to=self._hnsw_above,
-            watermark=found.head.seq,
+            watermark=found.header.seq,
         )
 
-    def _fits(self, head: SnapshotHeader) -> bool:
-        return head.mark is not None and head == self._head(head.seq)
+    def _fits(self, header: SnapshotHeader) -> bool:
+        return header.mark is not None and header == self._header(header.seq)
 
-    def _head(self, seq: int) -> SnapshotHeader:
+    def _header(self, seq: int) -> SnapshotHeader:
         view, space = self._view, self._rows.namespace
         made_by = (view.number, view.fingerprint, view.dimension, self._metric)
         return SnapshotHeader(*made_by, space, seq, self._rows.mark(seq))
@@ -263,7 +263,7 @@ class IndexFollower:
     def _load_unfinished(self) -> HnswIndex | None:
         """Return the partial graph that an earlier process has saved, if it still fits."""
         found = load(unfinished_path(self._path)) if self._path else None
-        if found is None or not self._fits(found.head):
+        if found is None or not self._fits(found.header):
             return None
         return self._graph_of(found)
 
@@ -280,7 +280,7 @@ class IndexFollower:
         if self._path is None:
             return
         copy, keys, seq = index.copy()
-        found = IndexSnapshot(self._head(seq), copy, keys)
+        found = IndexSnapshot(self._header(seq), copy, keys)
         if unfinished:
             save(unfinished_path(self._path), found)
         else:

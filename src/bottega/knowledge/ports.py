@@ -57,7 +57,7 @@ class UsageRecord:
     """Number of times an example was shown, the last time (unix seconds), and US dollars saved."""
 
     count: int
-    last: float
+    last_used: float
     saved_usd: float
 
 
@@ -202,30 +202,3 @@ class RowStore(Protocol):
     def footprint(self) -> Footprint: ...
 
     def close(self) -> None: ...
-
-
-class VectorIndex(Protocol):
-    """Nearest neighbours among the rows whose changes it was told. Safe for several threads."""
-
-    @property
-    def watermark(self) -> int:
-        """The last change that is in the index."""
-        ...
-
-    def apply(self, changes: Sequence[Change]) -> None: ...
-
-    def search(
-        self,
-        vectors: Vectors,
-        k: int,
-        *,
-        allowed: Collection[int] | None = None,
-        excluded: Sequence[Collection[int]] | None = None,
-    ) -> list[list[SearchHit]]:
-        """The `k` best hits of each vector, best first; fewer only if there are fewer.
-
-        `allowed` restricts every vector to these keys, `excluded` bars keys vector by vector.
-        """
-        ...
-
-    def __len__(self) -> int: ...

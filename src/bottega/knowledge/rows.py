@@ -35,7 +35,7 @@ SELECT_EXAMPLES = (
 SELECT_IMAGES = (
     "SELECT shown.key, data, media_type, sha256, width, height, source"
     " FROM json_each(?) AS chosen CROSS JOIN example_images AS shown ON shown.key = chosen.value"
-    " CROSS JOIN images USING (sha256) ORDER BY shown.key, place"
+    " CROSS JOIN images USING (sha256) ORDER BY shown.key, position"
 )
 
 
@@ -230,7 +230,7 @@ class SqliteRows(ChangeLog):
 
     def metadata_by_id(self, keys: Collection[int]) -> dict[int, RowMetadata]:
         found = self.read(
-            "SELECT examples.key, created, coalesce(count, 0), last, coalesce(saved_usd, 0),"
+            "SELECT examples.key, created, coalesce(count, 0), last_used, coalesce(saved_usd, 0),"
             " coalesce(pinned, 0) FROM json_each(?) AS chosen CROSS JOIN examples"
             " ON examples.key = chosen.value LEFT JOIN uses ON uses.key = examples.key",
             json_array(keys),

@@ -227,5 +227,10 @@ KNOWLEDGE_BASE = FileKind(
         """
         ALTER TABLE vectors ADD COLUMN checksum INTEGER;
         """,
+        # Plainer column names.
+        """
+        ALTER TABLE example_images RENAME COLUMN place TO position;
+        ALTER TABLE uses RENAME COLUMN last TO last_used;
+        """,
     ),
 )

@@ -49,7 +49,7 @@ class Searcher:
     def view(self, by: str | None) -> tuple[StoredView, View]:
         """The stored view of that name and how to embed for it; the first one by default."""
         stored = self._rows.views()
-        given = self._views.over(stored)
+        given = self._views.resolve(stored)
         name = next(iter(given)) if by is None else by
         if name not in given:
             raise SettingError(
@@ -59,7 +59,7 @@ class Searcher:
             raise _empty_error(self._rows)
         return stored[name], given[name]
 
-    def follow(self, by: str | None) -> FaissIndex:
+    def current_index(self, by: str | None) -> FaissIndex:
         """The index with every change that any process has committed."""
         while True:
             follower = self._follower(by)
@@ -85,7 +85,7 @@ class Searcher:
     ) -> list[list[Candidate]]:
         rebuilt = False
         while True:
-            index = self.follow(by)
+            index = self.current_index(by)
             own = None
             if excluded_for is not None:
                 own = [self._rows.excluded_keys(query, exclude) for query in excluded_for]
@@ -114,7 +114,7 @@ class Searcher:
         rows = [found[keys[id]] for id in ids]
         return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
-    def forget(self) -> None:
+    def close_indexes(self) -> None:
         """Closes every index; the next search begins anew."""
         with self._lock:
             for follower in self._followers.values():
@@ -122,12 +122,12 @@ class Searcher:
             self._followers.clear()
             self._recent.clear()
 
-    def settle(self) -> None:
+    def wait_for_indexes(self) -> None:
         """Waits for indexes that are being built."""
         with self._lock:
             followers = list(self._followers.values())
         for follower in followers:
-            follower.settle()
+            follower.wait_for_indexes()
 
     def _follower(self, by: str | None) -> IndexFollower:
         with self._lock:
@@ -254,7 +254,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         """As `search`, with all queries embedded and compared at once."""
         _check_k(k)
         self._check_embeds()
-        self._searcher.follow(by)  # before the embedder works for nothing
+        self._searcher.current_index(by)  # before the embedder works for nothing
         if not queries:
             return []
         vectors = embed_checked(self._searcher.view(by)[1].embed, queries, "queries")
@@ -295,9 +295,9 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         self._check_embeds()
         return self._searcher.vectors(ids, by)
 
-    def settle(self) -> None:
+    def wait_for_indexes(self) -> None:
         """Waits for indexes that are being built in the background."""
-        self._searcher.settle()
+        self._searcher.wait_for_indexes()
 
     def _check_embeds(self) -> None:
         if not self._views:

@@ -167,6 +167,8 @@ def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
 
 
 def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
+    if "standing" in row:  # an export from before format 8
+        row["metadata"] = row.pop("standing")
     fields = _ExportedFields(**{name: row[name] for name in _ExportedFields.__dataclass_fields__})
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
         raise TypeError("question and answer should be texts")

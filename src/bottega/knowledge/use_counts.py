@@ -64,9 +64,9 @@ class UsageBuffer:
     def _put_back(self, uses: dict[str, UsageRecord]) -> None:
         with self._lock:
             for id, use in uses.items():
-                later = self._uses.get(id, UsageRecord(0, use.last, 0.0))
+                later = self._uses.get(id, UsageRecord(0, use.last_used, 0.0))
                 self._uses[id] = UsageRecord(
-                    use.count + later.count, later.last, use.saved_usd + later.saved_usd
+                    use.count + later.count, later.last_used, use.saved_usd + later.saved_usd
                 )
 
 

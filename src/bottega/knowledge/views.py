@@ -23,17 +23,17 @@ SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class View:
-    """`reads` says what of an example is embedded; by default its query, as it will be asked."""
+    """`to_query` says what of an example is embedded; by default its query, as it will be asked."""
 
     embed: Embedder
-    reads: Callable[[Example], Query] | None = None
+    to_query: Callable[[Example], Query] | None = None
 
     def vectors(self, examples: Sequence[Example]) -> Vectors:
         """One finite row for each example, or `EmbeddingError`."""
         if not examples:
             return np.empty((0, self.embed.dimension), np.float32)
-        reads = self.reads or (lambda example: example.query)
-        return embed_checked(self.embed, [reads(example) for example in examples], "examples")
+        to_query = self.to_query or (lambda example: example.query)
+        return embed_checked(self.embed, [to_query(example) for example in examples], "examples")
 
 
 class Views:
@@ -55,7 +55,7 @@ class Views:
     def __bool__(self) -> bool:
         return self._bare is not None or bool(self._named)
 
-    def over(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
+    def resolve(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
         """By name, the default one first; raises if the file's vectors are not of these."""
         named = self._named
         if self._bare is not None:
@@ -64,7 +64,7 @@ class Views:
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
 
-    def replaced(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
+    def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """From now on the handle embeds so. What it did not have it still has not."""
         if self._bare is not None:
             # A bare embedder stands for one view, and another one may have joined it.

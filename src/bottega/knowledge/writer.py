@@ -90,14 +90,14 @@ def insert(
     if not cursor.rowcount:
         return None
     key = int(cursor.lastrowid or 0)
-    for place, image in enumerate(example.query.images):
+    for position, image in enumerate(example.query.images):
         connection.execute(
             "INSERT OR IGNORE INTO images VALUES (?, ?, ?, ?, ?)",
             (image.sha256, image.media_type, image.width, image.height, image.data),
         )
         connection.execute(
             "INSERT INTO example_images VALUES (?, ?, ?, ?)",
-            (key, place, image.sha256, image.source),
+            (key, position, image.sha256, image.source),
         )
     connection.executemany(
         "INSERT INTO vectors (key, view, vector, checksum) VALUES (?, ?, ?, ?)",
@@ -143,7 +143,7 @@ def set_metadata(connection: sqlite3.Connection, key: int, metadata: RowMetadata
     """Age, pin and counters of an example that was just inserted."""
     connection.execute("UPDATE examples SET created = ? WHERE key = ?", (metadata.created, key))
     connection.execute(
-        "INSERT INTO uses (key, count, last, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO uses (key, count, last_used, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
         (key, metadata.uses, metadata.last_used, metadata.saved_usd, metadata.pinned),
     )
 
@@ -229,9 +229,10 @@ def add_uses(
 ) -> None:
     """What has been deleted meanwhile has no uses."""
     connection.executemany(
-        "INSERT INTO uses (key, count, last, saved_usd)"
+        "INSERT INTO uses (key, count, last_used, saved_usd)"
         " SELECT key, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?"
         " ON CONFLICT (key) DO UPDATE SET count = count + excluded.count,"
-        " last = max(coalesce(last, 0), excluded.last), saved_usd = saved_usd + excluded.saved_usd",
-        [(use.count, use.last, use.saved_usd, namespace, id) for id, use in uses.items()],
+        " last_used = max(coalesce(last_used, 0), excluded.last_used),"
+        " saved_usd = saved_usd + excluded.saved_usd",
+        [(use.count, use.last_used, use.saved_usd, namespace, id) for id, use in uses.items()],
     )

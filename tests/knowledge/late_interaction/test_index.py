@@ -80,8 +80,8 @@ async def test_dense_makes_it_a_retriever(knowledge: KnowledgeBase) -> None:
 def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
     embed = Letters()
     with LateInteractionIndex(knowledge, embed, batch_size=8) as index:
-        assert index.follow() == len(knowledge) == embed.embedded
-        assert index.follow() == 0
+        assert index.refresh() == len(knowledge) == embed.embedded
+        assert index.refresh() == 0
         knowledge.add([example("purple star", 9000)])
         assert answers(index, "purple star", 1) == ["purple star"]
         [id] = [c.example.id for c in index.search(Query("purple star"), 1)]
@@ -93,7 +93,7 @@ def test_the_index_follows_the_knowledge_base(knowledge: KnowledgeBase) -> None:
 
 def test_tokens_are_kept_in_the_folder(tmp_path: Path, knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters(), tmp_path) as index:
-        index.follow()
+        index.refresh()
     embed = Letters()
     with LateInteractionIndex(knowledge, embed, tmp_path) as index:
         assert set(answers(index, "red round", 2)) == {"red round", "round red"}
@@ -148,7 +148,7 @@ class Forgetful:
 def test_what_is_deleted_during_a_search_is_not_found(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
     with LateInteractionIndex(forgetful, Letters()) as index:
-        index.follow()
+        index.refresh()
         forgetful.lose = index.search(Query("red round"), 1)[0].example.id
         found = index.search(Query("red round"), 1)
     assert {c.example.answer for c in found} <= {"red round", "round red"}
@@ -185,7 +185,7 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
         other.add(known())
         watched = Watched(knowledge)
         with LateInteractionIndex(watched, embed) as index:
-            assert index.follow() == len(known())
+            assert index.refresh() == len(known())
             deleted = other.ids()[::7]
             other.delete(deleted)
             other.add([example("purple star", 9000), example("short lived", 9001)])
@@ -194,7 +194,7 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
             assert answers(index, "purple star", 1) == ["purple star"]
             found = index.search(Query("red round"), 1000)
             assert {c.example.id for c in found} == set(other.ids())
-            assert index.follow() == 0
+            assert index.refresh() == 0
     assert watched.listed == 1
     assert embed.embedded == len(known()) + 1
 
@@ -202,10 +202,10 @@ def test_after_the_first_time_only_the_changes_of_others_are_read(tmp_path: Path
 def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> None:
     embed = Letters()
     with LateInteractionIndex(knowledge, embed) as index:
-        index.follow()
+        index.refresh()
         knowledge.delete(knowledge.ids())
         knowledge.add(known())
-        assert index.follow() == 0
+        assert index.refresh() == 0
         assert len(index.search(Query("red"), 1000)) == embed.embedded == len(known())
 
 
@@ -213,24 +213,24 @@ def test_what_comes_back_between_two_looks_is_kept(knowledge: KnowledgeBase) -> 
 def test_where_the_log_has_a_gap_the_ids_are_compared(knowledge: KnowledgeBase, log: str) -> None:
     watched = Watched(knowledge)
     with LateInteractionIndex(watched, Letters()) as index:
-        index.follow()
+        index.refresh()
         watched.log = log
         knowledge.delete(knowledge.ids()[:3])
         knowledge.add([example("purple star", 9000)])
         assert answers(index, "purple star", 1) == ["purple star"]
         assert {c.example.id for c in index.search(Query("red"), 99)} == set(knowledge.ids())
         watched.log = "whole"
-        index.follow()
+        index.refresh()
         seen = watched.listed
         knowledge.delete(knowledge.ids()[:1])
-        assert index.follow() == 1
+        assert index.refresh() == 1
     assert watched.listed == seen
 
 
 def test_what_is_deleted_before_it_is_read_is_passed_over(knowledge: KnowledgeBase) -> None:
     forgetful = Forgetful(knowledge)
     with LateInteractionIndex(forgetful, Letters()) as index:
-        index.follow()
+        index.refresh()
         knowledge.add([example("purple star", 9000)])
         forgetful.lose = knowledge.ids()[-1]
         assert "purple star" not in answers(index, "purple star", 99)
@@ -278,19 +278,19 @@ def test_an_example_without_tokens_is_found_last(knowledge: KnowledgeBase) -> No
         [blank] = [c for c in found if c.example.answer == " "]
         assert blank.score == 0
         assert blank not in index.search(Query("red round"), 5)
-        assert index.follow() == 0
+        assert index.refresh() == 0
 
 
 def test_a_closed_index_says_so_and_writes_nothing(
     tmp_path: Path, knowledge: KnowledgeBase
 ) -> None:
     index = LateInteractionIndex(knowledge, Letters(), tmp_path)
-    index.follow()
+    index.refresh()
     index.close()
     index.close()
     knowledge.add([example("purple star", 9000)])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for use in (index.follow, lambda: index.search(Query("red"), 1)):
+    for use in (index.refresh, lambda: index.search(Query("red"), 1)):
         with pytest.raises(StoreError, match="closed") as raised:
             use()
         assert raised.value.hint

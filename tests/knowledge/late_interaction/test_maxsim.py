@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.knowledge.late_interaction import SearchEffort, exact_scores
-from bottega.knowledge.late_interaction.maxsim import DeviceTokens, Positions
+from bottega.knowledge.late_interaction.maxsim import Positions
 from bottega.knowledge.late_interaction.quantization import (
     CodeScan,
     fitting_scale,
@@ -20,7 +20,7 @@ from bottega.knowledge.late_interaction.quantization import (
 )
 from bottega.knowledge.late_interaction.search import TokenCopies, nearest
 from bottega.protocols import Vectors
-from tests.knowledge.late_interaction.data import DIMENSION, documents, near
+from tests.knowledge.late_interaction.data import documents, near
 
 torch = pytest.importorskip("torch")
 
@@ -124,25 +124,6 @@ def test_codes_score_a_document_by_its_centroids() -> None:
     exact = exact_scores(query, coarse, offsets)
     assert np.abs(CodeScan(centroids, codes, offsets).scores(query) - exact).max() < 1
     assert np.array_equal(train_centroids(tokens, seed=0), centroids)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_bf16_scores_are_near_the_reference(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    matrices = documents(1500, seed=4)
-    tokens, offsets = flat(matrices)
-    query = asked(matrices, 4)
-    scores = DeviceTokens(tokens, offsets, device=device).scores(query)
-    exact = exact_scores(query, tokens, offsets)
-    assert scores.dtype == np.float32
-    assert np.abs(scores - exact).max() < 0.02 * len(query)
-
-
-def test_a_device_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SettingError, match="no CUDA"):
-        DeviceTokens(np.ones((1, DIMENSION), np.float32), np.array([0, 1]))
 
 
 @pytest.mark.parametrize("wrong", [{"shortlist": 0.0}, {"shortlist": 1.5}, {"rescored": 0}])

@@ -143,7 +143,7 @@ class LateInteractionIndex(CloseOnExit):
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def follow(self) -> int:
+    def refresh(self) -> int:
         """Brings the index up to date; how many examples were embedded or dropped for it.
 
         Batches that were embedded before an error remain.
@@ -181,7 +181,7 @@ class LateInteractionIndex(CloseOnExit):
         return self._found(query, tokens, k, None if include_self else exclude, within, exact)
 
     def _catch_up(self) -> None:
-        self.follow()
+        self.refresh()
         if len(self) == 0:
             raise EmptyKnowledgeBaseError(
                 "the knowledge base holds no examples", hint="add some first: bottega add"
