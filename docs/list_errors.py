@@ -41,9 +41,9 @@ def messages(source: Path) -> Iterator[Message]:
 def _factories(tree: ast.Module) -> Iterator[str]:
     """Yield the names of functions that return an exception."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.returns is not None:
-            if ast.unparse(node.returns).endswith("Error"):
-                yield node.name
+        returns = node.returns if isinstance(node, ast.FunctionDef) else None
+        if returns is not None and ast.unparse(returns).endswith("Error"):
+            yield node.name
 
 
 def _text(node: ast.expr) -> str:
