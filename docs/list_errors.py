@@ -40,10 +40,9 @@ def messages(source: Path) -> Iterator[Message]:
 
 def _factories(tree: ast.Module) -> Iterator[str]:
     """Yield the names of functions that return an exception."""
-    for node in ast.walk(tree):
-        returns = node.returns if isinstance(node, ast.FunctionDef) else None
-        if returns is not None and ast.unparse(returns).endswith("Error"):
-            yield node.name
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        if function.returns is not None and ast.unparse(function.returns).endswith("Error"):
+            yield function.name
 
 
 def _text(node: ast.expr) -> str:
