@@ -142,8 +142,8 @@ def built(folder: Path) -> Bench:
     }
     texts_of = [one.query.text.encode() for one in case.passages]
     sizes = {"text": sum(map(len, texts_of)) / len(texts_of)}
-    sizes |= {name: float(one.bytes_a_passage) for name, one in stores.items()}
-    sizes |= {"one vector, fp16": float(vectors.bytes_a_passage)}
+    sizes |= {name: float(one.bytes_per_passage) for name, one in stores.items()}
+    sizes |= {"one vector, fp16": float(vectors.bytes_per_passage)}
     sizes |= {"keys and values, fp16": float(LENGTH * bytes_a_token(racc.config.geometry))}
     decoder = loaded.model.model.language_model.parameters()
     return Bench(ways, sum(one.numel() for one in decoder), sizes)

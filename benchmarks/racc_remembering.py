@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.objective import TrainingExample, TrainingObjective
-from bottega.compression.store import content
+from bottega.compression.store import content_digest
 from bottega.kv_prefix import KeyValues
 from bottega.types import Example, Query
 
@@ -49,7 +49,7 @@ class Remembering(TrainingObjective):
         self._read(racc, (one for lesson in lessons for one in lesson.passages))
         return torch.stack(
             [
-                torch.stack([self._told[content(one)] for one in lesson.passages])
+                torch.stack([self._told[content_digest(one)] for one in lesson.passages])
                 for lesson in lessons
             ]
         )
@@ -68,16 +68,20 @@ class Remembering(TrainingObjective):
         return QueryPrompts(*known.unbind(1))
 
     def real(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
-        new = {content(one): one for one in passages if content(one) not in self._real}
+        new = {
+            content_digest(one): one for one in passages if content_digest(one) not in self._real
+        }
         for part in _parts(list(new)):
             made = super().base_prefix(racc, [new[mark] for mark in part])
             rows = torch.stack([torch.stack(layer) for layer in made.layers], dim=0)
             self._real.update(zip(part, rows.unbind(2), strict=True))
-        rows = torch.stack([self._real[content(one)] for one in passages], dim=2)
+        rows = torch.stack([self._real[content_digest(one)] for one in passages], dim=2)
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows))
 
     def _read(self, racc: RaccModel, passages: Iterable[Example]) -> None:
-        new = {content(one): one for one in passages if content(one) not in self._told}
+        new = {
+            content_digest(one): one for one in passages if content_digest(one) not in self._told
+        }
         for part in _parts(list(new)):
             with torch.no_grad():
                 rows = racc.documents(self.hyper, self.inputs.passages([new[m] for m in part]))
@@ -89,7 +93,7 @@ class Remembering(TrainingObjective):
 
 
 def _mark(query: Query) -> str:
-    return content(Example(query, ""))
+    return content_digest(Example(query, ""))
 
 
 def _parts(marks: Sequence[str]) -> list[Sequence[str]]:

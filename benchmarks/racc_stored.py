@@ -60,9 +60,9 @@ async def _measured(limit: int, timed: int) -> dict[str, object]:
         accuracy = {name: await answered(data, way) for name, way in ways.items()}
         seconds = await take_turns(data, ways, timed)
     texts = [len(one.query.text.encode()) for one in data.knowledge]
-    bytes_a_passage = {"text": statistics.mean(texts)}
-    bytes_a_passage |= {kind: store.bytes_a_passage for kind, store in stores.items()}
-    return {"accuracy": accuracy, "seconds": seconds, "bytes a passage": bytes_a_passage}
+    bytes_per_passage = {"text": statistics.mean(texts)}
+    bytes_per_passage |= {kind: store.bytes_per_passage for kind, store in stores.items()}
+    return {"accuracy": accuracy, "seconds": seconds, "bytes a passage": bytes_per_passage}
 
 
 def built(

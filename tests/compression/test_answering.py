@@ -123,7 +123,7 @@ async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: 
 
 @pytest.mark.parametrize("k", [0, -1])
 async def test_no_passage_at_all_is_not_asked_for(k: int) -> None:
-    with pytest.raises(SettingError, match=f"cannot choose {k} candidates"):
+    with pytest.raises(SettingError, match=f"at least 1, got {k}"):
         await answering(Base()).search(QUERY, found(3), k)
 
 

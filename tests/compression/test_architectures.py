@@ -137,7 +137,7 @@ def test_what_is_taught_may_be_what_any_base_says_itself(name: str) -> None:
 @pytest.mark.parametrize("name", ["instructblip_t5", "instructblip_opt"])
 def test_distances_from_real_prefixes_are_refused_where_there_are_none(name: str) -> None:
     taught = teaching("llava", name)
-    with pytest.raises(SettingError, match="could stand at the places") as caught:
+    with pytest.raises(SettingError, match="needs rotary positions, got") as caught:
         taught.loss(racc(taught), lessons(), course(cache=1.0), SCORES)
     assert "cache to 0" in caught.value.hint
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import kinds, map_by_images
+from bottega.compression.hyper_model import image_groups, map_by_images
 from bottega.types import Example, Query
 from tests.builders import picture
 
@@ -14,9 +14,9 @@ SEEN = [Example(Query(str(i), (picture(i),)), "") for i in range(3, 6)]
 
 
 def test_only_the_kinds_that_are_there_are_named() -> None:
-    assert kinds([False, True, False]) == [[1], [0, 2]]
-    assert kinds([True, True]) == [[0, 1]]
-    assert kinds([]) == []
+    assert image_groups([False, True, False]) == [[1], [0, 2]]
+    assert image_groups([True, True]) == [[0, 1]]
+    assert image_groups([]) == []
 
 
 def test_passages_are_read_by_kind_and_put_together_in_their_order() -> None:

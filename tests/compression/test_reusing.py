@@ -149,7 +149,7 @@ def test_what_is_kept_stays_within_its_bounds() -> None:
     for number in range(200):
         kept.prefix(Query("where"), found(number % 10, (number * 7 + number // 10) % 10))
 
-    held = sum(one.nbytes for one in kept._kept.values())
+    held = sum(one.nbytes for one in kept._cache.values())
     assert 0 < held == kept._bytes <= 1024 * 1024
 
 
@@ -194,12 +194,12 @@ def test_a_prompt_that_shows_passages_in_another_way_is_refused() -> None:
         ]
         return InterleavedPrompter()(query, named)
 
-    with pytest.raises(SettingError, match="each passage alike") as refused:
+    with pytest.raises(SettingError, match="each passage identically") as refused:
         reuse(tiny("llava"), numbered).prefix(QUERY, found(1, 2))
     assert "interleaved" in refused.value.hint
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_an_encoder_leaves_nothing_to_reuse(name: str) -> None:
-    with pytest.raises(SettingError, match="with an encoder"):
+    with pytest.raises(SettingError, match="needs a decoder-only model, got"):
         reuse(tiny(name))

@@ -42,7 +42,7 @@ def pieces(rows: list[list[int]]) -> list[list[str]]:
 def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() -> None:
     """The targets of both trainings are the same tokens wherever the model answers correctly."""
     taught = apprentice()[1]
-    copied, annotated = pieces(taught._said(facts())), pieces(taught._annotated(facts()))
+    copied, annotated = pieces(taught._teacher_replies(facts())), pieces(taught._annotated(facts()))
     right = [
         place
         for place, lesson in enumerate(facts())

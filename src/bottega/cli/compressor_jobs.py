@@ -30,8 +30,8 @@ from bottega.compression import (
     save,
 )
 from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
-from bottega.compression.persistence import SETTINGS, fingerprint, same
-from bottega.compression.training import NAME, TrainingProgress, train
+from bottega.compression.persistence import SETTINGS, fingerprint, same_model
+from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
@@ -189,7 +189,7 @@ def train_as_planned(plan: Plan) -> bool:
         _begin(replace(plan, shape=shape), between, data)
         racc = untrained(shape, between, seed=course.seed)
         _say_plan(settings, course, racc, data, len(held_out))
-        if (settings.out / NAME).exists():
+        if (settings.out / CHECKPOINT).exists():
             note(f"goes on from the checkpoint in {settings.out}")
         elif settings.calibrate:
             _calibrate(between, racc, lessons.drawn(settings.calibrate, -1))
@@ -253,7 +253,7 @@ def _begin(plan: Plan, between: TrainingObjective, data: Benchmark) -> None:
     }
     file = out / BEGUN
     if not file.exists():
-        if (out / SETTINGS).exists() or (out / NAME).exists():
+        if (out / SETTINGS).exists() or (out / CHECKPOINT).exists():
             raise LoadError(
                 f"{out} holds a compressor that this command has not trained",
                 hint="name another folder as out",
@@ -277,7 +277,7 @@ def _alike(name: str, before: object, now: object) -> bool:
     if name not in ("hyper", "base"):
         return before == now
     try:  # rounded otherwise on another machine
-        return same(str(before), str(now))
+        return same_model(str(before), str(now))
     except ValueError:
         return False
 

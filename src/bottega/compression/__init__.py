@@ -1,5 +1,6 @@
-"""Retrieved knowledge as a few keys and values in front of a frozen model (RACC, Weng et al.).
-Needs the extra `local`: torch and transformers."""
+"""Retrieved knowledge compressed into a short KV prefix of a frozen model (RACC, Weng et al.).
+
+Requires the extra `local`: torch and transformers."""
 
 from bottega.compression.baselines import KVReuse, OneTokenCompressor
 from bottega.compression.hyper_model import HyperModel, sentence_prompts

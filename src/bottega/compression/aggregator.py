@@ -1,4 +1,4 @@
-"""Cross-attention between compressed prompts."""
+"""Cross-attention that merges compressed documents and a compressed query (eq. 3 and 4)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Initialization = Literal["similar", "random"]
-SHARPNESS = 6.0  # of attention by likeness, before any training
+SHARPNESS = 6.0  # initial scale of the attention by similarity
 
 
 class CrossAttention(nn.Module):
-    """The block of Vaswani et al. (2017) that eq. 3 and 4 speak of: attention to a memory, then a
-    feed-forward layer, each added to what came in.
+    """Cross-attention block of eq. 3 and 4 (Vaswani et al. 2017): attention to a memory, then a
+    feed-forward layer, both residual.
 
-    `start="similar"`: before any training prompts attend to those that are like them and take
-    over what they find, or with `quiet` nothing. "random" is what torch draws. Inputs are expected
-    to have about unit variance in every dimension.
+    With `start="similar"` the untrained block attends to similar prompts and adds their values;
+    with `quiet` it adds nothing. With "random" the weights have torch's initialization. Inputs
+    should have about unit variance in every dimension.
     """
 
     def __init__(
@@ -44,7 +44,11 @@ class CrossAttention(nn.Module):
         nn.init.zeros_(self.second.bias)
 
     def forward(self, prompts: Tensor, memory: Tensor, bias: Tensor | None = None) -> Tensor:
-        """(batch, n, width), (batch, m, width), nats to add: (batch, m) -> (batch, n, width)."""
+        """Return the updated prompts, of shape (batch, n, width).
+
+        `prompts` have shape (batch, n, width) and `memory` (batch, m, width). `bias` (batch, m) is
+        added to the attention logits, in nats.
+        """
         query, key, value = (
             linear(rows).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, rows in (
@@ -54,27 +58,27 @@ class CrossAttention(nn.Module):
             )
         )
         mask = None if bias is None else bias[:, None, None, :]
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        prompts = prompts + self.out(found.transpose(1, 2).flatten(2))
-        thought: Tensor = prompts + self.second(F.gelu(self.first(self.norm(prompts))))
-        return thought
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        prompts = prompts + self.out(attended.transpose(1, 2).flatten(2))
+        output: Tensor = prompts + self.second(F.gelu(self.first(self.norm(prompts))))
+        return output
 
 
-FLOOR = -20.0  # nats: an excluded document must not blow up half precision
+FLOOR = -20.0  # nats; keeps half precision finite for a document with a very low score
 
 
 class Aggregator(nn.Module):
-    """Compressed documents and the compressed image, question and both -> one set of prompts.
+    """Aggregator of compressed documents and a compressed query into one set of prompts.
 
-    `dcvq` (eq. 3): documents' prompts first attend to those of the image and of the question alone.
-    `rgca` (eq. 4): in each of `blocks` cross-attentions the prompts of image and question attend to
-    the documents, by likeness and by retrieval score; without it by likeness alone. Both switches
-    are lines of the paper's Table 4.
+    With `dcvq` (eq. 3) the documents' prompts first attend to the prompts of the image and of the
+    question. In each of `blocks` cross-attentions the query's prompts then attend to the documents
+    by similarity, and with `rgca` (eq. 4) also by retrieval score. Both switches are rows of the
+    paper's Table 4.
 
     A score adds `strength` * log_softmax(score / temperature) nats to all prompts of its document.
-    The paper does not say how scores enter; raw ones of late interaction would saturate. The
-    temperature is one for a whole data set (`calibrate`) and is trained with the rest: scores that
-    were standardised for each query would make much of small differences.
+    The paper does not specify how scores enter the attention; raw late-interaction scores would
+    saturate it. One temperature serves a whole data set (`calibrate`) and is trained with the other
+    weights: standardizing scores per query would exaggerate small differences.
     """
 
     def __init__(
@@ -91,15 +95,16 @@ class Aggregator(nn.Module):
         self.rgca = rgca
         self.enhance = CrossAttention(width, heads=heads, start=start, quiet=True) if dcvq else None
         self.blocks = nn.ModuleList(
-            CrossAttention(width, heads=heads, start=start, quiet=place > 0)
-            for place in range(blocks)
+            CrossAttention(width, heads=heads, start=start, quiet=index > 0)
+            for index in range(blocks)
         )
         self.strength = nn.Parameter(torch.ones(()))
         self.log_temperature = nn.Parameter(torch.zeros(()))
 
     @torch.no_grad()
     def calibrate(self, scores: Tensor) -> None:
-        """Scores of a whole data set, (queries, documents): a usual difference is one nat."""
+        """Set the temperature so that a typical difference in `scores` (queries, documents) is 1
+        nat."""
         spread = (scores - scores.mean(-1, keepdim=True)).square().mean().sqrt()
         self.log_temperature.copy_(spread.clamp(min=1e-6).log())
 
@@ -112,8 +117,12 @@ class Aggregator(nn.Module):
         scores: Tensor,
         present: Tensor,
     ) -> Tensor:
-        """`documents` (batch, documents, prompts, width), the next three (batch, prompts, width),
-        `scores` and `present` (batch, documents); one document at least has to be present."""
+        """Return the aggregated prompts, of shape (batch, prompts, width).
+
+        `documents` have shape (batch, documents, prompts, width); `image`, `question` and `both`
+        have shape (batch, prompts, width); `scores` and `present` have shape (batch, documents). At
+        least one document per query must be present.
+        """
         batch, count, prompts, width = documents.shape
         memory = documents.reshape(batch, count * prompts, width)
         if self.enhance is not None:

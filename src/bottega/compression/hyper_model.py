@@ -1,4 +1,4 @@
-"""What has pictures and what has none: a processor takes either in one batch, not both."""
+"""Frozen vision-language model whose hidden states a compressor reads (the paper's hyperMLLM)."""
 
 from __future__ import annotations
 
@@ -13,37 +13,43 @@ from bottega.kv_prefix import NO_LOGITS, Batch, decoder_config
 from bottega.types import Example
 
 
-def kinds(pictured: Sequence[bool]) -> list[list[int]]:
-    """The places of those with pictures and of those without, those there are."""
-    both = [[place for place, one in enumerate(pictured) if one is kind] for kind in (True, False)]
-    return [places for places in both if places]
+def image_groups(has_images: Sequence[bool]) -> list[list[int]]:
+    """Return the indices of items with images and of items without, leaving out empty groups.
+
+    A processor accepts either kind in one batch, but not both.
+    """
+    both = [[i for i, one in enumerate(has_images) if one is kind] for kind in (True, False)]
+    return [group for group in both if group]
 
 
-def parts(passages: Sequence[Example]) -> list[list[Example]]:
-    return [[passages[place] for place in places] for places in kinds(_pictured(passages))]
+def split_by_images(passages: Sequence[Example]) -> list[list[Example]]:
+    """Return the passages with images and those without, leaving out empty groups."""
+    return [[passages[i] for i in group] for group in image_groups(_has_images(passages))]
 
 
 def map_by_images(
     passages: Sequence[Example], read: Callable[[Sequence[Example]], Tensor]
 ) -> Tensor:
-    """(passages, ...): what `read` makes of each kind, put together in their order."""
-    places = [place for kind in kinds(_pictured(passages)) for place in kind]
-    rows = torch.cat([read(part) for part in parts(passages)])
-    return rows[torch.tensor(places).argsort().to(rows.device)]
+    """Apply `read` to passages with images and to those without; return rows in input order."""
+    indices = [i for group in image_groups(_has_images(passages)) for i in group]
+    rows = torch.cat([read(part) for part in split_by_images(passages)])
+    return rows[torch.tensor(indices).argsort().to(rows.device)]
 
 
-def _pictured(passages: Sequence[Example]) -> list[bool]:
+def _has_images(passages: Sequence[Example]) -> list[bool]:
     return [bool(one.query.images) for one in passages]
 
 
 Inputs = Mapping[str, Any]
-OF_IDS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
+TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Hidden states (batch, length, width) of texts, the mask of their tokens, and `prompted`
-    (batch, prompts, width), those of prompts that stood behind each text."""
+    """Hidden states of texts (batch, length, width) and the mask of their tokens.
+
+    `prompted` (batch, prompts, width) are the states of prompts appended to each text.
+    """
 
     hidden: Tensor
     mask: Tensor
@@ -51,12 +57,11 @@ class HiddenStates:
 
 
 class HyperModel:
-    """A vision-language model as the paper's hyperMLLM (eq. 1 and 2).
+    """Vision-language model as the paper's hyperMLLM (eq. 1 and 2).
 
-    `layer` is the one whose hidden states are read, as transformers counts them: 0 are the
-    embeddings, -1 comes after the last norm. In an encoder-decoder (FlanT5) they are the encoder's,
-    and prompts stand in the decoder. The model is frozen; gradients only pass through it on their
-    way to the prompts.
+    `layer` selects the hidden states, as transformers counts them: 0 are the embeddings, -1 is the
+    output of the last norm. In an encoder-decoder (FlanT5) they are the encoder's, and prompts
+    enter the decoder. The model is frozen; gradients pass through it to the prompts only.
     """
 
     def __init__(self, model: Any, *, layer: int = -1) -> None:
@@ -65,9 +70,9 @@ class HyperModel:
 
     @property
     def device(self) -> torch.device:
-        """Where a compressor has to be: it is made on the CPU."""
-        found: torch.device = self.model.device
-        return found
+        """Device that the compressor must move to after its creation on the CPU."""
+        device: torch.device = self.model.device
+        return device
 
     @property
     def width(self) -> int:
@@ -82,29 +87,31 @@ class HyperModel:
         return -self.depth - 1 <= self.layer <= self.depth
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings (n, width), in full precision: small steps of training would be lost
-        in the model's."""
+        """Return token embeddings (n, width) in full precision.
+
+        Small training steps would be lost in the model's own precision.
+        """
         embedded: Tensor = self.model.get_input_embeddings()(ids.to(self.device))
         return embedded.detach().float()
 
     def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
-        """`inputs` as the model takes them, left padded; `prompts` (n, width) stand behind each.
+        """Return hidden states of left-padded `inputs`, with `prompts` (n, width) appended to each.
 
-        The text is read without gradient, and once: it does not depend on the prompts. Raises
-        `SettingError` for inputs that a model would misread in silence.
+        The text is read once and without gradients, as it does not depend on the prompts. Raises
+        `SettingError` for inputs that the model would silently misread.
         """
         batch, rows = Batch(self.model, inputs), None
         if prompts is not None:
             weights = self.model.get_input_embeddings().weight
             rows = prompts.to(weights.device, weights.dtype).expand(len(batch.ids), -1, -1)
-        return self._encoded(batch, rows) if batch.is_encoder_decoder else self._passed(batch, rows)
+        return self._encode(batch, rows) if batch.is_encoder_decoder else self._decode(batch, rows)
 
-    def _passed(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
-        """Text and prompts through one stack of layers, the prompts on the cache of the text."""
-        if rows is None and (layer := self._unread(batch)) is not None:
-            return HiddenStates(_reaching(layer, batch), batch.mask)
-        if rows is not None and self._joins and not torch.is_grad_enabled():
-            return self._at_once(batch, rows)
+    def _decode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
+        """Run text, then prompts on the KV cache of the text, through a decoder-only model."""
+        if rows is None and (layer := self._next_layer(batch)) is not None:
+            return HiddenStates(_input_of(layer, batch), batch.mask)
+        if rows is not None and self._merges_images and not torch.is_grad_enabled():
+            return self._decode_together(batch, rows)
         with torch.no_grad():
             out = batch.output(
                 **batch.behind(0),
@@ -124,20 +131,22 @@ class HyperModel:
         )
         return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
-    def _unread(self, batch: Batch) -> nn.Module | None:
-        """The layer that takes the states that are read; what comes from there on tells nothing."""
+    def _next_layer(self, batch: Batch) -> nn.Module | None:
+        """Return the layer whose input is read; later layers need not run."""
         layers = getattr(self._decoder, "layers", ())
-        known = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
-        return layers[self.layer] if known else None
+        exists = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
+        return layers[self.layer] if exists else None
 
     @property
-    def _joins(self) -> bool:
-        """Whether the model puts pictures into embeddings that it is given."""
+    def _merges_images(self) -> bool:
+        """Whether the model merges images into given embeddings."""
         return hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
 
-    def _at_once(self, batch: Batch, rows: Tensor) -> HiddenStates:
-        """Where no gradient is wanted, both together: two passes of a few tokens take twice the
-        time of one."""
+    def _decode_together(self, batch: Batch, rows: Tensor) -> HiddenStates:
+        """Run text and prompts in one pass, where no gradient is needed.
+
+        Two passes of a few tokens take twice the time of one.
+        """
         inputs = batch.behind(0)
         mask, positions = batch.followed(rows.shape[1])
         out = self.model.model(
@@ -146,17 +155,17 @@ class HyperModel:
             position_ids=torch.cat([inputs["position_ids"], positions], dim=-1),
             output_hidden_states=[self.layer],
             use_cache=False,
-            **{name: one for name, one in inputs.items() if name not in OF_IDS},
+            **{name: one for name, one in inputs.items() if name not in TOKEN_INPUTS},
         )
         length = batch.ids.shape[1]
         hidden = out.hidden_states[self.layer][:, :length]
         return HiddenStates(hidden, batch.mask, out.last_hidden_state[:, length:])
 
-    def _encoded(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
-        """The text through the encoder, prompts through the decoder, which looks at the text."""
+    def _encode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
+        """Run the text through the encoder, and the prompts through the decoder."""
         with torch.no_grad():
             text = self.model.get_encoder()(
-                inputs_embeds=self._shown(batch),
+                inputs_embeds=self._embeddings(batch),
                 attention_mask=batch.mask,
                 output_hidden_states=[self.layer],
             )
@@ -173,35 +182,36 @@ class HyperModel:
 
     @property
     def _decoder(self) -> Any:
-        """Without the layer that makes logits: a BLIP's decoder is a language model that has
-        one."""
+        """The decoder without a logits layer (BLIP's `get_decoder` returns a language model)."""
         return self.model.get_decoder().get_decoder()
 
-    def _shown(self, batch: Batch) -> Tensor:
-        """Embeddings of a text and its pictures, as BLIP's wrappers put them together: they would
-        run the decoder, too."""
+    def _embeddings(self, batch: Batch) -> Tensor:
+        """Return embeddings of text and images, merged as BLIP's wrappers do.
+
+        The wrappers themselves would also run the decoder.
+        """
         embedded: Tensor = self.model.get_input_embeddings()(batch.ids)
-        pictures = {
+        images = {
             name: one
             for name, one in batch.inputs.items()
             if name not in ("input_ids", "attention_mask")
         }
-        if not pictures:
+        if not images:
             return embedded
-        features = self.model.get_image_features(**pictures, return_dict=True).pooler_output
-        places = self.model.get_placeholder_mask(batch.ids, inputs_embeds=embedded)
-        return embedded.masked_scatter(places, features.to(embedded))
+        features = self.model.get_image_features(**images, return_dict=True).pooler_output
+        mask = self.model.get_placeholder_mask(batch.ids, inputs_embeds=embedded)
+        return embedded.masked_scatter(mask, features.to(embedded))
 
 
 class _ReachedError(Exception):
     def __init__(self, hidden: Tensor) -> None:
-        super().__init__("states that are wanted, and nothing behind them")
+        super().__init__("the input of the layer was reached")
         self.hidden = hidden
 
 
 @torch.no_grad()
-def _reaching(layer: nn.Module, batch: Batch) -> Tensor:
-    """The hidden states that come to a layer, which is not run."""
+def _input_of(layer: nn.Module, batch: Batch) -> Tensor:
+    """Return the hidden states that enter a layer, without running it or later layers."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _ReachedError(given[0])
@@ -217,7 +227,9 @@ def _reaching(layer: nn.Module, batch: Batch) -> Tensor:
 
 
 def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
-    """PIPE: `count` prompts that begin as the embeddings of a sentence's tokens, which is repeated
-    or cut to that length."""
+    """Return `count` initial prompts: the embeddings of a sentence's tokens (PIPE).
+
+    The sentence is repeated or cut to that length.
+    """
     times = -(-count // len(ids))
     return hyper.embed(ids.repeat(times)[:count])

@@ -1,4 +1,4 @@
-"""Passages, pictures and questions as one model reads them."""
+"""Model inputs of passages, images and questions."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ QUESTION = Message("user", ("?",))
 
 
 class PromptEncoder(Protocol):
-    """Prompts to what a model takes: `input_ids`, `attention_mask` and whatever its pictures need.
+    """Function that turns prompts into model inputs, such as `generation.LoadedModel.encode`.
 
-    Left padded. Either all prompts have pictures or none. `generation.LoadedModel.encode` is one.
+    Inputs hold `input_ids`, `attention_mask` and the tensors of images, padded on the left. Either
+    all prompts have images or none has.
     """
 
     def __call__(self, prompts: Sequence[Prompt], /) -> Inputs: ...
 
 
 class InputBuilder:
-    """`passages` are read as the model's own prompts show them, without what stands around them:
-    the tokens that a prompt has more when the passage stands before a question. An example with an
-    answer is a demonstration: its question's turn, and the assistant's. `ends` are the tokens that
-    end a turn: where the same token stands before and behind a passage, they tell which of the two
-    is its own."""
+    """Builder of the inputs that a compressor and its base model read.
+
+    The tokens of a passage are those that a prompt gains when the passage precedes a question. An
+    example with an answer is a demonstration: a user turn and an assistant turn. `ends` are the
+    tokens that end a turn. They decide which of two equal tokens, one before and one after a
+    passage, belongs to it.
+    """
 
     def __init__(self, encode: PromptEncoder, ends: frozenset[int]) -> None:
         self._encode, self._ends = encode, ends
         self._without = rows(encode([Prompt((QUESTION,))]))[0]
 
     def passages(self, passages: Sequence[Example]) -> Inputs:
-        """All with pictures, or all without."""
+        """Return the tokens of passages that either all have images or all have none."""
         inputs = self._encode([Prompt((*_turns(passage), QUESTION)) for passage in passages])
         spans = [row[inserted(row, self._without, self._ends)] for row in rows(inputs)]
-        return respelled(inputs, spans)
+        return with_tokens(inputs, spans)
 
     def query_inputs(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
-        """Image alone, question alone, and both (eq. 2). Without images three times the question.
+        """Return the inputs of the image, of the question and of both (eq. 2).
 
-        All have images or none has.
+        Without images all three are the question. Either all queries have images or none has.
         """
         question = self.texts_only(queries)
         if not queries[0].images:
@@ -52,20 +55,22 @@ class InputBuilder:
         return self.images(queries), question, self.questions(queries)
 
     def images(self, queries: Sequence[Query]) -> Inputs:
-        """Without a word."""
+        """Return inputs of the images without text."""
         return self._user([query.images for query in queries])
 
     def texts_only(self, queries: Sequence[Query]) -> Inputs:
-        """Without images."""
+        """Return inputs of the texts without images."""
         return self._user([(query.text,) for query in queries])
 
     def questions(self, queries: Sequence[Query]) -> Inputs:
-        """As the model is asked without any passage."""
+        """Return inputs of the questions with their images and without passages."""
         return self._user([(*query.images, query.text) for query in queries])
 
     def text_and_question(self, query: Query) -> Inputs:
-        """The question alone and with its images, as two rows of one batch: a model of some size
-        takes little longer for both than for one."""
+        """Return one batch of two rows: the text of the question, and the question with its images.
+
+        A large model takes little longer for two rows than for one.
+        """
         both = self.questions([query])
         ids = rows(self.texts_only([query])) + rows(both)
         joined = {**both, **padded(ids, both["input_ids"].device)}
@@ -75,11 +80,11 @@ class InputBuilder:
 
     def answers(self, queries: Sequence[Query], answers: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each answer at the start of a reply, without the end token."""
-        told = [
+        prompts = [
             Prompt((_turn(query), Message("assistant", (answer,))))
             for query, answer in zip(queries, answers, strict=True)
         ]
-        before, after = rows(self.questions(queries)), rows(self._encode(told))
+        before, after = rows(self.questions(queries)), rows(self._encode(prompts))
         return [_between(opened, ids) for opened, ids in zip(before, after, strict=True)]
 
     def answers_in_text(self, answers: Sequence[str]) -> list[list[int]]:
@@ -91,7 +96,7 @@ class InputBuilder:
     def with_passages(
         self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]
     ) -> Inputs:
-        """As the model is asked with all passages before the question: concatenation."""
+        """Return inputs with all passages before each question (concatenation)."""
         prompts = []
         for query, before in zip(queries, passages, strict=True):
             turns = [turn for passage in before for turn in _turns(passage)]
@@ -107,61 +112,63 @@ def _turn(query: Query) -> Message:
 
 
 def _turns(example: Example) -> tuple[Message, ...]:
-    """As `InterleavedPrompter` shows it."""
+    """Return the turns that `InterleavedPrompter` renders."""
     if not example.answer:
         return (_turn(example.query),)
     return _turn(example.query), Message("assistant", (example.reply,))
 
 
 def rows(inputs: Inputs) -> list[list[int]]:
-    """Token ids without padding."""
+    """Return the token ids of each row, without padding."""
     pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     return [ids[mask.bool()].tolist() for ids, mask in pairs]
 
 
 def _between(opened: list[int], ids: list[int]) -> list[int]:
-    """What `ids` have more, be it before a token that ends every text, as T5's tokenizer has it."""
+    """Return the tokens that `ids` add to `opened`, before any end token (as T5 appends one)."""
     start = _common(opened, ids)
     return ids[start : len(ids) - (len(opened) - start)]
 
 
 def inserted(ids: Sequence[int], without: Sequence[int], ends: frozenset[int]) -> slice:
-    """Where `ids` have more than `without`. Of several such places the one behind a token that ends
-    a turn, or else the first."""
+    """Return the span of `ids` that `without` lacks.
+
+    Of several such spans, prefer the one after a token that ends a turn, else the first.
+    """
     latest = _common(ids, without)
     start = len(without) - _common(ids[::-1], without[::-1])
-    for place in range(start, latest):
-        if ids[place] in ends:
-            start = place + 1
+    for index in range(start, latest):
+        if ids[index] in ends:
+            start = index + 1
     return slice(start, start + len(ids) - len(without))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    for place, (mine, theirs) in enumerate(zip(one, other, strict=False)):
+    """Return the length of the common prefix."""
+    for index, (mine, theirs) in enumerate(zip(one, other, strict=False)):
         if mine != theirs:
-            return place
+            return index
     return min(len(one), len(other))
 
 
-def respelled(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The inputs with their pictures and other rows of tokens."""
-    ids, told = inputs["input_ids"], padded(rows)
-    if "mm_token_type_ids" in inputs:  # they say which tokens stand for pictures
+def with_tokens(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return `inputs` with other rows of tokens and the same images."""
+    ids, replaced = inputs["input_ids"], padded(rows)
+    if "mm_token_type_ids" in inputs:  # they mark the tokens of images
         kinds = inputs["mm_token_type_ids"]
-        known = dict(zip(ids.flatten().tolist(), kinds.flatten().tolist(), strict=True))
-        told["mm_token_type_ids"] = torch.tensor(
-            [[known.get(token, 0) for token in row] for row in told["input_ids"].tolist()]
+        kind_of = dict(zip(ids.flatten().tolist(), kinds.flatten().tolist(), strict=True))
+        replaced["mm_token_type_ids"] = torch.tensor(
+            [[kind_of.get(token, 0) for token in row] for row in replaced["input_ids"].tolist()]
         )
-    return {**inputs, **{name: one.to(ids.device) for name, one in told.items()}}
+    return {**inputs, **{name: one.to(ids.device) for name, one in replaced.items()}}
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> dict[str, Tensor]:
-    """`input_ids` and `attention_mask`, the rows at the end."""
+    """Return `input_ids` and `attention_mask` of the rows, padded on the left."""
     length = max(map(len, rows))
     ids = torch.zeros(len(rows), length, dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, length - len(row) :] = torch.tensor(row)
-        mask[place, length - len(row) :] = 1
+    for index, row in enumerate(rows):
+        ids[index, length - len(row) :] = torch.tensor(row)
+        mask[index, length - len(row) :] = 1
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

@@ -1,4 +1,4 @@
-"""Trainable compressor: prompts that read texts, and the RACC model built from them."""
+"""Trainable part of RACC: prompts that read texts, their aggregator and the modulation."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bottega.errors import SettingError
 from bottega.kv_prefix import Geometry, KeyValues
 from bottega.types import Example
 
-AT_START = 10.0  # nats by which a prompt prefers its own place before any training
+POSITION_BIAS = 10.0  # nats by which an untrained prompt prefers its own positions
 
 
 class AttentionPooling(nn.Module):
-    """Each of `prompts` learned rows attends to hidden states, by their place and what they hold.
+    """Learned rows that attend to hidden states by position and content.
 
-    Not the paper's: there, prompts that are appended to a text (`HyperModel.prompted`) see of it
-    what the frozen heads look for, which need not be what has to be kept. A place is counted from
-    the end of the text; those beyond `reach` are one. Row i begins at the places from `starts[i]`
-    on, `stride` of them.
+    This pooling is ours. In the paper, prompts appended to a text see through frozen attention
+    heads, which need not attend to what must be stored. Positions count from the end of the text;
+    those from `reach` on share one weight. Untrained, row i attends to `stride` positions from
+    `starts[i]` on.
     """
 
     def __init__(self, starts: list[int], width: int, *, stride: int = 1, reach: int = 64) -> None:
@@ -38,29 +38,32 @@ class AttentionPooling(nn.Module):
         self.value = nn.Linear(width, width, bias=False)
         place = torch.zeros(len(starts), reach)
         for row, start in enumerate(starts):
-            place[row, start : start + stride] = AT_START
+            place[row, start : start + stride] = POSITION_BIAS
         self.place = nn.Parameter(place)
         nn.init.eye_(self.key.weight)
         nn.init.eye_(self.value.weight)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """(batch, length, width), (batch, length) with ones at the end of each row -> (batch,
-        prompts, width)."""
+        """Return one row per prompt (batch, prompts, width).
+
+        `states` have shape (batch, length, width); `mask` (batch, length) is left padded.
+        """
         length, width = states.shape[1:]
         from_end = torch.arange(length - 1, -1, -1, device=states.device)
-        places = self.place[:, from_end.clamp(max=self.place.shape[1] - 1)]
-        scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + places
+        positions = self.place[:, from_end.clamp(max=self.place.shape[1] - 1)]
+        scores = self.query @ self.key(states).transpose(1, 2) / width**0.5 + positions
         weights = scores.masked_fill(mask[:, None] == 0, -torch.inf).softmax(-1)
         read: Tensor = self.slot + self.value(weights @ states)
         return read
 
 
 class TextCompressor(nn.Module):
-    """`count` learned prompts (theta of eq. 1 and 2) that say what a text holds.
+    """Learned prompts (theta of eq. 1 and 2) that summarize a text.
 
-    With `hard`, the embeddings of a sentence (count, width), prompts stand behind the text in the
-    frozen model and begin as that sentence (PIPE); what the model makes of them is taken. With
-    `starts` they read the hidden states of the text itself (`AttentionPooling`). With both the sum.
+    With `hard`, the embeddings of a sentence (prompts, width), prompts are appended to the text in
+    the frozen model and start as that sentence (PIPE); the result is their last hidden states. With
+    `starts`, prompts read the hidden states of the text (`AttentionPooling`). With both, the
+    results are added.
     """
 
     centre: Tensor
@@ -76,7 +79,7 @@ class TextCompressor(nn.Module):
     ) -> None:
         super().__init__()
         if hard is None and starts is None:
-            raise ValueError("prompts must stand behind the text or read it")
+            raise ValueError("hard or starts must be given")
         self.prompts = None if hard is None else nn.Parameter(hard.clone())
         self.reader = None if starts is None else AttentionPooling(starts, width, stride=stride)
         self.register_buffer("centre", torch.zeros(width))
@@ -84,20 +87,23 @@ class TextCompressor(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, hyper: HyperModel, texts: Sequence[Inputs], least: float = 0.02) -> None:
-        """By texts like those to come: dimensions of hidden states differ by orders of size."""
+        """Set centre and spread from typical texts.
+
+        Dimensions of hidden states differ by orders of magnitude.
+        """
         seen = torch.cat([self._seen(hyper.read(inputs, self.prompts)) for inputs in texts])
         self.centre.copy_(seen.mean(0))
         self.spread.copy_(seen.std(0).clamp(min=least))
 
     def _seen(self, states: HiddenStates) -> Tensor:
-        """(n, width): all that `forward` will bring to one scale."""
+        """Return all states (n, width) that `forward` standardizes."""
         parts = [] if states.prompted is None else [states.prompted.flatten(0, 1)]
         if self.reader is not None:
             parts.append(states.hidden[states.mask.bool()])
         return torch.cat(parts).float()
 
     def forward(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
-        """(batch, prompts, width)"""
+        """Return the compressed prompts (batch, prompts, width)."""
         states = hyper.read(inputs, self.prompts)
         parts = []
         if states.prompted is not None:
@@ -110,17 +116,19 @@ class TextCompressor(nn.Module):
         return (hidden - self.centre) / self.spread
 
 
-LARGEST_SEED = 2**63 - 1  # what torch, numpy and random all take
+LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
 
 
 def check_range(
     settings: object, *names: str, low: float, high: float = math.inf, open: bool = False
 ) -> None:
-    """From `low` to `high`, with `open` more than `low`. Raises `SettingError`, for nan and inf
-    too."""
+    """Raise `SettingError` for a value outside low..high; with `open`, `low` is excluded.
+
+    Nan and infinity are errors too.
+    """
     for name in names:
         value = getattr(settings, name)
-        # Nan is in no range.
+        # A comparison with nan is false.
         if not (low <= value <= high) or (open and value == low) or value == math.inf:
             least = f"more than {low:g}" if open else f"{low:g} or more"
             raise SettingError(
@@ -134,11 +142,12 @@ PromptMode = Literal["appended", "reading", "both"]
 
 @dataclass(frozen=True)
 class CompressorConfig:
-    """What a compressor is built as. The defaults are the paper's; `start` is ours.
+    """Architecture of a compressor. Defaults are the paper's, except `start`, which is ours.
 
-    `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` is how prompts learn of a
-    text, see `TextCompressor`; `stride` is how many tokens of its end each of those that read sees
-    before any training. `dcvq`, `rgca`, `start`: see `Aggregator` and `CrossAttention`.
+    `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` selects how prompts read a
+    text: see `TextCompressor`. An untrained reading prompt attends to `stride` tokens. For `dcvq`,
+    `rgca` and `start` see `Aggregator` and `CrossAttention`. A width of 0 is filled in later from
+    the model. Raises `SettingError` for values out of range.
     """
 
     width: int
@@ -154,27 +163,26 @@ class CompressorConfig:
     start: Initialization = "similar"
 
     def __post_init__(self) -> None:
-        """Raises `SettingError`. A width of 0 is one that is still to be told."""
         counts = ("document_prompts", "query_prompts", "stride", "blocks", "heads")
         check_range(self, *counts, low=1)
         if self.width % self.heads:
             raise SettingError(
-                f"heads is {self.heads}, which does not divide the width {self.width}",
+                f"heads must divide the width {self.width}, got {self.heads}",
                 hint="set heads to 1, or to another divisor of the model's width",
             )
-        for name, known in (
+        for name, choices in (
             ("prompting", get_args(PromptMode)),
             ("start", get_args(Initialization)),
         ):
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in choices:
                 raise SettingError(
-                    f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(known)}"
+                    f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(choices)}"
                 )
 
 
 @dataclass(frozen=True)
 class QueryPrompts:
-    """The compressed image, question and both (eq. 2), each (batch, prompts, width)."""
+    """Compressed image, question and both (eq. 2), each of shape (batch, prompts, width)."""
 
     image: Tensor
     question: Tensor
@@ -182,10 +190,10 @@ class QueryPrompts:
 
 
 class RaccModel(nn.Module):
-    """All that is trained. `forward` is the paper's figure 1 from compressed documents on.
+    """All trained weights of RACC. `forward` is the paper's figure 1, from compressed documents on.
 
-    `hard` holds the sentences that prompts start from: embeddings for documents (L_d, width) and
-    for queries (L_vq, width), see `sentence_prompts`; without it they are drawn.
+    `hard` holds initial prompts for documents (L_d, width) and queries (L_vq, width), see
+    `sentence_prompts`; without it they are random.
     """
 
     def __init__(self, config: CompressorConfig, hard: tuple[Tensor, Tensor] | None = None) -> None:
@@ -193,16 +201,16 @@ class RaccModel(nn.Module):
         self.config = config
         counts = config.document_prompts, config.query_prompts
         appended = hard or [torch.randn(count, config.width) * 0.02 for count in counts]
-        # A document is kept place by place, its end first; a query is asked by its end.
-        places = [config.stride * i for i in reversed(range(counts[0]))], [0] * counts[1]
+        # Prompts of a document cover it position by position; all prompts of a query read its end.
+        positions = [config.stride * i for i in reversed(range(counts[0]))], [0] * counts[1]
         self.documents, self.queries = (
             TextCompressor(
                 config.width,
                 hard=None if config.prompting == "reading" else sentence,
                 starts=None if config.prompting == "appended" else starts,
-                stride=config.stride if starts is places[0] else 1,
+                stride=config.stride if starts is positions[0] else 1,
             )
-            for sentence, starts in zip(appended, places, strict=True)
+            for sentence, starts in zip(appended, positions, strict=True)
         )
         if config.start == "similar":
             self._share_slots()
@@ -218,8 +226,10 @@ class RaccModel(nn.Module):
 
     @torch.no_grad()
     def _share_slots(self) -> None:
-        """The last prompts of a query begin alike to the last ones of a document, so that each
-        attends to its own."""
+        """Initialize the last prompts of queries and documents equally.
+
+        Each query prompt then attends to the corresponding document prompt.
+        """
         if self.documents.reader is None or self.queries.reader is None:
             return
         readers = self.documents.reader, self.queries.reader
@@ -228,33 +238,37 @@ class RaccModel(nn.Module):
             reader.slot.copy_(slots[-len(reader.slot) :])
 
     def compress(
-        self, hyper: HyperModel, texts: InputBuilder, passages: Sequence[Example]
+        self, hyper: HyperModel, inputs: InputBuilder, passages: Sequence[Example]
     ) -> Tensor:
-        """(passages, L_d, width). Some may have pictures."""
-        return map_by_images(passages, lambda part: self.documents(hyper, texts.passages(part)))
+        """Return compressed passages (passages, L_d, width). Passages may have images."""
+        return map_by_images(passages, lambda part: self.documents(hyper, inputs.passages(part)))
 
     def compress_query(self, hyper: HyperModel, inputs: Sequence[Inputs]) -> QueryPrompts:
-        """Of image, question and both, as `InputBuilder.query_inputs` gives them."""
-        # Without an image they are one and the same.
-        unlike = {id(one): one for one in inputs}
-        told = {name: self.queries(hyper, one) for name, one in unlike.items()}
-        return QueryPrompts(*(told[id(one)] for one in inputs))
+        """Return the prompts of image, question and both, given `InputBuilder.query_inputs`."""
+        # Without an image the three inputs are one object.
+        unique = {id(one): one for one in inputs}
+        prompts = {key: self.queries(hyper, one) for key, one in unique.items()}
+        return QueryPrompts(*(prompts[id(one)] for one in inputs))
 
     def aggregate(
-        self, documents: Tensor, asked: QueryPrompts, scores: Tensor, present: Tensor | None = None
+        self, documents: Tensor, query: QueryPrompts, scores: Tensor, present: Tensor | None = None
     ) -> Tensor:
-        """`documents` (batch, documents, L_d, width), scores (batch, documents) of any scale,
-        `present` where there is a document -> (batch, L_vq, width)."""
+        """Return the aggregated prompts (batch, L_vq, width).
+
+        `documents` have shape (batch, documents, L_d, width), `scores` (batch, documents) any
+        scale; `present` (batch, documents) masks absent documents.
+        """
         if present is None:
             present = torch.ones_like(scores, dtype=torch.bool)
-        told = (one.to(documents.device) for one in (scores, present))
+        moved = (one.to(documents.device) for one in (scores, present))
         aggregated: Tensor = self.aggregator(
-            documents, asked.image, asked.question, asked.both, *told
+            documents, query.image, query.question, query.both, *moved
         )
         return aggregated
 
     def forward(
-        self, documents: Tensor, asked: QueryPrompts, scores: Tensor, present: Tensor | None = None
+        self, documents: Tensor, query: QueryPrompts, scores: Tensor, present: Tensor | None = None
     ) -> KeyValues:
-        prefix: KeyValues = self.modulation(self.aggregate(documents, asked, scores, present))
+        """Return the KV prefix, see `aggregate`."""
+        prefix: KeyValues = self.modulation(self.aggregate(documents, query, scores, present))
         return prefix

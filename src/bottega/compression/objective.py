@@ -1,4 +1,4 @@
-"""How a compressor is trained."""
+"""Training settings, training examples and the loss of a compressor (eq. 5)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import HyperModel, Inputs, kinds, map_by_images, parts
-from bottega.compression.inputs import InputBuilder, respelled, rows
+from bottega.compression.hyper_model import (
+    HyperModel,
+    Inputs,
+    image_groups,
+    map_by_images,
+    split_by_images,
+)
+from bottega.compression.inputs import InputBuilder, rows, with_tokens
 from bottega.compression.model import LARGEST_SEED, RaccModel, check_range
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
@@ -28,17 +34,19 @@ from bottega.types import Example, Query
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The paper's training where nothing else is said: AdamW, a learning rate that rises from
-    `first_rate` to `rate` within `warm_up` steps and falls to 0 as a cosine.
+    """Optimizer settings and loss weights. The defaults are the paper's.
 
-    `answer` weighs the loss of eq. 5, the cross-entropy of the annotated answers; `cache` weighs
-    the distance from the prefix that the base model itself makes of the relevant passage
-    (`Modulation.distance`), which is ours. `taught` replaces the annotated answers by the base
-    model's own replies after all passages (sequence distillation, as PISCO does), which is not the
-    paper's loss. `prdb` stops gradients at irrelevant passages. `flat` is
-    the share of lessons whose retrieval scores are hidden, ours too: where scores always tell which
-    passage is right, nothing else is learned. `validate_every` 0 never validates; training stops
-    early after `patience` validations without a better loss.
+    AdamW's learning rate rises from `first_rate` to `rate` within `warm_up` steps and falls to 0 as
+    a cosine.
+
+    `answer` weighs the loss of eq. 5, the cross-entropy of the annotated answers. `cache`, which is
+    ours, weighs the distance from the base model's own prefix of the relevant passage
+    (`Modulation.distance`). `taught`, also ours, replaces the annotated answers with the base
+    model's replies after all passages (sequence distillation, as in PISCO). `prdb` stops gradients
+    at irrelevant passages. `flat`, also ours, is the share of examples whose retrieval scores are
+    hidden: if the scores always identify the relevant passage, the model learns nothing else.
+    `validate_every` 0 disables validation; training stops early after `patience` validations
+    without a better loss.
     """
 
     steps: int
@@ -67,10 +75,12 @@ class TrainingConfig:
         check_range(self, "flat", low=0, high=1)
         check_range(self, "seed", low=0, high=LARGEST_SEED)
         if not (self.answer or self.cache):
-            raise SettingError("nothing is learned", hint="weigh answer or cache with more than 0")
+            raise SettingError(
+                "answer and cache must not both be 0", hint="set answer or cache above 0"
+            )
 
     def rate_at(self, step: int) -> float:
-        """Of step 0 to `steps` - 1."""
+        """Return the learning rate of a step, from 0 to `steps` - 1."""
         if step < self.warm_up:
             return self.first_rate + (self.rate - self.first_rate) * step / self.warm_up
         share = (step - self.warm_up) / max(1, self.steps - self.warm_up)
@@ -79,8 +89,11 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """A query with what was retrieved for it. `relevant` are the passages that hold one of the
-    annotated answers (pseudo-relevance, Luo et al. 2021), or demonstrations that give it."""
+    """Query with its retrieved passages, their scores and the annotated answer.
+
+    `relevant` marks passages that contain an annotated answer (pseudo-relevance, Luo et al. 2021)
+    and demonstrations with that answer.
+    """
 
     query: Query
     passages: tuple[Example, ...]
@@ -90,27 +103,35 @@ class TrainingExample:
 
 
 class TrainingBatches(Protocol):
-    """The batch of a step, always the same one: that is what makes training resumable. All of a
-    batch have equally many passages."""
+    """Function from a step to its batch.
+
+    The same step must give the same batch, which makes training resumable. All examples of a batch
+    have equally many passages.
+    """
 
     def __call__(self, step: int, /) -> Sequence[TrainingExample]: ...
 
 
 def retrieval_scores(examples: Sequence[TrainingExample]) -> Tensor:
+    """Return scores of shape (batch, passages)."""
     return torch.tensor([example.scores for example in examples])
 
 
 def relevance_mask(examples: Sequence[TrainingExample]) -> Tensor:
+    """Return the relevance of passages, of shape (batch, passages)."""
     return torch.tensor([example.relevant for example in examples])
 
 
-IGNORED = -100  # what cross-entropy skips
+IGNORED = -100  # label that cross-entropy ignores
 
 
 @dataclass(frozen=True)
 class TrainingObjective:
-    """The frozen models around a compressor: homogeneous where `hyper` and `base` are one model,
-    heterogeneous where they differ. `end` is the token that ends a reply of `base`."""
+    """Loss of a compressor between two frozen models.
+
+    The paper calls the setting homogeneous if `hyper` and `base` are one model, else heterogeneous.
+    `end` is the token that ends a reply of `base`.
+    """
 
     hyper: HyperModel
     inputs: InputBuilder
@@ -120,32 +141,36 @@ class TrainingObjective:
     most_answer_tokens: int = 16
 
     def __post_init__(self) -> None:
-        self.base.requires_grad_(False).eval()  # `HyperModel` has frozen the other one
+        self.base.requires_grad_(False).eval()  # `HyperModel` freezes the other model
 
     def calibrate(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> None:
-        """Sets the scales of hidden states and of scores, and where there are such starts from
-        prefixes as the base model itself makes them of relevant passages. Needs a few hundred
-        lessons."""
+        """Set the scales of hidden states and scores from a few hundred examples.
+
+        If the base model has rotary positions, also fit the modulation to its own prefixes of
+        relevant passages. Raises `SettingError` if no example has a relevant passage.
+        """
         racc.to(self.hyper.device)
         passages = [passage for example in examples for passage in example.passages]
-        asked = self.inputs.query_inputs([example.query for example in examples])
-        seen = [*(self.inputs.passages(part) for part in parts(passages)), *asked]
+        queries = self.inputs.query_inputs([example.query for example in examples])
+        seen = [*(self.inputs.passages(part) for part in split_by_images(passages)), *queries]
         racc.documents.calibrate(self.hyper, seen)
         racc.queries.calibrate(self.hyper, seen)
         racc.aggregator.calibrate(retrieval_scores(examples))
         if not self._rotates:
             return
-        long = [one for one, ok in zip(passages, self._long(racc, passages), strict=True) if ok]
+        long = [
+            one for one, ok in zip(passages, self._long_enough(racc, passages), strict=True) if ok
+        ]
         racc.modulation.calibrate(self.base_prefix(racc, long or passages))
-        taught = [examples[place] for place in self._shown(racc, examples)]
-        if not taught:
+        usable = [examples[index] for index in self._with_target(racc, examples)]
+        if not usable:
             raise SettingError(
-                f"none of {len(examples)} lessons has a relevant passage to start from",
-                hint="draw more lessons, or look at whether retrieval finds the answers",
+                f"calibration needs a relevant passage, got none in {len(examples)} examples",
+                hint="use more training examples, or check that retrieval finds the answers",
             )
         with torch.no_grad():
-            prompts = self.prompts(racc, taught, retrieval_scores(taught))
-        racc.modulation.fit(prompts, self.base_prefix(racc, [_relevant(one) for one in taught]))
+            prompts = self.prompts(racc, usable, retrieval_scores(usable))
+        racc.modulation.fit(prompts, self.base_prefix(racc, [_relevant(one) for one in usable]))
 
     def prompts(
         self,
@@ -155,48 +180,46 @@ class TrainingObjective:
         *,
         prdb: bool = False,
     ) -> Tensor:
-        """The aggregated prompts (batch, L_vq, width)."""
+        """Return the aggregated prompts (batch, L_vq, width)."""
         passages = [passage for example in examples for passage in example.passages]
         documents = racc.compress(self.hyper, self.inputs, passages)
         documents = documents.view(len(examples), -1, *documents.shape[1:])
         if prdb:
             relevant = relevance_mask(examples)[:, :, None, None].to(documents.device)
             documents = torch.where(relevant, documents, documents.detach())
-        asked = racc.compress_query(
-            self.hyper, self.inputs.query_inputs([one.query for one in examples])
-        )
-        return racc.aggregate(documents, asked, scores)
+        queries = self.inputs.query_inputs([one.query for one in examples])
+        return racc.aggregate(documents, racc.compress_query(self.hyper, queries), scores)
 
     def base_prefix(self, racc: RaccModel, passages: Sequence[Example]) -> KeyValues:
-        """What the base model itself keeps of the end of each passage, at the places of a prefix.
+        """Return the base model's keys and values of the end of each passage, at prefix positions.
 
-        Positions before the first are negative, which rotary embeddings allow. Raises
-        `SettingError` for a base model without these (an encoder-decoder, OPT), and for a passage
-        that is shorter than the prefix.
+        Earlier tokens have negative positions, which rotary embeddings allow. Raises `SettingError`
+        for a base model without rotary embeddings (an encoder-decoder, OPT), and for a passage
+        shorter than the prefix.
         """
         if not self._rotates:
             raise SettingError(
-                f"{type(self.base).__name__} makes no keys and values of a passage that could"
-                " stand at the places of a prefix",
-                hint="set the course's cache to 0: training by answers needs none",
+                f"the cache loss needs rotary positions, got {type(self.base).__name__}",
+                hint="set the course's cache to 0; the answer loss works for every model",
             )
         length = racc.modulation.length
-        rows = map_by_images(passages, lambda part: self._kept(part, length))
+        rows = map_by_images(passages, lambda part: self._last_states(part, length))
         return KeyValues(tuple((layer[0], layer[1]) for layer in rows.movedim(0, 2)))
 
-    def _kept(self, passages: Sequence[Example], length: int) -> Tensor:
-        """(passages, layers, 2, heads, length, dimensions)"""
+    def _last_states(self, passages: Sequence[Example], length: int) -> Tensor:
+        """Return keys and values (passages, layers, 2, heads, length, head_dim)."""
         inputs = self.base_inputs.passages(passages)
         if int(inputs["attention_mask"].sum(-1).min()) < length:
             raise SettingError(
-                f"a passage is shorter than the {length} places of the prefix",
+                f"a passage is shorter than the {length} positions of the prefix",
                 hint="use fewer query prompts, or set the course's cache to 0",
             )
         batch = Batch(self.base, inputs)
-        told = batch.behind(0)
-        told["position_ids"] = told["position_ids"] - told["position_ids"][..., -1:] + length - 1
+        arguments = batch.behind(0)
+        positions = arguments["position_ids"]
+        arguments["position_ids"] = positions - positions[..., -1:] + length - 1
         with torch.no_grad():
-            out = batch.output(**told, use_cache=True, logits_to_keep=NO_LOGITS)
+            out = batch.output(**arguments, use_cache=True, logits_to_keep=NO_LOGITS)
         ends = [
             torch.stack([layer.keys[:, :, -length:], layer.values[:, :, -length:]], dim=1)
             for layer in out.past_key_values.layers
@@ -205,7 +228,7 @@ class TrainingObjective:
 
     @property
     def _rotates(self) -> bool:
-        """Whether the base model may read at any position, negative ones too."""
+        """Whether the base model can read at any position, negative ones included."""
         return getattr(decoder_config(self.base), "rope_parameters", None) is not None
 
     def loss(
@@ -215,28 +238,28 @@ class TrainingObjective:
         config: TrainingConfig,
         scores: Tensor,
     ) -> Tensor:
+        """Return the weighted loss of a batch; 0 if no example has a target."""
         prompts = self.prompts(racc, examples, scores, prdb=config.prdb)
         losses = []
         if config.answer > 0:
             prefix = racc.modulation(prompts)
-            of_answers = self.answer_loss(prefix, examples, taught=config.taught)
-            losses.append(config.answer * of_answers.to(prompts.device))
-        if config.cache > 0 and (taught := self._shown(racc, examples)):
-            real = self.base_prefix(racc, [_relevant(examples[place]) for place in taught])
-            losses.append(config.cache * racc.modulation.distance(prompts[taught], real))
-        # A batch may hold nothing to learn from.
+            answer_loss = self.answer_loss(prefix, examples, taught=config.taught)
+            losses.append(config.answer * answer_loss.to(prompts.device))
+        if config.cache > 0 and (indices := self._with_target(racc, examples)):
+            real = self.base_prefix(racc, [_relevant(examples[index]) for index in indices])
+            losses.append(config.cache * racc.modulation.distance(prompts[indices], real))
         return torch.stack(losses or [prompts.sum() * 0]).sum()
 
-    def _shown(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> list[int]:
-        """The places of those with a relevant passage that a prefix can be made of."""
-        places = [place for place, example in enumerate(examples) if any(example.relevant)]
-        if not places:
+    def _with_target(self, racc: RaccModel, examples: Sequence[TrainingExample]) -> list[int]:
+        """Return the indices of examples with a relevant passage that is long enough."""
+        indices = [index for index, example in enumerate(examples) if any(example.relevant)]
+        if not indices:
             return []
-        long = self._long(racc, [_relevant(examples[place]) for place in places])
-        return [place for place, ok in zip(places, long, strict=True) if ok]
+        long = self._long_enough(racc, [_relevant(examples[index]) for index in indices])
+        return [index for index, ok in zip(indices, long, strict=True) if ok]
 
-    def _long(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
-        """Which have a token for each place of the prefix."""
+    def _long_enough(self, racc: RaccModel, passages: Sequence[Example]) -> list[bool]:
+        """Return whether each passage has a token for each position of the prefix."""
         tokens = map_by_images(
             passages, lambda part: self.base_inputs.passages(part)["attention_mask"].sum(-1)
         )
@@ -245,26 +268,28 @@ class TrainingObjective:
     def answer_loss(
         self, prefix: KeyValues, examples: Sequence[TrainingExample], *, taught: bool = False
     ) -> Tensor:
-        """Eq. 5: cross-entropy of the answers after prefix and question."""
+        """Return the cross-entropy of the answers after prefix and question (eq. 5)."""
         queries = [example.query for example in examples]
-        answers = self._said(examples) if taught else self._annotated(examples)
-        asked = self.base_inputs.questions(queries)
-        inputs, labels = self._answered(asked, answers)
+        answers = self._teacher_replies(examples) if taught else self._annotated(examples)
+        questions = self.base_inputs.questions(queries)
+        inputs, labels = self._with_answers(questions, answers)
         loss = forward(self.base, prefix, inputs, labels).loss
         assert loss is not None
         return loss
 
-    def _answered(self, asked: Inputs, answers: Sequence[list[int]]) -> tuple[Inputs, Tensor]:
-        """Inputs and labels. An encoder-decoder's answers stand apart from the question."""
+    def _with_answers(
+        self, questions: Inputs, answers: Sequence[list[int]]
+    ) -> tuple[Inputs, Tensor]:
+        """Return inputs and labels. An encoder-decoder has its answers in the labels only."""
         if decoder_config(self.base).is_encoder_decoder:
             length = max(map(len, answers))
-            told = [[*said, *[IGNORED] * (length - len(said))] for said in answers]
-            return asked, torch.tensor(told, device=asked["input_ids"].device)
-        joined = [[*ids, *said] for ids, said in zip(rows(asked), answers, strict=True)]
-        inputs = respelled(asked, joined)
+            padded = [[*answer, *[IGNORED] * (length - len(answer))] for answer in answers]
+            return questions, torch.tensor(padded, device=questions["input_ids"].device)
+        joined = [[*ids, *answer] for ids, answer in zip(rows(questions), answers, strict=True)]
+        inputs = with_tokens(questions, joined)
         labels = torch.full_like(inputs["input_ids"], IGNORED)
-        for row, said in zip(labels, answers, strict=True):
-            row[-len(said) :] = torch.tensor(said)
+        for row, answer in zip(labels, answers, strict=True):
+            row[-len(answer) :] = torch.tensor(answer)
         return inputs, labels
 
     def _annotated(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
@@ -291,7 +316,7 @@ class TrainingObjective:
                 begun[index] = copied[index]
         return [[*answer, self.end] for answer in begun]
 
-    def _said(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
+    def _teacher_replies(self, examples: Sequence[TrainingExample]) -> list[list[int]]:
         """Return the base model's replies after reading all passages (concatenation teacher)."""
         return [_until_end(row, self.end) for row in self._replies(examples)]
 
@@ -302,18 +327,18 @@ class TrainingObjective:
         among each lesson's choices."""
         read = [(*(seen.query for seen in one.passages), one.query) for one in examples]
         replies: dict[int, list[int]] = {}
-        for places in kinds([any(turn.images for turn in turns) for turns in read]):
+        for group in image_groups([any(turn.images for turn in turns) for turns in read]):
             rows = self._reply(
-                [examples[place] for place in places],
-                [first[place] for place in places] if first else (),
+                [examples[index] for index in group],
+                [first[index] for index in group] if first else (),
             )
-            replies.update(zip(places, rows, strict=True))
-        return [replies[place] for place in range(len(examples))]
+            replies.update(zip(group, rows, strict=True))
+        return [replies[index] for index in range(len(examples))]
 
     def _reply(
         self, examples: Sequence[TrainingExample], first: Sequence[list[int]]
     ) -> list[list[int]]:
-        """As `_replies`, for lessons that either all have images or all have none."""
+        """Return `_replies` for examples that either all have images or all have none."""
         read = self.base_inputs.with_passages(
             [example.query for example in examples], [example.passages for example in examples]
         )
@@ -338,5 +363,5 @@ def _one_token_of(choices: Sequence[list[int]]) -> dict[str, Any]:
 
 
 def _until_end(tokens: list[int], end: int) -> list[int]:
-    """With the token that ends it, if there is one."""
+    """Return the tokens up to and including the first `end`."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens

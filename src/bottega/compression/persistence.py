@@ -1,4 +1,4 @@
-"""Which model a compressor was trained with."""
+"""Saved compressors, and fingerprints of the models they were trained with."""
 
 from __future__ import annotations
 
@@ -20,77 +20,86 @@ from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.errors import LoadError, SettingError
 from bottega.kv_prefix import Geometry
 
-SAMPLES = 2048  # of each tensor: nobody waits for billions of weights
-APART = 2_654_435_761  # a prime: steps by it meet every row and column, and no place twice
-LARGEST = 65504.0  # of half precision
-TOLERANCE = 0.01  # of a tensor's usual size; bfloat16 rounds by 0.004 at most
-LEAST = 1e-6  # what half precision has no numbers for
+SAMPLES = 2048  # per tensor; reading billions of weights would take too long
+STRIDE = 2_654_435_761  # a prime, so samples cover all rows and columns without repetition
+LARGEST = 65504.0  # in half precision
+TOLERANCE = 0.01  # relative to a tensor's RMS; bfloat16 rounds by 0.004 at most
+LEAST = 1e-6  # half precision cannot represent less
 
 
 def fingerprint(model: Any) -> str:
-    """Tells a model by its architecture, and by two numbers of every tensor: the usual size of its
-    numbers, and a sum of them with fixed factors, of the same scale. Both are of samples: a change
-    of a few weights may go unseen. Compare with `same`: precision rounds these."""
+    """Return a fingerprint of a model's architecture and weights.
+
+    Each tensor contributes its RMS and a fixed random projection of the same scale. Both use a
+    sample of the weights, so a change of a few weights may go unnoticed. Compare fingerprints with
+    `same_model`, which tolerates rounding.
+    """
     named = sorted(model.state_dict().items())
     shapes = [(name, tuple(one.shape)) for name, one in named]
     architecture = hashlib.sha256(f"{type(model).__name__}{shapes}".encode()).hexdigest()[:16]
-    numbers = [number for _, one in named for number in _told(one)]
+    numbers = [number for _, one in named for number in _statistics(one)]
     return " ".join([architecture, *(f"{number:.4g}" for number in numbers)])
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two fingerprints are of one model, in whatever precision. Raises `ValueError` for
-    what is none."""
+def same_model(one: str, other: str) -> bool:
+    """Return whether two fingerprints belong to one model, in any precision.
+
+    Raises `ValueError` for malformed fingerprints.
+    """
     (first, mine), (second, others) = _parsed(one), _parsed(other)
     if first != second or len(mine) != len(others):
         return False
     return all(
-        abs(number - wanted) <= TOLERANCE * max(mine[place - place % 2], LEAST / TOLERANCE)
-        for place, (number, wanted) in enumerate(zip(mine, others, strict=True))
+        # Even indices hold the RMS, the scale of both numbers of a tensor.
+        abs(number - wanted) <= TOLERANCE * max(mine[i - i % 2], LEAST / TOLERANCE)
+        for i, (number, wanted) in enumerate(zip(mine, others, strict=True))
     )
 
 
-def check_fingerprint(told: object) -> str:
-    """Raises `ValueError`."""
-    if not isinstance(told, str) or not all(map(math.isfinite, _parsed(told)[1])):
-        raise ValueError("it does not say which models it was trained with")
-    return told
+def check_fingerprint(value: object) -> str:
+    """Return `value` if it is a fingerprint, else raise `ValueError`."""
+    if not isinstance(value, str) or not all(map(math.isfinite, _parsed(value)[1])):
+        raise ValueError("the fingerprints of its models are missing or malformed")
+    return value
 
 
-def _parsed(told: str) -> tuple[str, list[float]]:
-    architecture, *numbers = told.split(" ")
+def _parsed(fingerprint: str) -> tuple[str, list[float]]:
+    architecture, *numbers = fingerprint.split(" ")
     return architecture, [float(number) for number in numbers]
 
 
-def _told(weight: Tensor) -> tuple[float, float]:
-    few = _sampled(weight)
-    if not len(few):
+def _statistics(weight: Tensor) -> tuple[float, float]:
+    """Return the RMS of a weight and a fixed projection of it, in the same scale."""
+    sample = _sampled(weight)
+    if not len(sample):
         return 0.0, 0.0
-    size = few.square().mean().sqrt()
-    factors = torch.arange(len(few), dtype=torch.float64).square().cos()
-    mixed = (few * factors).sum() / math.sqrt(len(few) / 2)
-    return size.item(), mixed.item()
+    rms = sample.square().mean().sqrt()
+    factors = torch.arange(len(sample), dtype=torch.float64).square().cos()
+    projection = (sample * factors).sum() / math.sqrt(len(sample) / 2)
+    return rms.item(), projection.item()
 
 
 def _sampled(weight: Tensor) -> Tensor:
-    """What half precision has no numbers for, as masks have it, is the largest it has."""
+    """Return a sample of the weights, clamped to the range of half precision (masks exceed it)."""
     flat, count = weight.detach().flatten(), weight.numel()
     if count > SAMPLES:
-        places = torch.arange(SAMPLES) * APART % count
-        flat = flat[places.to(flat.device)]
-    told = flat.float().cpu().double()
-    return told.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
+        indices = torch.arange(SAMPLES) * STRIDE % count
+        flat = flat[indices.to(flat.device)]
+    sample = flat.float().cpu().double()
+    return sample.nan_to_num(0.0, LARGEST, -LARGEST).clamp(-LARGEST, LARGEST)
 
 
 WEIGHTS, SETTINGS = "compressor.safetensors", "compressor.json"
-VERSION = 2  # 1 told models by the signs of a few weights
+VERSION = 2  # version 1 fingerprinted models by the signs of a few weights
 
 
 @dataclass(frozen=True)
 class SavedCompressor:
-    """`digest` names the weights and how they are used. `hyper` and `base` are the fingerprints of
-    the two frozen models that the compressor was trained between, `layer` is the one whose states
-    it reads."""
+    """Compressor loaded from a folder.
+
+    `digest` identifies the weights and their use. `hyper` and `base` are fingerprints of the two
+    frozen models; `layer` is the layer of `hyper` whose states are read.
+    """
 
     racc: RaccModel
     digest: str
@@ -99,52 +108,56 @@ class SavedCompressor:
     layer: int
 
     def open(self, hyper: Any, base: Any) -> HyperModel:
-        """The hyper model, ready to compress. Raises `LoadError` for models that the compressor was
-        not made for: it would answer, and wrongly."""
-        opened = self.open_hyper(hyper)
+        """Return the hyper model, ready to compress.
+
+        Raises `LoadError` for other models than those of training: answers would be wrong.
+        """
+        hyper_model = self.open_hyper(hyper)
         _check("base", base, self.base)
-        return opened
+        return hyper_model
 
     def open_hyper(self, hyper: Any) -> HyperModel:
-        """The same where nobody answers: what compresses passages ahead needs no base model."""
+        """Return the hyper model without a check of the base model, to pre-compress passages."""
         _check("hyper", hyper, self.hyper)
-        opened = HyperModel(hyper, layer=self.layer)
-        if not opened.has_layer:
+        hyper_model = HyperModel(hyper, layer=self.layer)
+        if not hyper_model.has_layer:
             raise LoadError(
-                f"this compressor reads layer {self.layer}, which its hyper model does not have",
-                hint=f"its {SETTINGS} was changed: restore it, or train the compressor anew",
+                f"the hyper model has no layer {self.layer}, which {SETTINGS} names",
+                hint=f"restore {SETTINGS}, or train the compressor again",
             )
-        return opened
+        return hyper_model
 
 
 def _check(name: str, model: Any, wanted: str) -> None:
-    if not same(fingerprint(model), wanted):
+    if not same_model(fingerprint(model), wanted):
         raise LoadError(
             f"this compressor was trained with another {name} model",
-            hint="give the one it was trained with, or train a compressor for this one",
+            hint="use the model of its training, or train a compressor for this one",
         )
 
 
 def save(racc: RaccModel, folder: Path, *, hyper: HyperModel, base: Any, half: bool = True) -> None:
-    """Weights in half precision, unless told otherwise, and settings beside them. Raises
-    `SettingError` for weights that are no numbers."""
+    """Write weights, by default in half precision, and settings into `folder`.
+
+    Raises `SettingError` for weights that are not finite.
+    """
     buffers = dict(racc.named_buffers())
-    kept = {
-        name: _kept(one.detach(), half=half and name not in buffers).contiguous()
+    weights = {
+        name: _stored(one.detach(), half=half and name not in buffers).contiguous()
         for name, one in racc.state_dict().items()
     }
-    if wrong := _unusable(kept):
+    if wrong := _unusable(weights):
         raise SettingError(
-            f"{wrong} of this compressor cannot be used: training went astray",
-            hint="train anew with a lower rate or smaller loss weights",
+            f"{wrong} of this compressor has values that are not finite, or no spread",
+            hint="train again with a lower rate or smaller loss weights",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(kept, folder / WEIGHTS)
+    save_file(weights, folder / WEIGHTS)
     save_settings(racc.config, folder, hyper=hyper, base=base)
 
 
 def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, base: Any) -> None:
-    """All but the weights: what they are built as, and which models they belong to."""
+    """Write the architecture and the fingerprints of the two models, without the weights."""
     settings = {
         "version": VERSION,
         "shape": asdict(config),
@@ -155,24 +168,25 @@ def save_settings(config: CompressorConfig, folder: Path, *, hyper: HyperModel, 
     (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def _kept(one: Tensor, *, half: bool) -> Tensor:
-    """Scales are measured, and of any size; a weight that half precision cannot hold is rare."""
-    shorter = one.to(torch.float16)
-    return shorter if half and bool(shorter.isfinite().all()) else one
+def _stored(weight: Tensor, *, half: bool) -> Tensor:
+    """Return the weight in half precision if `half` and if it fits."""
+    shorter = weight.to(torch.float16)
+    return shorter if half and bool(shorter.isfinite().all()) else weight
 
 
 def load(folder: str | Path) -> SavedCompressor:
-    """Raises `LoadError`."""
-    place = Path(folder).expanduser()
+    """Load a compressor that `save` wrote. Raises `LoadError` if that is not possible."""
+    path = Path(folder).expanduser()
     try:
-        settings = json.loads((place / SETTINGS).read_text())
+        settings = json.loads((path / SETTINGS).read_text())
         if settings["version"] != VERSION:
             raise LoadError(
-                f"{place} was written by another version", hint="train the compressor anew"
+                f"{path} must have format version {VERSION}, got {settings['version']}",
+                hint="train the compressor again",
             )
         layer = _whole(settings["layer"], "layer")
         hyper, base = (check_fingerprint(settings[name]) for name in ("hyper", "base"))
-        racc = _built(_shape(settings["shape"]), load_file(place / WEIGHTS))
+        racc = _built(_config(settings["shape"]), load_file(path / WEIGHTS))
     except (
         OSError,
         ValueError,
@@ -185,16 +199,16 @@ def load(folder: str | Path) -> SavedCompressor:
     ) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise LoadError(
-            f"{place} holds no compressor that can be read: {reason}",
-            hint="give the folder that `bottega compress train` wrote",
+            f"{path} holds no readable compressor: {reason}",
+            hint="name a folder that `bottega compress train` wrote",
         ) from error
     return SavedCompressor(racc, digest(racc, layer), hyper, base, layer)
 
 
 def _built(config: CompressorConfig, weights: Mapping[str, Tensor]) -> RaccModel:
-    """Nothing is drawn and no room made: a shape that the weights do not have costs no memory."""
+    """Build the model on the meta device: a config that does not match allocates no memory."""
     if wrong := _unusable(weights):
-        raise ValueError(f"{wrong} cannot be used")
+        raise ValueError(f"{wrong} has values that are not finite, or no spread")
     with torch.device("meta"):
         racc = RaccModel(config)
     racc.load_state_dict({name: one.float() for name, one in weights.items()}, assign=True)
@@ -202,8 +216,10 @@ def _built(config: CompressorConfig, weights: Mapping[str, Tensor]) -> RaccModel
 
 
 def _unusable(weights: Mapping[str, Tensor]) -> str:
-    """The first tensor that no answer could come of. A spread of 0 tells `Modulation` to leave a
-    dimension as it is; compressors divide by theirs."""
+    """Return the name of the first unusable tensor, or "".
+
+    A spread of 0 marks a constant dimension in `Modulation`, but compressors divide by theirs.
+    """
     for name, one in weights.items():
         divides = name in ("documents.spread", "queries.spread")
         if not bool(one.isfinite().all()) or (divides and bool((one <= 0).any())):
@@ -211,30 +227,31 @@ def _unusable(weights: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _shape(told: Mapping[str, Any]) -> CompressorConfig:
+def _config(values: Mapping[str, Any]) -> CompressorConfig:
+    """Return the config of decoded JSON. Raises `ValueError` for values of other types."""
     geometry = Geometry(
-        **{name: _whole(value, name) for name, value in dict(told["geometry"]).items()}
+        **{name: _whole(value, name) for name, value in dict(values["geometry"]).items()}
     )
-    usual = CompressorConfig(1, geometry)
-    config = CompressorConfig(**{**told, "geometry": geometry})
+    default = CompressorConfig(1, geometry)
+    config = CompressorConfig(**{**values, "geometry": geometry})
     for one in fields(CompressorConfig):
-        value, kind = getattr(config, one.name), type(getattr(usual, one.name))
+        value, kind = getattr(config, one.name), type(getattr(default, one.name))
         if type(value) is not kind:
-            raise ValueError(f"{one.name} is not of the type {kind.__name__}")
+            raise ValueError(f"{one.name} must be of type {kind.__name__}, got {value!r}")
     return config
 
 
 def _whole(value: object, name: str) -> int:
     if type(value) is not int:
-        raise ValueError(f"{name} is not a whole number")
+        raise ValueError(f"{name} must be an integer, got {value!r}")
     return value
 
 
 def digest(racc: RaccModel, layer: int) -> str:
-    """Other weights or another use of them give other prompts."""
+    """Return a digest of the weights and of their use (config and layer)."""
     used = json.dumps({"shape": asdict(racc.config), "layer": layer}, sort_keys=True)
-    told = hashlib.sha256(used.encode())
+    sha256 = hashlib.sha256(used.encode())
     for name, weight in sorted(racc.state_dict().items()):
-        told.update(name.encode())
-        told.update(weight.contiguous().numpy().tobytes())
-    return told.hexdigest()[:16]
+        sha256.update(name.encode())
+        sha256.update(weight.contiguous().numpy().tobytes())
+    return sha256.hexdigest()[:16]

@@ -1,5 +1,8 @@
-"""The files under a store of passages. Rows are named by whole lines of entries and by nothing
-else: who reads changes nothing, and who builds is alone and writes over what a killed one left."""
+"""Store of compressed passages on disk.
+
+A row exists once a complete line of the entries file names it. Readers change nothing. One builder
+at a time holds a lock, and overwrites rows and lines that a killed builder left incomplete.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,15 @@ from bottega.errors import StoreBusyError, StoreError, StoreFullError
 from bottega.types import Example
 
 MANIFEST, ROWS, ENTRIES, LOCK = "manifest.json", "rows.bin", "entries.jsonl", "lock"
-BEGUN = frozenset((LOCK, f"{MANIFEST}.new"))  # all that a store may hold without a manifest
-ANEW = "delete the folder, and build anew"
+UNFINISHED = frozenset((LOCK, f"{MANIFEST}.new"))  # files of a store without a manifest
+REBUILD = "delete the folder and run `bottega compress build` again"
 
 
 class Entry(NamedTuple):
-    """`check` is of the row's bytes and of the rest, so that no row passes for another's."""
+    """Index entry of one row. `mark` is the digest of the passage.
+
+    `check` is a CRC of the row's bytes and the other fields, which detects swapped rows.
+    """
 
     row: int
     id: str
@@ -42,33 +48,36 @@ class Entry(NamedTuple):
             row, id, mark, zlib.crc32(data, zlib.crc32(json.dumps([row, id, mark]).encode()))
         )
 
-    def holds(self, data: bytes) -> bool:
+    def matches(self, data: bytes) -> bool:
+        """Return whether `data` are the bytes of this row."""
         return self == Entry.of(self.row, self.id, self.mark, data)
 
 
 @contextmanager
-def storing(folder: Path) -> Iterator[None]:
-    """What the system refuses, as a `StoreError`."""
+def os_errors(folder: Path) -> Iterator[None]:
+    """Translate errors of the operating system into `StoreError`."""
     try:
         yield
     except OSError as error:
         reason = f"{folder} cannot be read or written: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreFullError(
-                reason, hint="make room; what is there is kept, and the same command does the rest"
+                reason, hint="free disk space and run the command again; it resumes"
             ) from error
-        raise StoreError(reason, hint="check that it is a folder, and your rights in it") from error
+        raise StoreError(reason, hint="check that it is a folder that you may write") from error
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Makes the folder. Raises `StoreError` if another process, or another store in this one, is
-    building there."""
-    with storing(folder):
+def build_lock(folder: Path) -> Iterator[None]:
+    """Create the folder and lock it.
+
+    Raises `StoreBusyError` if another process, or another store in this process, holds the lock.
+    """
+    with os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with storing(folder):
+        with os_errors(folder):
             _lock(descriptor, folder)
         yield
     finally:
@@ -76,18 +85,18 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def check_own(folder: Path) -> None:
-    """Raises `StoreError` for a folder that is there and holds another program's files."""
-    with storing(folder):
+    """Raise `StoreError` for a folder that holds another program's files."""
+    with os_errors(folder):
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if MANIFEST not in names and names - BEGUN:
+    if MANIFEST not in names and names - UNFINISHED:
         raise StoreError(
-            f"{folder} holds files that are not a store's", hint="give an empty folder"
+            f"{folder} holds files that are not a store's", hint="name an empty folder"
         )
 
 
 def write(path: Path, data: bytes, *, at: int = 0) -> None:
-    """From byte `at`, over whatever an interrupted write left there."""
-    with storing(path.parent), path.open("r+b" if path.exists() else "w+b") as file:
+    """Write `data` from byte `at` and cut the file there, removing an interrupted write."""
+    with os_errors(path.parent), path.open("r+b" if path.exists() else "w+b") as file:
         file.truncate(at)
         file.seek(at)
         file.write(data)
@@ -96,19 +105,21 @@ def write(path: Path, data: bytes, *, at: int = 0) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """As a whole or not at all."""
+    """Replace a file atomically."""
     new = path.with_name(f"{path.name}.new")
     write(new, data)
-    with storing(path.parent):
+    with os_errors(path.parent):
         new.replace(path)
 
 
 def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], int]:
-    """Those that begin at byte `start` with the entry of `row`, and the byte behind them. A line
-    without its end is one that is being written, or never was."""
+    """Return the entries from byte `start` on, the first being that of `row`, and their end.
+
+    A last line without a newline is ignored: its writer is still busy or was killed.
+    """
     path = folder / ENTRIES
     data = b""
-    with storing(folder):
+    with os_errors(folder):
         if path.exists():
             with path.open("rb") as file:
                 file.seek(max(start - 1, 0))
@@ -117,39 +128,42 @@ def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], in
         raise damaged(path)
     lines = data[bool(start) : data.rfind(b"\n") + 1]
     entries = [_entry(line, path) for line in lines.splitlines()]
-    if any(entry.row != place for place, entry in enumerate(entries, row)):
+    if any(entry.row != index for index, entry in enumerate(entries, row)):
         raise damaged(path)
     return entries, start + len(lines)
 
 
 def check_rows(folder: Path, *, count: int, size: int) -> None:
-    """Raises `StoreError` where the file is shorter than the rows that entries name."""
+    """Raise `StoreError` if the file is shorter than the rows that entries name."""
     path = folder / ROWS
-    with storing(folder):
-        found = path.stat().st_size if path.exists() else None
-    if count and (found is None or found < count * size):
-        raise StoreError(f"{path} is {'missing' if found is None else 'too short'}", hint=ANEW)
+    with os_errors(folder):
+        length = path.stat().st_size if path.exists() else None
+    if count and (length is None or length < count * size):
+        problem = "missing" if length is None else "too short"
+        raise StoreError(f"{path} is {problem}", hint=REBUILD)
 
 
 def read_rows(folder: Path, entries: Sequence[Entry], size: int) -> bytes:
-    """One behind the other. Read and not mapped: a mapped file that another program cuts kills the
-    process."""
+    """Return the joined bytes of the rows.
+
+    The file is read, not mapped: if another program truncates a mapped file, the process dies.
+    """
     path, rows = folder / ROWS, []
     if not entries:
         return b""
     check_rows(folder, count=1 + max(entry.row for entry in entries), size=size)
-    with storing(folder), path.open("rb") as file:
+    with os_errors(folder), path.open("rb") as file:
         for entry in entries:
             file.seek(entry.row * size)
             rows.append(file.read(size))
     for entry, row in zip(entries, rows, strict=True):
-        if not entry.holds(row):
-            raise StoreError(f"{path} holds another row for passage {entry.id}", hint=ANEW)
+        if not entry.matches(row):
+            raise StoreError(f"{path} holds another row for passage {entry.id}", hint=REBUILD)
     return b"".join(rows)
 
 
 def damaged(path: Path) -> StoreError:
-    return StoreError(f"{path} is damaged", hint=ANEW)
+    return StoreError(f"{path} is damaged", hint=REBUILD)
 
 
 def _entry(line: bytes, path: Path) -> Entry:
@@ -166,14 +180,14 @@ def _entry(line: bytes, path: Path) -> Entry:
 def _lock(descriptor: int, folder: Path) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows: two builders at once are the user's affair
+    except ImportError:  # Windows has no lock: the user must not start two builders
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise StoreBusyError(
-            f"passages are being compressed into {folder} already",
-            hint="wait until that is done, or name another folder",
+            f"another process is compressing passages into {folder}",
+            hint="wait until it finishes, or name another folder",
         ) from error
 
 
@@ -187,7 +201,8 @@ LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 @dataclass(frozen=True)
 class Manifest:
-    """`compressor` is the digest of its weights: prompts of two compressors are not comparable."""
+    """Format of a store. `compressor` is the digest of its weights: other prompts do not
+    compare."""
 
     compressor: str
     prompts: int
@@ -197,19 +212,19 @@ class Manifest:
 
     @classmethod
     def for_store(cls, folder: str | Path, compressor: str, prompts: int, width: int) -> Manifest:
-        """In the precision of the store that is there, if there is one."""
-        there = _found(Path(folder).expanduser())
-        return cls(compressor, prompts, width, there.precision if there else "fp16")
+        """Return a manifest with the precision of the store in `folder`, else fp16."""
+        existing = _read_manifest(Path(folder).expanduser())
+        return cls(compressor, prompts, width, existing.precision if existing else "fp16")
 
 
 class PassageStore:
-    """One row of (prompts, width) for each passage; int8 has a scale for each prompt.
+    """Store with one row (prompts, width) per passage; int8 has one scale per prompt.
 
-    Opening and `get` change nothing on disk, and go on while another process builds. An entry is
-    written after its row is on disk: what a killed process left behind is written over by the next
-    `add`. A passage whose text, pictures or answer changed is compressed anew; its old row stays
-    until the store is built again. Raises `StoreError` for a store of another compressor or
-    precision, and for one that is damaged.
+    Opening and `get` change nothing on disk and work while another process builds. An entry is
+    written after its row is on disk, and the next `add` overwrites incomplete rows of a killed
+    process. A passage with changed text, images or answer is compressed again; its old row stays
+    until the store is rebuilt. Raises `StoreError` for a store of another compressor or precision,
+    and for a damaged one.
     """
 
     def __init__(self, folder: str | Path, manifest: Manifest) -> None:
@@ -217,27 +232,29 @@ class PassageStore:
         self._manifest = manifest
         self._entries: dict[str, Entry] = {}
         self._count, self._end = 0, 0
-        self._turn, self._is_building = threading.RLock(), False
-        if self._is_begun():
-            self._follow()
+        self._lock, self._is_building = threading.RLock(), False
+        if self._exists():
+            self._refresh()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def bytes_a_passage(self) -> int:
+    def bytes_per_passage(self) -> int:
         return self._row.itemsize
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """For several `add`: raises `StoreError` while another process, or another store of this
-        folder, builds."""
-        with self._turn:
+        """Hold the build lock for several `add`.
+
+        Raises `StoreBusyError` while another process, or another store of this folder, builds.
+        """
+        with self._lock:
             if self._is_building:
                 yield
                 return
-            with alone_in(self._folder):
-                self._begin()
+            with build_lock(self._folder):
+                self._create()
                 self._is_building = True
                 try:
                     yield
@@ -250,12 +267,14 @@ class PassageStore:
         compress: Compress,
         report: Callable[[int], None] = lambda done: None,
     ) -> int:
-        """Ids with their passages. Returns how many were compressed: what is there is skipped.
-        Raises `StoreError` for numbers that the precision cannot hold, and as `building`."""
+        """Compress (id, passage) pairs that are new or changed; return their number.
+
+        Raises `StoreError` for numbers that the precision cannot hold, and like `building`.
+        """
         with self.building():
-            self._follow()
-            told = [(id, one, content(one)) for id, one in passages]
-            missing = [one for one in told if self._mark(one[0]) != one[2]]
+            self._refresh()
+            marked = [(id, one, content_digest(one)) for id, one in passages]
+            missing = [one for one in marked if self._mark(one[0]) != one[2]]
             for start in range(0, len(missing), BATCH):
                 batch = missing[start : start + BATCH]
                 with torch.no_grad():
@@ -265,8 +284,10 @@ class PassageStore:
         return len(missing)
 
     def get(self, passages: Sequence[tuple[str, Example]]) -> Tensor:
-        """(passages, prompts, width) in float32. Raises `StoreError` for one that is missing or has
-        changed since it was compressed."""
+        """Return float32 prompts (passages, prompts, width).
+
+        Raises `StoreError` for a passage that is missing or has changed since its compression.
+        """
         entries = [self._entry_of(id, one) for id, one in passages]
         rows = np.frombuffer(read_rows(self._folder, entries, self._row.itemsize), self._row)
         values = rows["codes"].astype(np.float32)
@@ -279,11 +300,11 @@ class PassageStore:
 
     def _entry_of(self, id: str, passage: Example) -> Entry:
         mark = self._mark(id)
-        if mark != content(passage):
-            missing = "has changed since it was compressed" if mark else "is not compressed"
+        if mark != content_digest(passage):
+            problem = "has changed since it was compressed" if mark else "is not compressed"
             raise StoreError(
-                f"passage {id} {missing}",
-                hint="run `bottega compress build` again: it compresses what is new",
+                f"passage {id} {problem}",
+                hint="run `bottega compress build` again to compress new passages",
             )
         return self._entries[id]
 
@@ -298,21 +319,22 @@ class PassageStore:
         write(self._folder / ROWS, coded.tobytes(), at=self._count * self._row.itemsize)
         lines = "".join(json.dumps(entry) + "\n" for entry in entries)
         write(self._folder / ENTRIES, lines.encode(), at=self._end)
-        self._follow()
+        self._refresh()
 
     def _check_values(self, ids: Sequence[str], values: NDArray[np.float32]) -> None:
         wanted = (len(ids), self._manifest.prompts, self._manifest.width)
         if values.shape != wanted:
             raise StoreError(
-                f"the compressor made {values.shape} of passages that take {wanted}",
-                hint="compress with what the manifest says",
+                f"compressed passages must have shape {wanted}, got {values.shape}",
+                hint="use the compressor that the manifest names",
             )
-        held = (np.abs(values) <= LARGEST[self._manifest.precision]).all((1, 2))  # no NaN is
-        if not held.all():
+        # The comparison is false for nan.
+        fits = (np.abs(values) <= LARGEST[self._manifest.precision]).all((1, 2))
+        if not fits.all():
             raise StoreError(
-                f"passage {ids[int(held.argmin())]} was compressed to numbers that"
+                f"passage {ids[int(fits.argmin())]} was compressed to numbers that"
                 f" {self._manifest.precision} cannot hold",
-                hint="int8 holds large ones; if they are not finite, train the compressor again",
+                hint="use int8; if the numbers are not finite, train the compressor again",
             )
 
     def _coded(self, values: NDArray[np.float32]) -> NDArray[np.void]:
@@ -324,23 +346,23 @@ class PassageStore:
         coded["codes"] = values
         return coded
 
-    def _is_begun(self) -> bool:
+    def _exists(self) -> bool:
         check_own(self._folder)
-        there = _found(self._folder)
-        if there and there != self._manifest:
+        existing = _read_manifest(self._folder)
+        if existing and existing != self._manifest:
             raise StoreError(
-                f"{self._folder} was built with {_unlike(there, self._manifest)}",
-                hint="name another folder, or ask for what this one was built with",
+                f"{self._folder} was built with {_differences(existing, self._manifest)}",
+                hint="name another folder, or use the settings of this one",
             )
-        return there is not None
+        return existing is not None
 
-    def _begin(self) -> None:
-        if not self._is_begun():
+    def _create(self) -> None:
+        if not self._exists():
             manifest = json.dumps(asdict(self._manifest), sort_keys=True)
             replace(self._folder / MANIFEST, manifest.encode())
 
-    def _follow(self) -> None:
-        """Reads the entries that were written since."""
+    def _refresh(self) -> None:
+        """Read entries that were written since the last call."""
         new, end = read_entries(self._folder, start=self._end, row=self._count)
         check_rows(self._folder, count=self._count + len(new), size=self._row.itemsize)
         self._entries |= {entry.id: entry for entry in new}
@@ -358,17 +380,17 @@ class PassageStore:
         return np.dtype([("codes", "<f2", (prompts, width))])
 
 
-def content(passage: Example) -> str:
-    """Of what is compressed: another text, picture or answer under the same id is another
-    passage."""
+def content_digest(passage: Example) -> str:
+    """Return a digest of all that is compressed: text, images and answer."""
     images = [image.sha256 for image in passage.query.images]
-    said = [passage.reply] if passage.answer else []
-    return hashlib.sha256(json.dumps([passage.query.text, images, *said]).encode()).hexdigest()[:16]
+    reply = [passage.reply] if passage.answer else []
+    text = json.dumps([passage.query.text, images, *reply])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _found(folder: Path) -> Manifest | None:
+def _read_manifest(folder: Path) -> Manifest | None:
     path = folder / MANIFEST
-    with storing(folder):
+    with os_errors(folder):
         text = path.read_bytes() if path.exists() else None
     if text is None:
         return None
@@ -379,8 +401,8 @@ def _found(folder: Path) -> Manifest | None:
     match found:
         case {"version": int(version)} if version != VERSION:
             raise StoreError(
-                f"{folder} holds compressed passages of version {version}, and this is {VERSION}",
-                hint="build them anew in another folder",
+                f"{folder} must have format version {VERSION}, got {version}",
+                hint="build the store again in another folder",
             )
         case {
             "compressor": str(compressor),
@@ -393,9 +415,9 @@ def _found(folder: Path) -> Manifest | None:
     raise damaged(path)
 
 
-def _unlike(there: Manifest, wanted: Manifest) -> str:
-    """What differs, as a person would say it."""
-    told = {
+def _differences(existing: Manifest, wanted: Manifest) -> str:
+    """Return the differing fields in words."""
+    phrases = {
         "compressor": "another compressor ({}, not {})",
         "precision": "{} numbers, not {}",
         "prompts": "{} prompts a passage, not {}",
@@ -403,8 +425,8 @@ def _unlike(there: Manifest, wanted: Manifest) -> str:
         "version": "version {} of this format, not {}",
     }
     differing = [
-        words.format(getattr(there, name), getattr(wanted, name))
-        for name, words in told.items()
-        if getattr(there, name) != getattr(wanted, name)
+        phrase.format(getattr(existing, name), getattr(wanted, name))
+        for name, phrase in phrases.items()
+        if getattr(existing, name) != getattr(wanted, name)
     ]
     return " and ".join(differing)

@@ -1,4 +1,4 @@
-"""Checkpoints of training: whole or not there, and only for the run that wrote them."""
+"""Training loop of a compressor, with atomic checkpoints that resume only the same run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from bottega.compression.objective import (
 )
 from bottega.errors import LoadError, SettingError
 
-NAME = "checkpoint.pt"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """`step` is the next one to take, `worse` how many validations ago the best one was."""
+    """Progress that a checkpoint stores: the next `step`, the `best` validation loss, and the
+    number of validations since (`worse`)."""
 
     step: int = 0
     best: float = math.inf
@@ -40,7 +41,8 @@ class TrainingState:
 
 
 class CheckpointFile:
-    """One file, replaced as a whole. Without a folder nothing is kept but the best weights."""
+    """Checkpoint in one file, replaced atomically. Without a folder it keeps only the best
+    weights."""
 
     def __init__(
         self,
@@ -49,29 +51,29 @@ class CheckpointFile:
         racc: RaccModel,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        self._path = folder / NAME if folder else None
+        self._path = folder / CHECKPOINT if folder else None
         self._racc, self._optimizer = racc, optimizer
         self._best: dict[str, torch.Tensor] | None = None
         self._of = json.dumps({"course": asdict(config), "shape": asdict(racc.config)})
 
-    def restored(self) -> TrainingState:
+    def restore(self) -> TrainingState:
         if self._path is None or not self._path.exists():
             return TrainingState()
         try:
-            kept = torch.load(self._path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever a damaged file provokes
+            saved = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many types for a damaged file
             raise LoadError(
                 f"{self._path} cannot be read: {error}", hint="delete it to train from the start"
             ) from error
-        if kept["of"] != self._of:
+        if saved["of"] != self._of:
             raise LoadError(
-                f"{self._path} is from training with other settings",
-                hint="use another folder, or the settings that it was begun with",
+                f"{self._path} was written with other settings",
+                hint="use another folder, or the settings of that run",
             )
-        self._racc.load_state_dict(kept["weights"])
-        self._optimizer.load_state_dict(kept["optimizer"])
-        self._best = kept["best_weights"]
-        return TrainingState(**kept["state"])
+        self._racc.load_state_dict(saved["weights"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        self._best = saved["best_weights"]
+        return TrainingState(**saved["state"])
 
     def validated(self, state: TrainingState, loss: float) -> TrainingState:
         if loss < state.best:
@@ -79,7 +81,7 @@ class CheckpointFile:
             return replace(state, best=loss, worse=0)
         return replace(state, worse=state.worse + 1)
 
-    def keep(self, state: TrainingState) -> None:
+    def save(self, state: TrainingState) -> None:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +108,7 @@ class CheckpointFile:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """After a step, the first being 0. `validation` where one was made."""
+    """Report of one step, counted from 0. `validation` is None on steps without validation."""
 
     step: int
     loss: float
@@ -125,35 +127,36 @@ def train(
     report: Callable[[TrainingProgress], None] = lambda progress: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Trains in place. With `folder` it leaves checkpoints there and goes on from the last one: the
-    losses are then those of a run that was never stopped. Raises `LoadError` for a checkpoint of
-    another course or another shape, and `SettingError` once a loss or a gradient is no number: the
-    weights are then those of the step before. Once `stopped` says so it keeps a checkpoint after
-    the step and returns False.
+    """Train `racc` in place and return whether training finished.
 
-    With `held_out` lessons and `config.validate_every` the best weights by their loss are what
-    remains.
+    With `folder`, write checkpoints there and resume from the last one; the losses equal those of
+    an uninterrupted run. With `held_out` examples and `config.validate_every`, keep the weights
+    with the best validation loss. When `stopped()` is true, write a checkpoint after the step and
+    return False.
+
+    Raises `LoadError` for a checkpoint with other settings, and `SettingError` if a loss or
+    gradient is not finite; the weights are then those of the step before.
     """
     racc.to(objective.hyper.device)
     optimizer = torch.optim.AdamW(
         racc.parameters(), lr=config.rate, weight_decay=config.weight_decay
     )
     checkpoints = CheckpointFile(folder, config, racc, optimizer)
-    state = checkpoints.restored()
+    state = checkpoints.restore()
     while state.step < config.steps and state.worse < config.patience:
         rate = config.rate_at(state.step)
         loss = _step(racc, objective, batches, config, optimizer, state.step, rate)
         validation = None
         if held_out and config.validate_every and (state.step + 1) % config.validate_every == 0:
-            validation = _validated(racc, objective, held_out, config)
+            validation = _validate(racc, objective, held_out, config)
             _finite(validation, "validation loss", state.step)
             state = checkpoints.validated(state, validation)
         report(TrainingProgress(state.step, loss, rate, validation))
         state = state.next()
-        asked_to_stop = stopped() and state.step < config.steps
-        if state.step % config.checkpoint_every == 0 or state.step == config.steps or asked_to_stop:
-            checkpoints.keep(state)
-        if asked_to_stop:
+        stopping = stopped() and state.step < config.steps
+        if state.step % config.checkpoint_every == 0 or state.step == config.steps or stopping:
+            checkpoints.save(state)
+        if stopping:
             return False
     checkpoints.restore_best()
     return True
@@ -176,7 +179,7 @@ def _step(
         number = step * config.accumulate + part
         batch = batches(number)
         with _precision(config, objective):
-            loss = objective.loss(racc, batch, config, _hidden(batch, config, number))
+            loss = objective.loss(racc, batch, config, _visible_scores(batch, config, number))
         torch.autograd.backward(loss / config.accumulate)
         total += _finite(loss.item(), "loss", step) / config.accumulate
     length = nn.utils.clip_grad_norm_(racc.parameters(), config.clip)
@@ -188,20 +191,22 @@ def _step(
 def _finite(number: float, what: str, step: int) -> float:
     if not math.isfinite(number):
         raise SettingError(
-            f"the {what} of step {step + 1} is {number}: training went astray",
-            hint="begin in another folder with a lower rate, or weigh answer and cache less",
+            f"the {what} of step {step + 1} must be finite, got {number}",
+            hint="start in another folder with a lower rate or smaller answer and cache weights",
         )
     return number
 
 
-def _hidden(batch: Sequence[TrainingExample], config: TrainingConfig, number: int) -> Tensor:
-    """The scores, those of a share of the lessons all alike."""
+def _visible_scores(
+    batch: Sequence[TrainingExample], config: TrainingConfig, number: int
+) -> Tensor:
+    """Return the scores, with those of a random share of the examples set to 0."""
     rng = random.Random(f"{config.seed}:{number}")
-    told = torch.tensor([[float(rng.random() >= config.flat)] for _ in batch])
-    return retrieval_scores(batch) * told
+    visible = torch.tensor([[float(rng.random() >= config.flat)] for _ in batch])
+    return retrieval_scores(batch) * visible
 
 
-def _validated(
+def _validate(
     racc: RaccModel,
     objective: TrainingObjective,
     held_out: Sequence[TrainingExample],
