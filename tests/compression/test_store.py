@@ -242,7 +242,7 @@ def test_a_full_disk_leaves_what_was_there(
         patch.setattr("bottega.compression.store.write", full)
         with pytest.raises(StoreError, match="No space") as refused:
             store.add(told[2:5], rows)
-    assert "room" in refused.value.hint
+    assert "disk space" in refused.value.hint
 
     for one in (store, opened(tmp_path)):
         right(one, told[:2])
