@@ -1,4 +1,4 @@
-"""The index files beside a database: which they are, and whether each agrees with the rows."""
+"""Index files beside a database: names, format, and checks against the rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOOT = struct.Struct("<QI8s")  # length of the header, checksum of all before th
 
 @dataclass(frozen=True)
 class SnapshotHeader:
-    """What the index was made from; `mark` is that of change `seq` (`RowStore.mark`)."""
+    """Origin of a saved index; `mark` is that of change `seq` (`RowStore.mark`)."""
 
     view: int
     fingerprint: str
@@ -58,13 +58,16 @@ class SnapshotHeader:
 
 @dataclass(frozen=True)
 class IndexSnapshot:
+    """Saved faiss index with its header and the key of each slot."""
+
     header: SnapshotHeader
     index: faiss.Index
     keys: Keys
 
 
 def snapshot_path(database: str, view: str, namespace: str) -> Path | None:
-    """`K.db.VIEW.index`, with a hash of the namespace in it if there is one."""
+    """Return `K.db.VIEW.index`, with a hash of the namespace if there is one; None for
+    `:memory:`."""
     if database == MEMORY:
         return None
     space = f".{hashlib.sha256(namespace.encode()).hexdigest()[:12]}" if namespace else ""
@@ -77,7 +80,8 @@ def unfinished_path(path: Path) -> Path:
 
 
 def save(path: Path, found: IndexSnapshot) -> bool:
-    """Whether it could be written: a full disk or a read-only folder costs time, nothing else."""
+    """Write a snapshot and return whether it succeeded. A full disk or a read-only folder only
+    makes the next start slower."""
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         faiss.write_index(found.index, str(part))
@@ -99,8 +103,11 @@ def save(path: Path, found: IndexSnapshot) -> bool:
 
 
 def checksum_of(data: mmap.mmap | memoryview) -> int:
-    """A CRC of the weighted sums of blocks: several times as quick as one of all bytes, and no bit,
-    place of a word, block or end of a file can change without it."""
+    """Return a CRC over weighted sums of blocks.
+
+    It is several times faster than a CRC over all bytes, and still changes with any bit and with
+    the order of words or blocks.
+    """
     words = np.frombuffer(data, np.uint8)
     whole = len(words) // BLOCK * BLOCK
     blocks = words[:whole].view(np.uint64).reshape(-1, len(WEIGHTS))
@@ -109,7 +116,7 @@ def checksum_of(data: mmap.mmap | memoryview) -> int:
 
 
 def load(path: Path) -> IndexSnapshot | None:
-    """None if there is none or it is damaged."""
+    """Return the snapshot, or None if it is missing or damaged."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
             raise ValueError("it is not a regular file")
@@ -138,7 +145,7 @@ ABANDONED_SECONDS = 3600
 
 
 def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
-    """What is wrong with each; the file can go, if it is one."""
+    """Yield a description and the path of every wrong index file. Regular files may be deleted."""
     for path in index_files(rows):
         if path.exists() and not path.is_file():
             yield f"{path.name} should be a file; move it away", path
@@ -150,6 +157,7 @@ def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
 
 
 def index_files(rows: SqliteRows) -> list[Path]:
+    """Return the files beside the database whose names match an index of one of its views."""
     if rows.path == MEMORY:
         return []
     path = Path(rows.path)
@@ -163,7 +171,8 @@ def index_files(rows: SqliteRows) -> list[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Another process may be writing it at this moment, or have just finished."""
+    """Return whether a partial file is old enough: another process may still be writing a newer
+    one."""
     with suppress(FileNotFoundError):
         return time.time() - path.stat().st_mtime > ABANDONED_SECONDS
     return False

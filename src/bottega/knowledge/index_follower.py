@@ -1,4 +1,4 @@
-"""One index that keeps up with the rows: loaded, caught up, and rebuilt in the background."""
+"""Index of one view: loaded from a file, updated from the change log, rebuilt in the background."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ BUILD_DELAY_SECONDS = 2.0
 
 
 class StaleIndexError(Exception):
-    """This follower is closed, or its view was made anew: another one must be asked."""
+    """The follower is closed or its view was replaced; the caller gets a new follower."""
 
 
 class IndexFollower:
-    """The index of one view. Up to `hnsw_above` rows it compares with every row; above, a graph is
-    built in the background, and searches stay exact until it is there. A process that ends before
-    saves the plain vectors to a file, which the next process reads instead of every row."""
+    """Up-to-date index of one view.
+
+    Up to `hnsw_above` rows it is exact. Above, it builds a graph in the background and stays exact
+    until the graph is ready. A process that ends earlier saves the plain vectors to a file, which
+    the next process reads instead of every row.
+    """
 
     def __init__(self, rows: RowStore, view: StoredView, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
@@ -65,7 +68,8 @@ class IndexFollower:
         self._failed = False
 
     def current(self) -> FaissIndex:
-        """The index with every change that any process has committed. Raises `StaleIndexError`."""
+        """Return the index with every change that any process has committed. Raises
+        `StaleIndexError`."""
         with self._lock:
             last = self._rows.last_seq()
             if self._stopping.is_set():
@@ -100,7 +104,7 @@ class IndexFollower:
         return self._worker is not None and self._worker.is_alive()
 
     def wait_for_indexes(self) -> None:
-        """Waits until nothing is being built."""
+        """Wait until no build is running."""
         self._caller_waiting.set()
         while self.is_building:
             if self._worker is not None:
@@ -176,8 +180,7 @@ class IndexFollower:
         return index
 
     def _fill(self, index: FaissIndex, page: int = PAGE) -> FaissIndex:
-        """Add the rows after the last one that the index holds. Those before are as they were at
-        its watermark."""
+        """Add the rows after the index's last row; earlier rows are as of its watermark."""
         watermark = index.watermark if len(index) else self._rows.last_seq()
         index.fill(self._pages(page, index.last_key()), watermark)
         return index
@@ -193,7 +196,8 @@ class IndexFollower:
             key = page[-1][0]
 
     def _catch_up(self, index: FaissIndex, within: int = 0) -> bool:
-        """False if the log has lost what the index lacks, which has to be filled anew."""
+        """Apply the missing changes. Return False if the log has lost some of them, which requires
+        a rebuild."""
         while index.watermark + within < self._rows.last_seq():
             changes = self._rows.changes_since(index.watermark, PAGE, self._view.number)
             if index.watermark < self._rows.pruned():
@@ -226,7 +230,7 @@ class IndexFollower:
             self._worker.start()
 
     def _run_logged(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
-        """What is there goes on serving if this fails."""
+        """Run the work and log a failure; the existing index continues to serve."""
         try:
             # Of this thread only: searches keep the others.
             faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))

@@ -1,4 +1,4 @@
-"""New vectors for old examples: another embedder for a view, or a view that was not there."""
+"""Embedding of stored examples for a new view or with another embedder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def reindex(
     batch_size: int,
     progress: Callable[[int], None] | None,
 ) -> int:
-    """How many examples were embedded, those of every namespace.
+    """Embed all examples of every namespace that lack the new vector and return their number.
 
-    The new vectors are stored beside the old ones, which go on being searched, and take over in
-    one commit when no example lacks one. Stopped halfway it goes on where it was. Of two for one
-    view the one that began last goes on, and the other raises `StoreError`.
+    Searches use the old vectors until all new ones are stored; then one commit replaces them. An
+    interrupted run resumes. If two runs reindex one view, the later one continues and the other
+    raises `StoreError`.
     """
     check_name(name)
     if batch_size < 1:
@@ -50,12 +50,12 @@ def reindex(
 
 
 def embed_again(rows: SqliteRows, keys: Sequence[int], number: int, view: View) -> None:
-    """Replaces vectors and tells the indexes."""
+    """Replace the vectors of these rows and log the changes for the indexes."""
     _embed(rows, keys, number, view, logged=True)
 
 
 def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
-    """The number of the view to fill, and whether it is the one that is searched."""
+    """Return the number of the view to fill, and whether searches already use it."""
     fingerprint = view.embed.fingerprint
     with rows.transaction() as connection:
         _drop(connection, name, "NOT complete AND fingerprint != ?", fingerprint)
@@ -74,7 +74,7 @@ def _begin(rows: SqliteRows, name: str, view: View) -> tuple[int, bool]:
 
 
 def _count_done(rows: SqliteRows, number: int) -> int:
-    """How many examples have the new vector from an earlier run."""
+    """Return the number of examples that already have the new vector."""
     counted = "SELECT count(*) FROM examples JOIN vectors USING (key) WHERE view = ?"
     return int(rows.read(counted, number)[0][0])
 
@@ -124,7 +124,7 @@ def _name_example(
 
 
 def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
-    """Whether no example lacked the new vector, in which case it is the view's now."""
+    """Replace the old view if no example lacks the new vector; return whether that is the case."""
     with rows.transaction() as connection:
         complete = _check_view(connection, number)
         if connection.execute(f"SELECT EXISTS (SELECT 1 {MISSING_VECTORS})", [number]).fetchone()[
@@ -141,7 +141,7 @@ def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
 
 
 def _check_view(connection: sqlite3.Connection, number: int) -> bool:
-    """Whether the view is complete; raises if another reindexing has dropped it meanwhile."""
+    """Return whether the view is complete. Raises `StoreError` if another run has dropped it."""
     found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
     if found is None:
         raise StoreError(

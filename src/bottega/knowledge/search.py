@@ -1,4 +1,4 @@
-"""Search of one handle: indexes, filters, exclusion."""
+"""Search of a knowledge base: embedding, filters, exclusion and indexes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_DELETED = 1000
 
 @dataclass
 class ResolvedFilter:
-    """The keys that a filter chose among the rows up to change `seq` and key `last`."""
+    """Keys that match a filter among the rows up to change `seq` and key `last`."""
 
     seq: int = -1
     last: int = 0
@@ -35,6 +35,8 @@ class ResolvedFilter:
 
 
 class Searcher:
+    """Indexes and cached filters of one handle."""
+
     def __init__(self, rows: RowStore, views: Views, metric: Metric, hnsw_above: int) -> None:
         self._rows = rows
         self._views = views
@@ -47,7 +49,8 @@ class Searcher:
         self._lock = Lock()
 
     def view(self, by: str | None) -> tuple[StoredView, View]:
-        """The stored view of that name and how to embed for it; the first one by default."""
+        """Return the stored view of that name, by default the first one, and its embedder. Raises
+        `SettingError` for an unknown name."""
         stored = self._rows.views()
         given = self._views.resolve(stored)
         name = next(iter(given)) if by is None else by
@@ -60,7 +63,8 @@ class Searcher:
         return stored[name], given[name]
 
     def current_index(self, by: str | None) -> FaissIndex:
-        """The index with every change that any process has committed."""
+        """Return the index with every change that any process has committed. Raises
+        `EmptyKnowledgeBaseError`."""
         while True:
             follower = self._follower(by)
             try:
@@ -115,7 +119,7 @@ class Searcher:
         return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
     def close_indexes(self) -> None:
-        """Closes every index; the next search begins anew."""
+        """Close every index; the next search opens them again."""
         with self._lock:
             for follower in self._followers.values():
                 follower.close()
@@ -123,7 +127,7 @@ class Searcher:
             self._recent.clear()
 
     def wait_for_indexes(self) -> None:
-        """Waits for indexes that are being built."""
+        """Wait until no index is being built."""
         with self._lock:
             followers = list(self._followers.values())
         for follower in followers:
@@ -144,7 +148,7 @@ class Searcher:
             return follower
 
     def _drop(self, follower: IndexFollower) -> None:
-        """One that is out of date; nothing of it is kept."""
+        """Close and forget a stale follower without saving it."""
         with self._lock:
             for name, each in list(self._followers.items()):
                 if each is follower:
@@ -161,8 +165,8 @@ class Searcher:
         return keys
 
     def _filter_keys(self, where: Filter, most: int) -> Keys:
-        """Rows never change, so only those that are new are asked about; what was deleted the
-        index leaves out."""
+        """Return the keys that match. Rows never change, so only new rows are tested; the index
+        ignores deleted ones."""
         with self._lock:
             cached = self._filters.setdefault(where, ResolvedFilter())
             self._filters.move_to_end(where)
@@ -179,7 +183,8 @@ class Searcher:
             return cached.keys
 
     def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
-        """None if another process has deleted one of them since the search."""
+        """Return the candidates of the hits, or None if another process has deleted one since the
+        search."""
         wanted = {hit.key for found in hits for hit in found}
         examples = self._recent.among(wanted)
         if missing := wanted - examples.keys():
@@ -204,6 +209,8 @@ def _empty_error(rows: RowStore) -> EmptyKnowledgeBaseError:
 
 
 class KnowledgeBaseSearch(KnowledgeBaseReader):
+    """Operations of a knowledge base that need its embedders."""
+
     def __init__(
         self, rows: SqliteRows, path: str, metric: Metric, views: Views, hnsw_above: int
     ) -> None:
@@ -222,11 +229,11 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         include_self: bool = False,
         exclude: Exclude = "same-image",
     ) -> list[Candidate]:
-        """The `k` nearest examples, best first; fewer only if there are fewer.
+        """Return the `k` nearest examples, best first; fewer only if there are fewer.
 
-        Excludes the query's own id and, as `exclude` says, every example that shares an image with
-        it or only the same question (images, text, choices, context). `include_self` excludes
-        nothing. `by` names the view, `where` and `within` (ids) restrict the search. Raises
+        Excludes the query's own id and, by `exclude`, every example that shares an image with it or
+        only the same question (images, text, choices, context). `include_self` excludes nothing.
+        `by` names the view; `where` and `within` (ids) restrict the search. Raises
         `EmptyKnowledgeBaseError` for an empty knowledge base.
         """
         found = self.search_many(
@@ -251,7 +258,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         include_self: bool = False,
         exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
-        """As `search`, with all queries embedded and compared at once."""
+        """Search several queries at once, as `search` does one."""
         _check_k(k)
         self._check_embeds()
         self._searcher.current_index(by)  # before the embedder works for nothing
@@ -274,7 +281,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         excluded_for: Sequence[Query] | None = None,
         exclude: Exclude = "same-image",
     ) -> list[list[Candidate]]:
-        """As `search_many`, with the caller's own vectors (n, dimension).
+        """Search by vectors (n, dimension) of the caller, as `search_many` does by queries.
 
         `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
         """
@@ -291,12 +298,12 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         )
 
     def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
-        """As they are stored: (n, dimension) float32, in the order of the ids."""
+        """Return the stored vectors (n, dimension), float32, in the order of the ids."""
         self._check_embeds()
         return self._searcher.vectors(ids, by)
 
     def wait_for_indexes(self) -> None:
-        """Waits for indexes that are being built in the background."""
+        """Wait until no index is being built in the background."""
         self._searcher.wait_for_indexes()
 
     def _check_embeds(self) -> None:

@@ -1,5 +1,7 @@
-"""A knowledge base as a folder that people and other programs can read: examples.jsonl and
-images/. `load_jsonl` reads it too, apart from pins, counters and examples without an answer."""
+"""Export and import of a knowledge base as a folder: examples.jsonl and images/.
+
+`load_jsonl` reads such a file too, except for pins, counters and examples without an answer.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,10 @@ def export(
     on_error: OnError,
     progress: Callable[[int], None] | None,
 ) -> int:
-    """How many examples were written; what is damaged is not. The list comes last: a folder with
-    one is whole."""
+    """Write the undamaged examples and return their number.
+
+    examples.jsonl gets its name last, so a folder that contains it is complete.
+    """
     _check_name(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(f"{path_text(folder)} is not empty", hint="give a new folder")
@@ -142,7 +146,8 @@ def _write_image(image: Image, folder: Path) -> str:
 
 
 def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
-    """What cannot be read goes to `on_error` with its line; the others are given."""
+    """Yield the examples of an export. A line that cannot be read goes to `on_error` with its
+    number."""
     path = folder / EXAMPLES
     _check_name(folder)
     try:

@@ -18,8 +18,10 @@ MAX_USD = 1e15  # far from where sums become infinite
 
 
 class UsageBuffer:
-    """Written when there are many, when they are old, and when the handle is closed. A process
-    that is killed loses the last half minute of counts, never an example."""
+    """Buffer of use counts, written when it is large, old, or closed.
+
+    A killed process loses the counts of the last half minute, but no example.
+    """
 
     def __init__(self, rows: RowStore) -> None:
         self._rows = rows
@@ -48,7 +50,7 @@ class UsageBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Where nothing may be written the counts go: nothing is evicted there either."""
+        """Write the counts. A read-only file discards them; it evicts nothing either."""
         with self._lock:
             uses, self._uses = self._uses, {}
         if not uses:
@@ -89,8 +91,10 @@ DROPPABLE = (
 
 
 def prune(connection: sqlite3.Connection, added: int) -> None:
-    """Within the transaction that has added so many rows. It reads the whole log, so it waits
-    until the log has grown by a fifth of the rows."""
+    """Drop old log entries, within the transaction that added that many rows.
+
+    Pruning reads the whole log, so it runs only after the log has grown by a fifth of the rows.
+    """
     last, pruned = connection.execute(f"SELECT max(seq), ({HORIZON}) FROM changes").fetchone()
     # Each row that came may have driven out another.
     if last % CHECK_EVERY >= 2 * added or last - pruned <= 2 * KEPT_CHANGES:

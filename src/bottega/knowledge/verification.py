@@ -1,4 +1,4 @@
-"""Checks of a knowledge base file: images, examples, vectors and index files."""
+"""Verification and repair of a knowledge base file: images, examples, vectors and index files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = 256
 
 
 def paged_keys(rows: SqliteRows, size: int = PAGE) -> Iterator[list[int]]:
-    """Of all examples, in every namespace."""
+    """Yield pages of keys, in all namespaces."""
     chosen = "SELECT key FROM examples WHERE key > ? ORDER BY key LIMIT ?"
     key = 0
     while keys := [row[0] for row in rows.read(chosen, key, size)]:
@@ -53,6 +53,7 @@ ADD_AGAIN = "and add again, or restore the file from a copy"
 
 
 def find_damaged_images(rows: SqliteRows) -> Iterator[Finding]:
+    """Yield images whose bytes are missing or do not match their hash."""
     for (sha256,) in rows.read(f"{SHOWN} ORDER BY sha256"):
         with rows.snapshot():  # another process may be deleting it
             wrong = _wrong_image(rows, sha256)
@@ -72,7 +73,8 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
 
 
 def _examples_with_image(rows: SqliteRows, sha256: str) -> str:
-    """All of them must go: what is added again does not replace the bytes that another shows."""
+    """Return the names of the examples that contain the image. All of them must be deleted: adding
+    one again does not replace bytes that another example uses."""
     found = rows.read(
         "SELECT DISTINCT id, namespace FROM example_images JOIN examples USING (key)"
         " WHERE sha256 = ? ORDER BY key",
@@ -83,6 +85,7 @@ def _examples_with_image(rows: SqliteRows, sha256: str) -> str:
 
 
 def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
+    """Yield examples that cannot be read or whose content does not match their id."""
     for keys in paged_keys(rows):
         try:
             for wrong in _wrong_ids(rows, keys):
@@ -113,7 +116,7 @@ TOLERANCE = 0.045
 
 
 def find_missing_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    """Without one that is complete nothing can be found, and nothing else would be missed."""
+    """Yield a problem if there are examples but no complete view. Other checks would not notice."""
     if rows.views() or not rows.read("SELECT 1 FROM examples LIMIT 1"):
         return
 
@@ -128,7 +131,7 @@ def find_missing_views(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[
 
 
 def find_damaged_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    """Find vectors that are missing or damaged: wrong size, wrong checksum, or not comparable."""
+    """Yield vectors that are missing or damaged: wrong size, wrong checksum, or not finite."""
     for stored in rows.views().values():
         wrong = [
             key
@@ -148,7 +151,7 @@ def find_damaged_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterato
 
 
 def find_mismatched_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iterator[Finding]:
-    """Those that are whole, and not what the embedder makes of the example."""
+    """Yield valid vectors that differ from the embedder's output."""
     for name, stored in rows.views().items():
         view = views.get(name)
         if view is None:
@@ -174,7 +177,7 @@ def find_mismatched_vectors(rows: SqliteRows, views: Mapping[str, View]) -> Iter
 
 
 def _example_names(rows: SqliteRows, keys: Sequence[int]) -> str:
-    """Some of the examples, so that one may look at them."""
+    """Return the ids of the first examples, for messages."""
     found = rows.read(
         f"SELECT id FROM examples WHERE key IN {IN_JSON} ORDER BY key", json_array(keys[:MAX_NAMED])
     )
@@ -183,8 +186,10 @@ def _example_names(rows: SqliteRows, keys: Sequence[int]) -> str:
 
 
 def makes_vectors(rows: SqliteRows, name: str, view: View) -> bool:
-    """False if it makes none of the vectors that the first examples have: what a view reads of an
-    example is in no file, and one may have been given the name of another."""
+    """Return whether the view reproduces any vector among the first examples.
+
+    The file does not record a view's `to_query`, and a different view may have the same name.
+    """
     keys = next(paged_keys(rows, SAMPLE), [])
     return not keys or len(_mismatched_keys(rows, keys, rows.views()[name], view, [])) < len(keys)
 
@@ -196,7 +201,8 @@ def _mismatched_keys(
     view: View,
     failed: list[BottegaError],
 ) -> list[int]:
-    """What cannot be embedded is added to `failed`, and the others of its batch are compared."""
+    """Return the keys whose vectors differ from the embedder's output. Errors go to `failed`, and
+    the rest of the batch is compared."""
     try:
         examples = {
             # What is damaged is told elsewhere. A vector of it would be wrong, too.
@@ -261,7 +267,8 @@ def _embedding_repair(rows: SqliteRows, keys: list[int], stored: StoredView, vie
 
 
 def _check_width(stored: StoredView, view: View) -> None:
-    """Another embedder of the same fingerprint would damage what is sound."""
+    """Raise `StoreError` if the dimension differs: an embedder with the same fingerprint but other
+    vectors would damage valid rows."""
     check_dimensions({stored.name: stored}, {stored.name: view.embed.dimension})
 
 
@@ -274,7 +281,8 @@ NO_USE = "NOT EXISTS (SELECT 1 FROM example_images AS e WHERE e.sha256 = images.
 
 @dataclass(frozen=True)
 class Problem:
-    """`repaired` only where it could be derived again; an image's bytes cannot."""
+    """Problem in a file. `repaired` is possible for derived data only, not for the bytes of an
+    image."""
 
     what: str
     repaired: bool
@@ -282,7 +290,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was looked at, in every namespace, and what was wrong with it."""
+    """Numbers of parts checked in all namespaces, and the problems found."""
 
     examples: int
     images: int
@@ -298,7 +306,8 @@ class VerificationReport:
 def verify(
     rows: SqliteRows, views: Mapping[str, View], *, deep: bool = False, repair: bool = False
 ) -> VerificationReport:
-    """`deep` also embeds everything again and compares."""
+    """Check the file; `deep` also embeds every example again and compares, `repair` rebuilds
+    derived data."""
     found = [
         (what, repair and fix is not None and _run_repair(fix))
         for what, fix in _findings(rows, views, deep)
@@ -317,7 +326,7 @@ def verify(
 
 
 def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterator[Finding]:
-    """Each one is mended before what comes after it is looked at."""
+    """Yield problems in order; each is repaired before the next check runs."""
     return chain(
         _page_findings(rows),
         _orphan_findings(rows),
@@ -332,7 +341,7 @@ def _findings(rows: SqliteRows, views: Mapping[str, View], deep: bool) -> Iterat
 
 
 def _run_repair(fix: Repair) -> bool:
-    """What one failure leaves as it was shall not keep the rest from being mended."""
+    """Run a repair and return whether it succeeded. A failure does not stop the other repairs."""
     try:
         fix()
     except (BottegaError, OSError) as error:
@@ -364,7 +373,7 @@ def _orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
 
 
 def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
-    """An index that follows the log must end up with the rows that are there."""
+    """Yield differences between the rows and the result of replaying the change log."""
     unlogged = (
         "FROM examples WHERE coalesce((SELECT op FROM changes WHERE changes.key = examples.key"
         " ORDER BY seq DESC LIMIT 1), 'delete') != 'put'"

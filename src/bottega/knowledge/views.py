@@ -1,4 +1,4 @@
-"""Named vectors: what of an example is embedded, and by which embedder."""
+"""Views: named vectors of an example, and the embedder of each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class View:
-    """`to_query` says what of an example is embedded; by default its query, as it will be asked."""
+    """Embedder of a named vector. `to_query` selects the content to embed; by default the example's
+    query."""
 
     embed: Embedder
     to_query: Callable[[Example], Query] | None = None
 
     def vectors(self, examples: Sequence[Example]) -> Vectors:
-        """One finite row for each example, or `EmbeddingError`."""
+        """Return one finite row (n, dimension) per example. Raises `EmbeddingError`."""
         if not examples:
             return np.empty((0, self.embed.dimension), np.float32)
         to_query = self.to_query or (lambda example: example.query)
@@ -37,7 +38,7 @@ class View:
 
 
 class Views:
-    """The views of one handle. A bare embedder is one view named `default`."""
+    """Views of one handle. A single embedder is one view named `default`."""
 
     def __init__(self, given: Embedder | Mapping[str, View] | None) -> None:
         self._bare = None if given is None or isinstance(given, Mapping) else View(given)
@@ -56,7 +57,8 @@ class Views:
         return self._bare is not None or bool(self._named)
 
     def resolve(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
-        """By name, the default one first; raises if the file's vectors are not of these."""
+        """Return the views by name, the default first. Raises if the stored vectors have other
+        fingerprints."""
         named = self._named
         if self._bare is not None:
             named = {_name_of(self._bare.embed, stored): self._bare}
@@ -65,7 +67,7 @@ class Views:
         return named
 
     def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
-        """From now on the handle embeds so. What it did not have it still has not."""
+        """Use another embedder for this view, if the handle has the view."""
         if self._bare is not None:
             # A bare embedder stands for one view, and another one may have joined it.
             if _stored_name(self._bare.embed, stored) in (name, None):
@@ -89,6 +91,7 @@ def _stored_name(embed: Embedder, stored: Mapping[str, StoredView]) -> str | Non
 
 
 def check_name(name: str) -> None:
+    """Raise `SettingError` unless the name is valid for a view."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise SettingError(
             f"{name!r} cannot name a view", hint="use up to 40 letters, digits, - and _"
@@ -96,7 +99,7 @@ def check_name(name: str) -> None:
 
 
 def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vectors:
-    """One finite row for each query, or `EmbeddingError`."""
+    """Return one finite row per query, or raise `EmbeddingError`."""
     for query in queries:
         if not query.text.isascii() and SURROGATES.search(query.text):
             raise EmbeddingError(

@@ -1,4 +1,4 @@
-"""What a transaction does to the rows of a knowledge base. All of it, or SQLite undoes it."""
+"""Write statements of a knowledge base. Each runs inside a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPLETE_VIEWS = "SELECT number, name, fingerprint, dimension FROM views WHERE c
 
 
 def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatch]) -> list[int]:
-    """The numbers of the views in their order. The first batch decides which views a file has."""
+    """Return the numbers of the views, in order. The first batch defines the views of the file."""
     stored = {row[1]: StoredView(*row) for row in connection.execute(COMPLETE_VIEWS)}
     if not stored:
         _check_empty(connection)
@@ -62,6 +62,7 @@ def _check_empty(connection: sqlite3.Connection) -> None:
 
 
 def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str]) -> None:
+    """Raise unless every view is stored with this fingerprint."""
     for name, fingerprint in fingerprints.items():
         if name not in stored:
             raise StoreError(
@@ -73,6 +74,7 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
 
 
 def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]) -> None:
+    """Raise `StoreError` unless the dimensions match those of the stored views."""
     for name, width in widths.items():
         if stored[name].dimension != width:
             raise StoreError(
@@ -85,7 +87,7 @@ def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]
 def insert(
     connection: sqlite3.Connection, example: Example, vectors: Mapping[int, Vectors], namespace: str
 ) -> int | None:
-    """Its key; None if it was there."""
+    """Insert an example and return its key, or None if its id exists."""
     cursor = connection.execute(INSERT, (*to_row(example), namespace, question_digest(example)))
     if not cursor.rowcount:
         return None
@@ -117,8 +119,10 @@ def annotate(
     told: Mapping[str, str | None],
     tags: Mapping[str, str],
 ) -> bool:
-    """Gives the row another rationale, if one is `told`, and more tags, and with them another
-    key: what was read by a key never changes. False if no row has this id."""
+    """Set fields and add tags of a row. Return False if the id does not exist.
+
+    The row gets a new key, because readers cache the content of a key.
+    """
     columns = ("key", *COLUMNS, "namespace", "question_digest")
     row = connection.execute(
         f"SELECT {', '.join(columns)} FROM examples WHERE namespace = ? AND id = ?",
@@ -140,7 +144,7 @@ def annotate(
 
 
 def set_metadata(connection: sqlite3.Connection, key: int, metadata: RowMetadata) -> None:
-    """Age, pin and counters of an example that was just inserted."""
+    """Set age, pin and counters of an example that was just inserted."""
     connection.execute("UPDATE examples SET created = ? WHERE key = ?", (metadata.created, key))
     connection.execute(
         "INSERT INTO uses (key, count, last_used, saved_usd, pinned) VALUES (?, ?, ?, ?, ?)",
@@ -155,7 +159,7 @@ def blob_and_checksum(vector: Vectors) -> tuple[bytes, int]:
 
 
 def log_change(connection: sqlite3.Connection, op: str, keys: Sequence[int]) -> None:
-    """While the rows are there: the log keeps their ids and namespaces."""
+    """Log a change of existing rows with their ids and namespaces."""
     connection.execute(
         "INSERT INTO changes (op, key, id, namespace)"
         f" SELECT ?, key, id, namespace FROM examples WHERE key IN {IN_JSON} ORDER BY key",
@@ -164,6 +168,7 @@ def log_change(connection: sqlite3.Connection, op: str, keys: Sequence[int]) -> 
 
 
 def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
+    """Delete rows with their vectors, uses and unused images, and log it."""
     chosen = json_array(keys)
     seen = connection.execute(
         f"SELECT DISTINCT sha256 FROM example_images WHERE key IN {IN_JSON}", [chosen]
@@ -180,13 +185,13 @@ def remove(connection: sqlite3.Connection, keys: Sequence[int]) -> None:
 
 
 def has_pinned_answer(connection: sqlite3.Connection, namespace: str, example: Example) -> bool:
-    """To the question of this example, which nothing may supersede then."""
+    """Return whether a pinned example answers the same question; nothing may replace it."""
     digests = json_array([question_digest(example)])
     return connection.execute(PINNED_IDS, (namespace, digests)).fetchone() is not None
 
 
 def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
-    """Removes the older answers to the question of this row."""
+    """Delete the older answers to the question of this row."""
     older = connection.execute(
         "SELECT key FROM examples WHERE namespace = ?1 AND key != ?2"
         " AND question_digest = (SELECT question_digest FROM examples WHERE key = ?2)",
@@ -197,7 +202,7 @@ def supersede(connection: sqlite3.Connection, namespace: str, key: int) -> None:
 
 
 def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
-    """Removes as many as there are too many. Runs before the commit: a reader never sees more."""
+    """Delete the rows above the capacity. It runs before the commit, so no reader sees more."""
     total, pinned = connection.execute(
         "SELECT count(*), coalesce(sum(pinned), 0) FROM examples LEFT JOIN uses USING (key)"
         " WHERE namespace = ?",
@@ -227,7 +232,7 @@ def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capac
 def add_uses(
     connection: sqlite3.Connection, namespace: str, uses: Mapping[str, UsageRecord]
 ) -> None:
-    """What has been deleted meanwhile has no uses."""
+    """Add to the counters; deleted examples are ignored."""
     connection.executemany(
         "INSERT INTO uses (key, count, last_used, saved_usd)"
         " SELECT key, ?, ?, ? FROM examples WHERE namespace = ? AND id = ?"

@@ -1,4 +1,4 @@
-"""What an embedder gave, before it is stored or compared."""
+"""Folder of a token array: checks, checksummed files, manifest and lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST = float(np.finfo(np.float16).max)
 
 
 def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
-    """Raises `EmbeddingError` unless they are (tokens, dimension) numbers that float16 holds."""
+    """Raise `EmbeddingError` unless `rows` is (tokens, dimension) and fits float16."""
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise EmbeddingError(
             f"the tokens of {of} are {rows.shape}, not (tokens, {dimension})",
@@ -41,7 +41,7 @@ def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
 
 
 def check_count(made: Iterable[Vectors], count: int) -> list[Vectors]:
-    """Raises `EmbeddingError` unless there are as many as texts were embedded."""
+    """Return the matrices as a list. Raises `EmbeddingError` unless there are `count`."""
     found = list(made)
     if len(found) != count:
         raise EmbeddingError(
@@ -56,7 +56,7 @@ LOCK = "lock"
 
 
 def append(path: Path, content: bytes, *, at: int, crc: int) -> int:
-    """Writes from byte `at`, over whatever an interrupted append left there; the new checksum."""
+    """Write from byte `at`, over the rest of an interrupted append, and return the new checksum."""
     with path.open("r+b" if path.exists() else "w+b") as file:
         file.truncate(at)
         file.seek(at)
@@ -67,7 +67,7 @@ def append(path: Path, content: bytes, *, at: int, crc: int) -> int:
 
 
 def checksum(path: Path, size: int) -> int | None:
-    """Of the first `size` bytes; None if there are not as many."""
+    """Return the CRC-32 of the first `size` bytes, or None if the file is shorter."""
     if not path.is_file() or path.stat().st_size < size:
         return None
     crc = 0
@@ -80,14 +80,16 @@ def checksum(path: Path, size: int) -> int | None:
 
 
 def map_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Read-only; an empty file cannot be mapped and needs not be."""
+    """Return a read-only memory map, or an empty array for an empty file, which cannot be
+    mapped."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, mode="r", shape=shape)
 
 
 def lock(folder: Path) -> int | None:
-    """A file descriptor that holds the folder until it is closed; None if another has it."""
+    """Return a file descriptor that locks the folder until it is closed, or None if another process
+    holds it."""
     with suppress(ModuleNotFoundError):  # where there is no fcntl, the user sees to it
         import fcntl
 
@@ -109,7 +111,8 @@ MANIFEST_PREFIX = b'{"content": {"crcs": '
 
 @dataclass
 class Manifest:
-    """Bytes beyond the sizes here are of an append that was interrupted."""
+    """Valid sizes and checksums of the files. Bytes beyond the sizes belong to an interrupted
+    append."""
 
     fingerprint: str
     dimension: int
@@ -122,7 +125,7 @@ class Manifest:
 
 
 def valid_manifest(folder: Path, fingerprint: str, dimension: int) -> Manifest | None:
-    """The folder's, if it is of this embedder and its files are whole."""
+    """Return the manifest if it matches this embedder and the files match their checksums."""
     content = read_manifest(folder)
     if content is None or content.get("version") != VERSION:
         return None
@@ -137,6 +140,7 @@ def valid_manifest(folder: Path, fingerprint: str, dimension: int) -> Manifest |
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replace the manifest atomically."""
     body = json.dumps(content, sort_keys=True)
     text = json.dumps({"crc": zlib.crc32(body.encode()), "content": content}, sort_keys=True)
     draft = folder / f"{MANIFEST}.new"
@@ -148,7 +152,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """None if there is none, or none that can be believed."""
+    """Return the content of the manifest, or None if it is missing or damaged."""
     try:
         held = json.loads((folder / MANIFEST).read_text())
         content, crc = held["content"], held["crc"]
@@ -159,7 +163,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether it was written here, damaged or not: another program may use the same name."""
+    """Return whether Bottega wrote this file, even if damaged; another program may use the same
+    name."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -173,8 +178,11 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare_folder(folder: str | Path) -> Path:
-    """The folder, made if need be. Raises `StoreError` if it holds what no array has written:
-    an array empties its folder when it does not fit, and must never do that to another's."""
+    """Create the folder if needed.
+
+    Raises `StoreError` if it contains other files: an array empties a folder that does not match,
+    and must not delete files of others.
+    """
     if "\0" in str(folder):
         raise StoreError(f"{str(folder)!r} is no path: it holds a NUL", hint="give another folder")
     path = Path(folder)
@@ -189,18 +197,19 @@ def prepare_folder(folder: str | Path) -> Path:
 
 
 def temporary_folder() -> Path:
+    """Create a temporary folder."""
     with translated_errors(Path("a temporary folder")):
         return Path(mkdtemp(prefix="bottega-late-"))
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Those that an array, of whatever generation, has written beside its manifest."""
+    """Return the files that arrays of any generation have written beside the manifest."""
     return [path for path in folder.iterdir() if DATA.fullmatch(path.name) and path.is_file()]
 
 
 @contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """What the system refuses, as a `StoreError`."""
+    """Convert operating-system errors to `StoreError`."""
     try:
         yield
     except OSError as error:

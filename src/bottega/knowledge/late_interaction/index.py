@@ -1,4 +1,4 @@
-"""What an index has to embed and to drop: from a change log, or by comparing ids."""
+"""Late-interaction index of a knowledge base, updated from its change log or by comparing ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IndexedIds = Callable[[], Collection[str]]
 
 
 class ExampleSource(Protocol):
-    """The part of a knowledge base that an index follows. What an id stands for never changes."""
+    """Part of a knowledge base that an index reads. The content of an id never changes."""
 
     def ids(self) -> Sequence[str]: ...
 
@@ -32,9 +32,9 @@ class ExampleSource(Protocol):
 
 @runtime_checkable
 class ChangeSource(Protocol):
-    """A source that can also say what happened after change number `since`, in order.
+    """Source with a change log: `changes(since)` yields what happened after `since`, in order.
 
-    One that no longer knows all of it raises `StoreError`, or begins at `since` or before.
+    If it has lost entries, it raises `StoreError` or yields numbers of `since` or below.
     """
 
     def changes(self, since: int, /) -> Iterable[ExampleChange]: ...
@@ -42,7 +42,7 @@ class ChangeSource(Protocol):
 
 @dataclass(frozen=True)
 class IndexDiff:
-    """`seq` is the change that they end with, None where there is no log."""
+    """Ids to delete and to add; `seq` is the last change included, or None without a log."""
 
     deleted: list[str]
     new: list[str]
@@ -50,7 +50,8 @@ class IndexDiff:
 
 
 def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds) -> IndexDiff:
-    """What happened after `since`, or what the ids say where no log tells it (None: all of it)."""
+    """Return the changes after `since`, or the difference between the ids if the log has a gap or
+    `since` is None."""
     if since is not None:
         changes = _logged_changes(source, since)
         if changes is not None:
@@ -63,7 +64,7 @@ def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds
 
 
 def existing_examples(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
-    """Those of the ids that are still there, with their examples."""
+    """Return the ids that still exist, with their examples."""
     try:
         return list(zip(ids, source.get_many(ids), strict=True))
     except NotFoundError:
@@ -89,7 +90,7 @@ def _diff_from_log(
 
 
 def _logged_changes(source: ExampleSource, since: int) -> list[ExampleChange] | None:
-    """None where the log has a gap."""
+    """Return the changes after `since`, or None if the log has a gap."""
     if not isinstance(source, ChangeSource):
         return None
     try:
@@ -100,7 +101,7 @@ def _logged_changes(source: ExampleSource, since: int) -> list[ExampleChange] | 
 
 
 def _last_seq(source: ExampleSource) -> int | None:
-    """The number of the last change there is. Read through once: entries are small."""
+    """Return the number of the last change. Reads the whole log, whose entries are small."""
     if not isinstance(source, ChangeSource):
         return None
     end = 0
@@ -113,13 +114,13 @@ def _last_seq(source: ExampleSource) -> int | None:
 
 
 class LateInteractionIndex(CloseOnExit):
-    """The examples of a knowledge base by MaxSim: RCTS's hybrid retrieval (sec. 3.2), if the
-    embedder gives image and text tokens.
+    """MaxSim search over a knowledge base: the hybrid retrieval of RCTS (sec. 3.2) if the embedder
+    returns image and text tokens.
 
-    Every search first embeds what was added to the knowledge base and drops what was deleted: the
-    first one compares ids, the others read `changes` from where the last one stopped, or compare
-    again where there is no such log. `folder` keeps the tokens between runs; None keeps them as
-    long as the index lives. Every method blocks. A retriever is `DenseRetriever(index.search)`.
+    Every search first embeds new examples and drops deleted ones. The first search compares ids;
+    later ones read `changes` since the previous one, or compare ids again without such a log.
+    `folder` keeps the tokens between runs; with None they last as long as the index. Every method
+    blocks. Use `DenseRetriever(index.search)` as a retriever.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class LateInteractionIndex(CloseOnExit):
         return len(self._tokens)
 
     def refresh(self) -> int:
-        """Brings the index up to date; how many examples were embedded or dropped for it.
+        """Update the index and return the number of examples embedded or dropped.
 
-        Batches that were embedded before an error remain.
+        Batches embedded before an error remain.
         """
         with self._following:
             self._tokens.check_open()
@@ -169,11 +170,12 @@ class LateInteractionIndex(CloseOnExit):
         within: Collection[str] | None = None,
         exact: bool = False,
     ) -> list[Candidate]:
-        """The `k` examples of the highest MaxSim, best first; fewer only if there are fewer.
+        """Return the `k` examples with the highest MaxSim, best first; fewer only if there are
+        fewer.
 
-        Excludes the query's own id and, as `exclude` says, every example that shares an image with
-        it or only the same question. `include_self` excludes nothing. `within` restricts the search
-        to these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
+        Excludes the query's own id and, by `exclude`, every example that shares an image with it or
+        only the same question. `include_self` excludes nothing. `within` restricts the search to
+        these ids. `exact` scores every example. Raises `EmptyKnowledgeBaseError`.
         """
         self._tokens.check_open()
         [tokens] = check_count(self._embed.embed_queries([query]), 1)
@@ -210,7 +212,7 @@ class LateInteractionIndex(CloseOnExit):
             wanted *= 2
 
     def close(self) -> None:
-        """Waits for what is being followed. The index cannot be used again (`StoreError`)."""
+        """Wait for a running refresh and close the index; later calls raise `StoreError`."""
         with self._following:
             self._tokens.close()
 
@@ -225,5 +227,5 @@ class LateInteractionIndex(CloseOnExit):
             )
 
     def _or_zero_row(self, rows: Vectors) -> Vectors:
-        """An example of which no token is left gets one that is like none: its score is 0."""
+        """Return the rows, or one zero row, whose score is 0, for an example without tokens."""
         return rows if len(rows) else np.zeros((1, self._embed.dimension), np.float32)

@@ -23,8 +23,8 @@ BLOCK_BYTES = 1 << 19
 
 @dataclass(frozen=True)
 class Block:
-    """`rows` (documents, longest): each document's token rows, its last one repeated to the length
-    of the longest, which changes no maximum. `documents` are their positions."""
+    """Documents with similar lengths. `rows` (documents, longest) are the token rows of each
+    document; shorter ones repeat their last row, which changes no maximum."""
 
     documents: Positions
     rows: Positions
@@ -33,7 +33,7 @@ class Block:
 def blocks(
     offsets: Positions, documents: Positions, query_tokens: int, itemsize: int
 ) -> Iterator[Block]:
-    """The documents by length, as many a block as have their products fit the cache."""
+    """Yield blocks of documents, sorted by length, whose products fit the cache."""
     lengths = offsets[documents + 1] - offsets[documents]
     order = np.argsort(lengths, kind="stable")
     documents, lengths = documents[order], lengths[order]
@@ -56,8 +56,8 @@ def scores(
     query_tokens: int,
     itemsize: int,
 ) -> Vectors:
-    """(documents,) sums of maxima, in the unit of `multiply`: (rows, dimension) of `tokens` to
-    their products with the query, (rows, query_tokens)."""
+    """Return (documents,) sums of maxima. `multiply` maps (rows, dimension) of `tokens` to products
+    with the query, (rows, query_tokens), and defines the unit."""
     found = np.empty(len(offsets) - 1, np.float32)
     for block in blocks(offsets, documents, query_tokens, itemsize):
         products = multiply(take_rows(tokens, block.rows.reshape(-1)))
@@ -68,8 +68,11 @@ def scores(
 def exact_scores(
     query: Vectors, tokens: Rows, offsets: Positions, documents: Positions | None = None
 ) -> Vectors:
-    """The reference, in float32 throughout. `query` is (query_tokens, dimension), `tokens` the flat
-    (tokens, dimension) array of all documents; document i is the rows offsets[i]:offsets[i + 1]."""
+    """Return (documents,) MaxSim scores in float32, the reference for approximations.
+
+    `query` is (query_tokens, dimension). `tokens` is the flat (tokens, dimension) array of all
+    documents; document i has the rows offsets[i]:offsets[i + 1].
+    """
     chosen = np.arange(len(offsets) - 1) if documents is None else documents
     columns = np.ascontiguousarray(query.T, dtype=np.float32)
     return scores(
@@ -84,14 +87,15 @@ def exact_scores(
 
 
 def take_rows(table: Rows, places: NDArray[np.intp]) -> Rows:
-    """table[places], ten times faster; the places must be there."""
+    """Return table[places] without bounds checks, ten times faster."""
     found = np.empty((*places.shape, *table.shape[1:]), table.dtype)
     np.take(table, places, axis=0, out=found, mode="clip")
     return found
 
 
 def as_float32(rows: Rows) -> Vectors:
-    """Torch converts float16 with the CPU's own instruction, numpy bit by bit."""
+    """Convert to float32. torch converts float16 with the CPU's own instruction, numpy bit by
+    bit."""
     if rows.dtype != np.float16:
         return rows.astype(np.float32)
     try:
@@ -103,9 +107,9 @@ def as_float32(rows: Rows) -> Vectors:
 
 
 def sums_of_maxima(products: Rows) -> Rows:
-    """(documents, document tokens, query tokens) to (documents,). Overwrites the products.
+    """Reduce (documents, document tokens, query tokens) to (documents,). Overwrites the products.
 
-    Halves are compared with each other: long rows, where numpy's own maximum goes token by token.
+    It compares halves with each other: numpy's own maximum goes token by token.
     """
     while (count := products.shape[1]) > 1:
         float16_rows = count // 2

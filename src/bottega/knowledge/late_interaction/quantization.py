@@ -1,4 +1,4 @@
-"""Each token's nearest centroid: what most documents are ruled out by, with no products at all."""
+"""Centroid codes and int8 tokens: cheap scores that exclude most documents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GROUP = 64
 
 
 def train_centroids(tokens: Rows, seed: int) -> Vectors:
-    """(centroids, dimension) unit rows by spherical K-means on a sample."""
+    """Return (centroids, dimension) unit rows by spherical K-means on a sample."""
     count = 1 << (max(len(tokens) // TOKENS_PER_CENTROID, 1)).bit_length() - 1
     count = min(max(count, MIN_CENTROIDS), MAX_CENTROIDS, len(tokens))
     wanted = min(len(tokens), count * SAMPLE_PER_CENTROID)
@@ -56,6 +56,7 @@ def train_centroids(tokens: Rows, seed: int) -> Vectors:
 
 
 def nearest_centroids(tokens: Rows, centroids: Vectors) -> Codes:
+    """Return (tokens,) the index of each token's nearest centroid."""
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     found = np.empty(len(tokens), np.uint16)
@@ -73,7 +74,10 @@ class _Group:
 
 class CodeScan:
     """MaxSim with every document token replaced by its centroid (PLAID, sec. 3.2: centroid
-    interaction). A query costs one small product and a table look-up a token."""
+    interaction).
+
+    A query costs one small product and one table look-up per token.
+    """
 
     def __init__(self, centroids: Vectors, codes: Codes, offsets: Positions) -> None:
         self._centroids = centroids
@@ -81,7 +85,7 @@ class CodeScan:
         self._groups = list(_grouped(codes, offsets))
 
     def scores(self, query: Vectors) -> Vectors:
-        """(documents,) approximate, for ranking only."""
+        """Return (documents,) approximate scores, for ranking only."""
         table = quantize_products(self._centroids @ query.T)
         found = np.empty(self._count, np.float32)
         for group in self._groups:
@@ -98,8 +102,8 @@ def _fill(found: Vectors, group: _Group, table: NDArray[np.uint8]) -> None:
 
 
 def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
-    """Documents with like numbers of different codes; fewer are filled up with the last one, which
-    changes no maximum."""
+    """Yield documents with similar numbers of distinct codes; shorter ones repeat their last code,
+    which changes no maximum."""
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
     different = [np.unique(codes[start:stop]) for start, stop in bounds]
     order = np.argsort([len(held) for held in different], kind="stable")
@@ -112,7 +116,7 @@ def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
 
 @dataclass(frozen=True)
 class CentroidCodes:
-    """Centroids, and the code of each of the first tokens of an array."""
+    """Centroids, and the codes of the first tokens of an array."""
 
     centroids: Vectors
     codes: Codes
@@ -123,12 +127,12 @@ class CentroidCodes:
         return cls(centroids, nearest_centroids(tokens, centroids))
 
     def extend(self, tokens: Rows) -> CentroidCodes:
-        """With codes for the tokens that have none yet."""
+        """Return codes with those of the tokens that have none yet."""
         more = nearest_centroids(tokens[len(self.codes) :], self.centroids)
         return CentroidCodes(self.centroids, np.concatenate([self.codes, more]))
 
     def is_outgrown(self, tokens: int) -> bool:
-        """Whether so many tokens deserve more centroids."""
+        """Return whether that many tokens need more centroids."""
         return len(self.centroids) < MAX_CENTROIDS and tokens >= 4 * TOKENS_PER_CENTROID * len(
             self.centroids
         )
@@ -141,7 +145,8 @@ class CentroidCodes:
 
     @classmethod
     def load(cls, path: Path, dimension: int) -> CentroidCodes | None:
-        """None if there is no such file or it is damaged: zip files carry checksums."""
+        """Return the stored codes, or None if the file is missing or damaged (zip files have
+        checksums)."""
         try:
             with np.load(path, allow_pickle=False) as held:
                 found = cls(held["centroids"], held["codes"])
@@ -163,7 +168,7 @@ CLIP_QUANTILE = 0.9999
 
 
 def fitting_scale(tokens: Vectors) -> float:
-    """The step of one scale for all numbers."""
+    """Return the quantization step for these tokens."""
     largest = float(np.quantile(np.abs(tokens[:4096]), CLIP_QUANTILE)) if tokens.size else 0.0
     return max(largest, 1e-3) / STEPS
 
@@ -181,14 +186,15 @@ def quantize_products(products: Vectors) -> Bytes:
 
 
 def dequantize_sums(sums: Vectors, columns: int) -> Vectors:
-    """The sums of products behind sums of `columns` bytes."""
+    """Return the sums of products for sums over `columns` bytes."""
     return (sums - PRODUCT_ZERO * columns) * np.float32(PRODUCT_SCALE)
 
 
 def int8_scores(
     query: Vectors, tokens: Bytes, scale: float, offsets: Positions, documents: Positions
 ) -> Vectors:
-    """As `exact_scores`, to about 1 %: good enough to say which documents are worth scoring."""
+    """Return scores within about 1 % of `exact_scores`, to select the documents to score
+    exactly."""
     padding = -len(query) % MULTIPLE
     padded = np.pad(query.astype(np.float32), ((0, padding), (0, 0)))
     found = scores(

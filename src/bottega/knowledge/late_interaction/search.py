@@ -1,4 +1,4 @@
-"""The nearest documents by MaxSim: ruled out by centroids, ranked in int8, scored in float32."""
+"""MaxSim search in three stages: centroids exclude documents, int8 ranks, float32 scores."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from bottega.protocols import Vectors
 
 @dataclass(frozen=True)
 class SearchEffort:
-    """How much is looked at. `shortlist` is the share of the documents that centroids leave to the
-    int8 scan (1: all, which needs no clusters in the data), `rescored` how many of those are scored
-    exactly. Up to `small` documents are not ruled out by centroids."""
+    """Trade-off between speed and recall.
+
+    `shortlist` is the share of documents that centroids pass to the int8 scan (1: all, which needs
+    no clusters in the data); `rescored` is the number scored exactly. Up to `small` documents skip
+    the centroids.
+    """
 
     shortlist: float = 0.3
     rescored: int = 64
@@ -41,7 +44,7 @@ class SearchEffort:
 
 @dataclass(frozen=True)
 class TokenCopies:
-    """One set of tokens at each precision; document i is the rows offsets[i]:offsets[i + 1]."""
+    """Tokens at each precision; document i has the rows offsets[i]:offsets[i + 1]."""
 
     offsets: Positions
     float16_rows: Rows  # (tokens, dimension) float16
@@ -53,7 +56,7 @@ class TokenCopies:
 def nearest(
     query: Vectors, copies: TokenCopies, documents: Positions, k: int, effort: SearchEffort
 ) -> tuple[Positions, Vectors]:
-    """The `k` best of `documents`, best first, with float32 scores of the float16 tokens."""
+    """Return the `k` best of `documents`, best first, with float32 scores of the float16 tokens."""
     rescored = max(effort.rescored, 2 * k)
     if copies.codes is not None and effort.shortlist < 1 and len(documents) > effort.small:
         wanted = max(int(effort.shortlist * len(documents)), effort.small, rescored)
@@ -67,7 +70,7 @@ def nearest(
 
 
 def select_best(documents: Positions, scores: Vectors, count: int) -> Positions:
-    """Those `count` of the documents, in their order of position."""
+    """Return the `count` best documents, ordered by position."""
     if len(documents) <= count:
         return documents
     return np.sort(documents[np.argpartition(-scores, count)[:count]])
@@ -81,10 +84,11 @@ MAX_WASTED = 0.25
 
 
 class TokenIndex:
-    """MaxSim over a `TokenArray`. Safe for several threads; a change waits for no search.
+    """MaxSim search over a `TokenArray`. Methods are safe to call from several threads; writes do
+    not wait for searches.
 
-    Centroids are learnt, with `seed`, when the array has 1,024 documents, and again when it has
-    outgrown them; that takes seconds to a minute and happens in the search that first needs them.
+    Centroids are trained with `seed` when the array reaches 1,024 documents and again when it
+    outgrows them. That takes seconds to a minute, in the first search that needs them.
     """
 
     def __init__(
@@ -109,7 +113,8 @@ class TokenIndex:
             self._copies = None
 
     def delete(self, ids: Collection[str]) -> int:
-        """How many there were. Once a quarter of the array is deleted it is written anew."""
+        """Delete documents and return their number. The array is compacted once a quarter is
+        deleted."""
         with self._lock:
             count = self._array.delete(ids)
             if self._array.wasted_share > MAX_WASTED:
@@ -119,10 +124,10 @@ class TokenIndex:
     def search(
         self, query: Vectors, k: int, *, within: Collection[str] | None = None, exact: bool = False
     ) -> list[tuple[str, float]]:
-        """The `k` best ids with their MaxSim, best first; of `within` alone if that is given.
+        """Return the `k` best ids with their MaxSim, best first; `within` restricts them.
 
         `query` is (tokens, dimension). `exact` scores every document in float32. Raises
-        `EmbeddingError` for a query of another width or with numbers that float16 cannot hold.
+        `EmbeddingError` for a query of another width or with values that float16 cannot hold.
         """
         if k < 1:
             raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
@@ -152,7 +157,7 @@ class TokenIndex:
             self._array.close()
 
     def _compact(self) -> None:
-        """What was deleted is deleted, whether or not there is room to write the rest anew."""
+        """Compact the array. The deletion stands even if a full disk prevents this."""
         try:
             self._array.compact()
         except StoreError as error:
@@ -172,7 +177,7 @@ class TokenIndex:
         return self._copies
 
     def _codes(self) -> CentroidCodes | None:
-        """For every token of the array; None while there are too few documents."""
+        """Return codes of every token, or None while there are too few documents."""
         array, tokens = self._array, len(self._array.float16_rows)
         if len(array.offsets) - 1 < MIN_CODED_DOCUMENTS or self._effort.shortlist == 1:
             return None
@@ -187,7 +192,7 @@ class TokenIndex:
         return current
 
     def _save(self, coded: CentroidCodes) -> None:
-        """Only so that the next one who opens the array need not learn them."""
+        """Save the codes, so that the next process need not train them."""
         try:
             with translated_errors(self._array.codes_path):
                 coded.save(self._array.codes_path)

@@ -1,4 +1,4 @@
-"""Token matrices of many documents as one flat array on disk, derived and therefore expendable."""
+"""Token matrices of many documents as one flat array on disk. All of it can be derived again."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from bottega.protocols import Vectors
 class TokenArray:
     """Documents as flat (tokens, dimension) rows in float16 and int8, memory-mapped, and offsets.
 
-    A folder belongs to one embedder and one process at a time (`StoreBusyError`). What is in it
-    must agree with its checksums and with `fingerprint`: if not, it is emptied and filled anew,
-    and nothing is lost, because the array is derived. A folder that holds other files and was never
-    an array's is refused (`StoreError`). Without a folder a temporary one is used.
-    Documents are known by their ids and by their positions; a position is kept until `compact`.
+    A folder belongs to one embedder and one process at a time (`StoreBusyError`). If its content
+    does not match its checksums and `fingerprint`, it is emptied and filled again; nothing is lost,
+    because the array is derived. A folder with other files is rejected (`StoreError`). Without a
+    folder a temporary one is used.
+
+    Documents have an id and a position; positions stay until `compact`.
     """
 
     def __init__(self, folder: str | Path | None, fingerprint: str, dimension: int) -> None:
@@ -68,7 +69,7 @@ class TokenArray:
 
     @property
     def codes_path(self) -> Path:
-        """Where whoever searches this generation may keep what it derives from the tokens."""
+        """Path for codes derived from the tokens of this generation."""
         return self._path(CODES)
 
     @property
@@ -81,7 +82,7 @@ class TokenArray:
 
     @property
     def generation(self) -> int:
-        """Rises with each `compact`: positions of another generation mean nothing."""
+        """Number that rises with each `compact`; positions are valid within one generation."""
         return self._manifest.generation
 
     @property
@@ -95,17 +96,19 @@ class TokenArray:
         return list(self._positions)
 
     def ids_by_position(self) -> Sequence[str]:
-        """Also of deleted documents. What was returned is never changed, only replaced."""
+        """Return ids by position, including deleted documents. The list is replaced on a change,
+        never modified."""
         return self._ids
 
     def positions(self, ids: Collection[str] | None = None) -> Positions:
-        """Of those that are there, ascending; of all documents without `ids`."""
+        """Return the positions of these ids, or of all documents, ascending. Unknown ids are
+        ignored."""
         chosen = self._positions if ids is None else self._positions.keys() & set(ids)
         found = [self._positions[id] for id in chosen]
         return np.sort(np.array(found, np.int64))
 
     def document(self, id: str) -> Vectors:
-        """(tokens, dimension) float32, as stored in float16."""
+        """Return (tokens, dimension) float32, as stored in float16."""
         place = self._positions[id]
         rows: Vectors = self.float16_rows[self.offsets[place] : self.offsets[place + 1]].astype(
             np.float32
@@ -113,7 +116,7 @@ class TokenArray:
         return rows
 
     def append(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        """All of them or none. A document whose id is there already takes its place."""
+        """Add all documents or none. A document replaces one with the same id."""
         self.check_open()
         latest = dict(zip(ids, documents, strict=True))
         if not latest:
@@ -127,7 +130,7 @@ class TokenArray:
         )
 
     def delete(self, ids: Collection[str]) -> int:
-        """How many of them there were. Their rows stay on disk until `compact`."""
+        """Delete documents and return their number. Their rows stay on disk until `compact`."""
         self.check_open()
         deleted = self.positions(ids)
         if len(deleted):
@@ -135,7 +138,8 @@ class TokenArray:
         return len(deleted)
 
     def compact(self) -> None:
-        """Writes what is left into new folder, with a new scale for int8. Positions change."""
+        """Rewrite the remaining documents as a new generation, with a new int8 scale. Positions
+        change."""
         self.check_open()
         kept = [(id, self.document(id)) for id in self._positions]
         before, ids, positions = self._manifest, self._ids, self._positions
@@ -156,15 +160,16 @@ class TokenArray:
 
     @property
     def wasted_share(self) -> float:
-        """The share of the documents on disk that are deleted."""
+        """Share of documents on disk that are deleted."""
         return len(self._manifest.deleted) / max(len(self._ids), 1)
 
     def close(self) -> None:
-        """Gives the folder free; a temporary one is removed. Nothing can be done with it then."""
+        """Unlock the folder and delete a temporary one. The array cannot be used again."""
         self._release()
 
     def check_open(self) -> None:
-        """Whoever writes without the lock may write over another's array."""
+        """Raise `StoreError` if closed: writing without the lock could overwrite another process's
+        array."""
         if not self._release.alive:
             raise StoreError("the index is closed", hint="open another one of the same folder")
 
@@ -203,7 +208,7 @@ class TokenArray:
         self._commit(scale=scale, sizes=sizes, crcs=crcs, deleted=deleted)
 
     def _commit(self, **changes: Any) -> None:
-        """The one step after which an append or a deletion has happened."""
+        """Write the manifest, which is the single step that commits an append or a deletion."""
         content = asdict(self._manifest) | changes
         before = self._manifest
         try:
@@ -241,7 +246,7 @@ class TokenArray:
         return self._folder / f"{name}.{self._manifest.generation}"
 
     def _remove_leftovers(self) -> None:
-        """Files of other generations, and of appends that never came to a manifest."""
+        """Delete files of other generations and of interrupted appends."""
         sizes = self._manifest.sizes
         kept = {self._path(name) for name in (HALF, EIGHTH, OFFSETS, IDS, CODES) if sizes}
         for path in data_files(self._folder):
