@@ -1,4 +1,4 @@
-"""Examples at rest: where they are stored, how they are found, how they are loaded."""
+"""Knowledge bases: storage, search and loading of examples."""
 
 from bottega.knowledge.base import AddResult, KnowledgeBase
 from bottega.knowledge.embedders import (

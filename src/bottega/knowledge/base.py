@@ -225,7 +225,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         Eviction policies read these counts. They are kept in memory and written in batches. Unknown
         ids are ignored, because an example may have been evicted after it was shown.
         """
-        self._uses.note([ids] if isinstance(ids, str) else ids, saved_usd)
+        self._uses.record([ids] if isinstance(ids, str) else ids, saved_usd)
 
     def metadata(self, id: str) -> RowMetadata:
         """Return age, pin and counters of an example, by its id or an unambiguous prefix."""

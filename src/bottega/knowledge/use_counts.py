@@ -29,8 +29,9 @@ class UsageBuffer:
         self._since = time.monotonic()
         self._lock = Lock()
 
-    def note(self, ids: Collection[str], saved_usd: float) -> None:
+    def record(self, ids: Collection[str], saved_usd: float) -> None:
         # One that cannot be written would keep all the others from it.
+        """Count one use of each example and share the savings among them."""
         if not all(map(is_text, ids)) or not is_amount(saved_usd):
             raise SettingError(
                 f"ids {list(ids)!a} cannot have saved {saved_usd!a} US dollars",

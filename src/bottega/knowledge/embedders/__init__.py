@@ -1,4 +1,4 @@
-"""Queries to vectors."""
+"""Embedders, which convert queries to vectors."""
 
 from bottega.knowledge.embedders.bundled_tower import (
     TokenEmbedder,

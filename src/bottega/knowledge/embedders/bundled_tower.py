@@ -1,4 +1,4 @@
-"""The vision tower of the bundled model as an image embedder."""
+"""Embedders from the bundled model: its vision tower and its token table."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor"
 
 
 class TowerEmbedder:
-    """Embeds images with the tower and connector of a FastVLM folder, in float32.
+    """Image embedder from the tower and connector of a FastVLM folder, in float32.
 
-    A vector is the unit norm of the connector's first 80 dimensions. The fingerprint covers the
-    weights of both, not the decoder's: training that further leaves a knowledge base valid.
-    `threads` sets torch's thread count, which holds for the whole process; None leaves it.
+    A vector is the first 80 dimensions of the connector, scaled to length one. The fingerprint
+    covers the weights of both but not of the decoder, so training the decoder further keeps a
+    knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TowerEmbedder:
 
     @classmethod
     def bundled(cls, *, batch_size: int = 64, threads: int | None = None) -> Self:
-        """The model that comes with the package."""
+        """Return the embedder of the bundled model."""
         return cls(bundled_folder(), batch_size=batch_size, threads=threads)
 
     @property
@@ -76,7 +76,7 @@ class TowerEmbedder:
         )
 
     def cells(self, image: Image) -> Vectors:
-        """(cells, channels) of the tower's last map that is not one single cell."""
+        """Return (cells, channels) of the tower's last map with more than one cell."""
         import torch
 
         pixels = self._images([image.decode(self._side)], return_tensors="pt")["pixel_values"]
@@ -107,15 +107,15 @@ class TowerEmbedder:
 
 
 class TowerTokenEmbedder:
-    """One token for each image and one for each word that means something to the bundled model.
+    """Multi-vector embedder with one token per image and per word that the bundled model knows.
 
     At 64 x 64 pixels the tower ends in a single cell, its image vector. `cells` adds the map before
-    it (2 x 2). Words of no known meaning are left out unless there are no others. Images, cells and
-    words have dimensions of their own, so that none is taken for another.
+    it (2 x 2). Unknown words are left out unless there are no others. Images, cells and words use
+    separate dimensions, so their products are 0.
 
-    What it is worth: on `attributes`, 8 of 500 known, it finds more right answers than the two
-    vectors of `DualEmbedder` do, because a plain word cannot weigh the asked attribute down; the
-    cells make it worse (docs/log.md). Five tokens are no test of late interaction itself.
+    On `attributes`, with 8 of 500 labelled, it finds more right answers than the two vectors of
+    `DualEmbedder`, because other words cannot outweigh the requested attribute; the cells make it
+    worse (docs/log.md). Five tokens do not test late interaction itself.
     """
 
     def __init__(self, images: TowerEmbedder, words: TokenEmbedder, *, cells: bool = False) -> None:
@@ -130,7 +130,7 @@ class TowerTokenEmbedder:
 
     @classmethod
     def bundled(cls, *, cells: bool = False) -> Self:
-        """The model that comes with the package."""
+        """Return the embedder of the bundled model."""
         return cls(TowerEmbedder.bundled(), TokenEmbedder.bundled(), cells=cells)
 
     @property
@@ -176,11 +176,11 @@ WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TokenEmbedder:
-    """Embeds texts by the input embeddings of a model that is laid out as the bundled one.
+    """Text embedder from the input embeddings of a model with the layout of the bundled one.
 
-    A vector is the unit norm of the sum over the text's tokens: which tokens they are, times 0.2,
-    beside what they mean. The last number marks a text of which nothing is known. The model itself
-    is not loaded, only its table and its tokenizer.
+    A vector is the sum over the text's tokens, scaled to length one: word dimensions, times 0.2,
+    and meaning dimensions. The last number marks a text without known tokens. It loads only the
+    table and the tokenizer of the model.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -194,7 +194,7 @@ class TokenEmbedder:
 
     @classmethod
     def bundled(cls) -> Self:
-        """The model that comes with the package."""
+        """Return the embedder of the bundled model."""
         return cls(bundled_folder())
 
     @property
@@ -214,7 +214,8 @@ class TokenEmbedder:
         return unit(vectors)
 
     def token_rows(self, text: str) -> Vectors:
-        """(tokens, dimension - 1) what `embed` sums: which token it is, then what it means."""
+        """Return (tokens, dimension - 1), the rows that `embed` sums: word dimensions, then meaning
+        dimensions."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         rows: Vectors = self._rows[ids]
         return rows
@@ -235,7 +236,7 @@ def _table(folder: Path) -> Vectors:
 
 
 def _weighted(table: Vectors, name: str) -> Vectors:
-    """(tokens, dimension) the parts of the table that are compared, each with its weight."""
+    """Return (tokens, dimension), the compared parts of the table with their weights."""
     needed = max(part.stop for part in (WORDS, *MEANINGS))
     if table.shape[1] < needed:
         raise EmbeddingError(

@@ -1,4 +1,4 @@
-"""PreFLMR: question and image as token vectors, for late interaction."""
+"""PreFLMR embedder: question and image as token vectors, for late interaction."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ Mask = NDArray[np.bool_]
 
 
 class FlmrEmbedder:
-    """A PreFLMR checkpoint: a folder with its original names and tokenizers, or a hub id.
+    """Multi-vector embedder from a PreFLMR checkpoint: a folder with its original names and
+    tokenizers, or a hub id.
 
-    A question is 32 text tokens, of which [MASK] fills the rest; each image adds 32 vectors of the
-    whole and one of each of 256 patches, which have looked at the question. Those of `instruction`,
-    up to its colon, are left out: as zero vectors, which the original keeps, they count nothing.
-    A document is its text without punctuation. `document_images` puts 32 vectors of each of its
-    images before it, as RCTS does (sec. 3.2); the released checkpoints were trained on text alone.
-    `threads` sets torch's thread count, which holds for the whole process; None leaves it.
+    A question has 32 text tokens, filled up with [MASK]. Each image adds 32 vectors of the whole
+    image and one per patch (256), which attend to the question. Tokens of `instruction`, up to its
+    colon, are dropped; the original keeps zero vectors, which add nothing.
+
+    A document is its text without punctuation. `document_images` prepends 32 vectors of each of its
+    images, as RCTS does (sec. 3.2); the released checkpoints were trained on text alone. `threads`
+    sets torch's thread count for the whole process; None keeps it.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class FlmrEmbedder:
         )
 
     def _after_instruction(self, ids: NDArray[np.int64]) -> Mask:
-        """Start and mark, and what follows the first token that ends an instruction."""
+        """Return a mask of the start, the mark, and the tokens after the end of the instruction."""
         end = self._model.shape.instruction_end
         if end is None:
             return np.ones_like(ids, bool)
@@ -168,7 +170,7 @@ class FlmrEmbedder:
 def _tokens(
     tokenizer: Any, texts: list[str], mark: str, longest: int, padding: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(n, tokens) ids with the mark after the start, and which of them are attended to."""
+    """Return (n, tokens) ids with the mark after the start, and the attention mask."""
     found = tokenizer(
         texts, padding=padding, truncation=True, max_length=longest, return_tensors="np"
     )
@@ -185,7 +187,7 @@ def _joined(
     *,
     images_first: bool,
 ) -> list[Vectors]:
-    """One matrix of unit rows a query; `owners` says whose each image is."""
+    """Return one matrix of unit rows per query; `owners` has the query of each image."""
     parts = [[rows[mask]] for rows, mask in zip(word_rows.cpu().numpy(), kept, strict=True)]
     for owner, rows in zip(
         owners, () if image_rows is None else image_rows.cpu().numpy(), strict=True

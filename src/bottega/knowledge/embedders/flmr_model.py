@@ -1,6 +1,6 @@
-"""The PreFLMR network on stock BERT and CLIP, and its weights from the original names.
+"""PreFLMR network on stock BERT and CLIP, loaded from the original weight names.
 
-Lin et al., PreFLMR, 2024. Imports torch: import this module only where that is meant.
+Lin et al., PreFLMR, 2024. Imports torch: import this module only where torch is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class FlmrShape:
-    """The part of `config.json` that is read, with the values of the released PreFLMR."""
+    """Settings read from `config.json`, with the defaults of the released PreFLMR."""
 
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
@@ -74,7 +74,7 @@ class FlmrShape:
 
 
 class FlmrModel(nn.Module):
-    """Text and image vectors, neither masked nor scaled to length one."""
+    """Network that returns text and image vectors, not masked and not scaled to length one."""
 
     def __init__(self, shape: FlmrShape) -> None:
         super().__init__()
@@ -104,12 +104,13 @@ class FlmrModel(nn.Module):
         self.patches_out = nn.Linear(text.hidden_size, shape.dimension)
 
     def query_words(self, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, tokens, dimension) vectors and (n, tokens, hidden) states, which images look at."""
+        """Return (n, tokens, dimension) vectors and (n, tokens, hidden) states, to which images
+        attend."""
         states: Tensor = self.query_text(ids, attention_mask=attention).last_hidden_state
         return self.query_linear(states), states
 
     def query_images(self, pixels: Tensor, states: Tensor) -> Tensor:
-        """(n, prefix + patches, dimension); `states` are those of each image's question."""
+        """Return (n, prefix + patches, dimension); `states` are those of each image's question."""
         seen = self.vision(pixels, output_hidden_states=True)
         whole = self.query_prefix(seen.last_hidden_state[:, 0])
         patches = self.patches(
@@ -119,13 +120,13 @@ class FlmrModel(nn.Module):
         return torch.cat([self._vectors(whole), self.patches_out(patches)], dim=1)
 
     def document_words(self, ids: Tensor, attention: Tensor) -> Tensor:
-        """(n, tokens, dimension)"""
+        """Return (n, tokens, dimension) vectors."""
         states = self.document_text(ids, attention_mask=attention).last_hidden_state
         vectors: Tensor = self.document_linear(states)
         return vectors
 
     def document_images(self, pixels: Tensor) -> Tensor:
-        """(n, prefix, dimension)"""
+        """Return (n, prefix, dimension) vectors."""
         whole = self.vision(pixels).last_hidden_state[:, 0]
         return self._vectors(self.document_prefix(whole))
 
@@ -134,7 +135,7 @@ class FlmrModel(nn.Module):
 
 
 def load_flmr(folder: Path) -> FlmrModel:
-    """From `config.json` and `*.safetensors` in the original's naming, in float32."""
+    """Load `config.json` and `*.safetensors` with the original names, in float32."""
     with torch.device("meta"):
         model = FlmrModel(FlmrShape.read(folder))
     held = {
@@ -171,7 +172,7 @@ def _check_complete(folder: Path, missing: list[str]) -> None:
 
 
 def _fill_buffers(model: nn.Module) -> None:
-    """The checkpoint lacks them, and a model that was laid out without memory has none."""
+    """Create the buffers: the checkpoint lacks them, and the meta device allocates none."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             count = buffer.shape[-1]
@@ -185,6 +186,6 @@ def _prefix(width: int, shape: FlmrShape) -> nn.Sequential:
 
 
 def _config(kind: Any, values: Mapping[str, Any]) -> Any:
-    """The library's own fields of an older version's configuration."""
+    """Return the library's configuration from one of an older version."""
     known = {name: value for name, value in values.items() if name not in ("model_type",)}
     return kind(**known)

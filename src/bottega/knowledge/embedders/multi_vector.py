@@ -1,4 +1,4 @@
-"""Any sentence-transformers model that gives one vector a token."""
+"""Embedder from any sentence-transformers model with one vector per token."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ AT_LEAST = 512
 
 
 class MultiVectorEncoderEmbedder:
-    """A hub id or a folder: ColBERT and PyLate checkpoints (text), ColPali's family (image).
+    """Multi-vector embedder from a hub id or a folder: ColBERT and PyLate checkpoints (text),
+    ColPali's family (image).
 
-    `mode` says what of a query is read: "text", its "image" (all of them, one after the other), or
-    "both", side by side as RCTS has it (sec. 3.2). What is searched may be read in another mode:
-    `document_mode`, such as pages as images that are asked for in words.
+    `mode` selects the input: "text", "image" (all images in order), or "both", concatenated as in
+    RCTS (sec. 3.2). `document_mode` may differ, for example to search pages as images with
+    questions as text.
     """
 
     def __init__(

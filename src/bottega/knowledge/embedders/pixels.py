@@ -1,4 +1,4 @@
-"""From queries with any number of images to one vector each."""
+"""One vector for a query with any number of images, and an embedder without a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Encode = Callable[[list[Pillow.Image]], Vectors]
 def embed_images(
     queries: Sequence[Query], encode: Encode, *, dimension: int, at_least: int, batch_size: int
 ) -> Vectors:
-    """A query with several images gets the mean of their vectors. Nothing is scaled.
+    """Return (n, dimension), for each query the mean of its images' vectors, without scaling.
 
     Images are decoded a batch at a time, with at least `at_least` pixels a side.
     """
@@ -43,7 +43,8 @@ def embed_images(
 def unit_images(
     queries: Sequence[Query], encode: Encode, *, dimension: int, at_least: int, batch_size: int
 ) -> Vectors:
-    """As `embed_images`, with unit vectors averaged and the mean scaled to length one."""
+    """Return (n, dimension), for each query the mean of unit vectors, scaled to length one. See
+    `embed_images`."""
     return unit(
         embed_images(
             queries,
@@ -77,10 +78,10 @@ SHAPE_WEIGHT, COLOUR_WEIGHT, COARSE_WEIGHT = 1.0, 0.5, 0.5
 
 
 class PixelEmbedder:
-    """Histograms of oriented gradients, RGB pixels and low frequencies of a 32 x 32 reduction.
+    """Image embedder from oriented gradients, RGB pixels and low frequencies of a 32 x 32 image.
 
-    Leave-one-out nearest neighbours on scikit-learn's digits are right 99.5 % of the time. For
-    photographs it is a baseline: it sees layout and colour, not things.
+    Leave-one-out nearest neighbours on scikit-learn's digits are 99.5 % correct. For photographs it
+    is a baseline that reads layout and colour, not objects.
     """
 
     fingerprint = f"pixels-1 hog{CELL} rgb{COLOUR_SIDE} dct{FREQUENCIES}"
@@ -125,7 +126,8 @@ def _reduced(image: Pillow.Image, side: int) -> Pixels:
 
 
 def _shapes(grey: Pixels) -> Pixels:
-    """Gradient histograms of 8 x 8 cells, normalised in overlapping blocks of 2 x 2 cells."""
+    """Return gradient histograms of 8 x 8 cells, normalised in overlapping blocks of 2 x 2
+    cells."""
     cells = _histograms(grey)
     corners = [cells[:, :-1, :-1], cells[:, :-1, 1:], cells[:, 1:, :-1], cells[:, 1:, 1:]]
     blocks = unit(np.concatenate(corners, axis=-1))

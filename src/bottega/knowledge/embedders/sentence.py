@@ -1,4 +1,4 @@
-"""Any sentence-transformers model that reads images, text, or both."""
+"""Embedder from any sentence-transformers model that reads images, text, or both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 @contextmanager
 def loading_model(name: str) -> Iterator[None]:
-    """Around the imports of the libraries, too."""
+    """Serialize model loading and convert its errors, including those of the imports inside."""
     try:
         with LOADING:
             yield
@@ -42,7 +42,7 @@ def loading_model(name: str) -> Iterator[None]:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of every weight file in a model folder."""
+    """Return a digest of every weight file in a model folder."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
         digest.update(str(path.relative_to(folder)).encode())
@@ -53,10 +53,10 @@ def weights_digest(folder: Path) -> str:
 
 
 class DualEmbedder:
-    """The vectors of an image and of a text embedder side by side, of equal weight.
+    """Concatenation of an image and a text embedder with equal weight.
 
-    The cosine of two queries that have both is the mean of the two cosines. Where a query has no
-    image or no text that part is zero and the other one has length one alone.
+    The cosine of two queries that have both is the mean of the two cosines. If a query has no image
+    or no text, that part is zero and the other part has length one.
     """
 
     def __init__(self, image: Embedder, text: Embedder) -> None:
@@ -77,7 +77,7 @@ class DualEmbedder:
 
 
 def _embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
-    """Unit rows, zeros where the part is absent."""
+    """Return unit rows, with zeros where the part is absent."""
     rows = np.zeros((len(queries), embedder.dimension), np.float32)
     chosen = [query for query, has in zip(queries, present, strict=True) if has]
     if chosen:
@@ -91,11 +91,12 @@ AT_LEAST = 512
 
 
 class SentenceEmbedder:
-    """A hub id or a folder: CLIP, SigLIP, Qwen3-VL-Embedding, text models.
+    """Embedder from a hub id or a folder: CLIP, SigLIP, Qwen3-VL-Embedding, text models.
 
-    `mode` says what of a query is embedded; "average" is the mean of image and text vector.
-    `average="unit"` scales both to length one before, `"raw"` takes them as the model gives them,
-    as Cache-of-Thought does. `normalize` scales the result, which the cosine metric does anyway.
+    `mode` selects the input; "average" is the mean of the image and the text vector.
+    `average="unit"` scales both to length one first; `"raw"` keeps the model's lengths, as
+    Cache-of-Thought does. `normalize` scales the result to length one, which the cosine metric does
+    anyway.
     """
 
     def __init__(
@@ -190,7 +191,8 @@ class SentenceEmbedder:
 
 
 def _identity(model: str | Path, loaded: object) -> str:
-    """A folder by its weights: it may be moved. A hub id by its revision, where that is known."""
+    """Return the part of a fingerprint that names the model: the weights of a folder, which may be
+    moved, or the revision of a hub id if known."""
     if Path(model).is_dir():
         return f"{Path(model).name}@{weights_digest(Path(model))}"
     config = getattr(getattr(loaded, "transformers_model", None), "config", None)

@@ -1,5 +1,7 @@
-"""Examples from files: each loader is a generator that gives what it cannot read to `on_error`, and
-without one stops there by raising it."""
+"""Loaders of examples from files.
+
+Each loader is a generator. Unreadable examples go to `on_error`; without it, the loader raises.
+"""
 
 from bottega.knowledge.loaders.folders import (
     has_splits,

@@ -22,7 +22,7 @@ NO_LABEL = "none"
 
 
 def label_text(name: str) -> str:
-    """Two spellings that look the same are the same label."""
+    """Return the label in one Unicode form, so equal-looking labels are equal."""
     text = unicodedata.normalize("NFC", name).strip()
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
@@ -30,7 +30,11 @@ def label_text(name: str) -> str:
 
 
 def open_within(folder: Path, name: str) -> Image:
-    """A row is only data: it may not send any file of this computer to an endpoint."""
+    """Open an image that must be inside the folder.
+
+    A row is untrusted data: it must not send any other file of this computer to an endpoint. Raises
+    `ImageError`.
+    """
     path = folder / name
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
@@ -45,13 +49,14 @@ def open_within(folder: Path, name: str) -> Image:
 
 
 def join_labels(labels: Sequence[str]) -> str:
-    """How a demonstration shows a multi-label answer."""
+    """Return several labels as the answer of a demonstration."""
     return ", ".join(labels) or NO_LABEL
 
 
 def labelled_example(
     image: Image, labels: tuple[str, ...], *, question: str, source: str, multi: bool = False
 ) -> Example:
+    """Return an example of one image; `multi` keeps its list of labels."""
     return Example(
         Query(question, (image,)),
         join_labels(labels),
@@ -66,7 +71,7 @@ DIGIT_QUESTION = "Which digit is this?"
 
 
 def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterator[Example]:
-    """scikit-learn's 1,797 handwritten digits in its order: 8 x 8 pixels, bright on black.
+    """Yield scikit-learn's 1,797 handwritten digits in order: 8 x 8 pixels, bright on black.
 
     Labels are "zero" to "nine", or "0" to "9" without `words`.
     """
@@ -103,12 +108,12 @@ def load_image_folder(
     split: str | None = None,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
-    """Each subfolder is a class, named by the folder; deeper folders belong to it too.
+    """Yield the images of class folders, ordered by label, then by path.
 
-    `split` takes the classes in a subfolder, such as FOLDER/train. Ordered by label, then by path.
-    Files that are not named like images are ignored. Images that cannot be read go to `on_error`,
-    which raises unless it is given, as does an image that the folder of another class holds too:
-    the first class keeps it. What `export_to` wrote is refused.
+    Each subfolder is a class, named by the folder; deeper folders belong to it too. `split` selects
+    a subfolder with classes, such as FOLDER/train. Files without an image suffix are ignored.
+    Unreadable images go to `on_error`, which raises by default, as do images that another class
+    already contains. Exports (`export_to`) are rejected.
     """
     report = error_handler(on_error)
     root = _root(Path(folder), split)
@@ -127,6 +132,7 @@ def load_image_folder(
 
 
 def has_splits(folder: str | Path) -> bool:
+    """Return whether the folder has the subfolders train and test."""
     return all((Path(folder) / split).is_dir() for split in SPLITS)
 
 
@@ -186,7 +192,7 @@ def _images(folder: Path, pattern: str) -> list[Path]:
 
 
 def _visible(path: Path, root: Path) -> bool:
-    """Not what archives and file managers leave behind."""
+    """Return whether the path is not a hidden file or a leftover of an archive."""
     return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
 
 
@@ -203,11 +209,11 @@ def load_manyicl(
     question: str = IMAGE_QUESTION,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
-    """The rows of FOLDER/demo.csv or FOLDER/test.csv, in their order.
+    """Yield the rows of FOLDER/demo.csv or FOLDER/test.csv in order.
 
-    A table with a row of several labels, or of none, is multi-label throughout. Rows that
-    cannot be read, and images that are missing, damaged or outside of FOLDER/images, go to
-    `on_error`, which raises unless it is given.
+    If any row has several labels, or none, the whole table is multi-label. Unreadable rows, and
+    images that are missing, damaged or outside of FOLDER/images, go to `on_error`, which raises by
+    default.
     """
     table = Path(folder) / f"{split}.csv"
     report = error_handler(on_error)

@@ -1,4 +1,4 @@
-"""One JSON object a line."""
+"""Loaders of JSON Lines: one object per line."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ Row = Mapping[str, object]
 def load_jsonl(
     path: str | Path, *, question: str = IMAGE_QUESTION, on_error: OnRowError | None = None
 ) -> Iterator[Example]:
-    """Lines with `answer`, `label` or `labels`, and optionally `image` (or a list `images`),
-    `question`, `choices`, `rationale` and `tags` (an object). Other fields are ignored.
+    """Yield the examples of a file whose lines have `answer`, `label` or `labels`, and optionally
+    `image` (or a list `images`), `question`, `choices`, `rationale` and `tags` (an object). Other
+    fields are ignored.
 
-    An image is a data URL, base64 or a path. A relative path must stay inside the file's folder;
-    an absolute one may lead anywhere, so load only files whose absolute paths you trust: images
-    are sent to the model. A line that cannot be read goes to `on_error` with its number, as does an
-    answer that is not its own label or among its own choices; `on_error` raises unless it
-    is given. Blank lines are skipped.
+    An image is a data URL, base64 or a path. A relative path must stay inside the file's folder. An
+    absolute path may lead anywhere, so load only files whose absolute paths you trust: images are
+    sent to the model. A line that cannot be read goes to `on_error` with its number, as does an
+    answer that contradicts its label or is not among its choices; `on_error` raises by default.
+    Blank lines are skipped.
     """
     path = Path(path)
     with _open(path) as lines:
@@ -46,8 +47,9 @@ def load_jsonl(
 def load_passage_lines(
     path: str | Path, *, on_error: OnRowError | None = None
 ) -> Iterator[Example]:
-    """Lines with `text`, and optionally `id`, `image` (or a list `images`) and `tags`: passages,
-    which are examples without an answer. Images and bad lines as in `load_jsonl`."""
+    """Yield passages, which are examples without an answer, from lines with `text`, and optionally
+    `id`, `image` (or a list `images`) and `tags`. Images and errors are handled as in
+    `load_jsonl`."""
     path = Path(path)
     shown = path_text(path)
 
@@ -77,9 +79,11 @@ def read_jsonl(
     whole_replies: bool = False,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
-    """The same of lines from elsewhere, called `name`. Without a folder no text is a path: lines
-    that a stranger sent open no file. `whole_replies` of a model say more than one of the
-    choices."""
+    """Yield examples from lines of another source, called `name` in errors. See `load_jsonl`.
+
+    Without a folder, images are never paths, so lines from a client open no file. `whole_replies`
+    accepts answers that contain more than one of the choices.
+    """
 
     def example(row: Row, source: str) -> Example:
         if not whole_replies:

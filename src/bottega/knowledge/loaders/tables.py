@@ -1,4 +1,4 @@
-"""What the libraries that read tables raise, and how tables hold an image."""
+"""Loader of tables: Hugging Face data sets and parquet files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def library_errors(name: str) -> Iterator[None]:
-    """Around the reading of `name`: every error becomes ours."""
+    """Convert every error while reading `name` to one of Bottega."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -43,7 +43,8 @@ def library_errors(name: str) -> Iterator[None]:
 
 
 def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str) -> Image:
-    """Encoded bytes, or a path inside of the folder. Raises `ImageError` with the hint."""
+    """Return the image of a table cell: encoded bytes, or a path inside the folder. Raises
+    `ImageError` with the hint."""
     match value:
         case bytes(data) | {"bytes": bytes(data)}:
             return Image.from_bytes(data, source=source)
@@ -66,6 +67,8 @@ Features = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Names:
+    """Names of the columns; None for a column that is absent or to be inferred."""
+
     image: str | None = None
     label: str | None = None
     question: str | None = None
@@ -74,8 +77,8 @@ class Names:
 
 @dataclass(frozen=True)
 class Columns:
-    """`classes` are the names behind the numbers of the label column, if it has any. Images that
-    are paths are read only from `folder`."""
+    """Columns of a table and how to read them. `classes` are the names of a numeric label column,
+    if it has any. Image paths are read only from `folder`."""
 
     names: Names
     classes: tuple[str, ...]
@@ -84,6 +87,7 @@ class Columns:
 
     @classmethod
     def infer(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
+        """Return the columns, inferring those that are not given from types and usual names."""
         names = Names(
             given.image or _of_type(features, "Image") or _named(features, IMAGE_NAMES),
             given.label or _labels(features),
@@ -136,7 +140,7 @@ def _labels(features: Features) -> str | None:
 
 
 def _classes(feature: object) -> tuple[str, ...]:
-    """Of a ClassLabel, or of a list of them."""
+    """Return the class names of a ClassLabel, or of a list of them."""
     return tuple(getattr(getattr(feature, "feature", feature), "names", None) or ())
 
 
@@ -194,13 +198,14 @@ def load_hugging_face(
     question: str = IMAGE_QUESTION,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
-    """A hub id, a folder with parquet files, or one parquet file. Rows are streamed.
+    """Yield the rows of a hub id, a folder with parquet files, or one parquet file; rows are
+    streamed.
 
-    Columns that are not named are guessed from their types and usual names. An answer column
-    outweighs a label column; of several answers the most frequent counts (the first of a tie), of
-    SQuAD's spellings the first; a list of labels is multi-label. Images that are paths must lie
-    in the folder, or in that of the parquet file. Rows that cannot be read go to `on_error`,
-    which raises unless it is given.
+    Columns that are not named are inferred from their types and usual names. An answer column takes
+    precedence over a label column. Of several answers the most frequent counts (the first of a
+    tie), of SQuAD's variants the first; a list of labels is multi-label. Image paths must be inside
+    the folder, or the folder of the parquet file. Unreadable rows go to `on_error`, which raises by
+    default.
     """
     report = error_handler(on_error)
     name = str(id_or_path)
@@ -234,7 +239,7 @@ def _stream(name: str, split: str) -> datasets.IterableDataset:
 
 
 def _folder(path: Path) -> Path | None:
-    """Where images that are paths may lie; a data set on the hub has no such place here."""
+    """Return the folder for images given as paths, or None for a data set on the hub."""
     if path.is_dir():
         return path
     return path.parent if path.is_file() else None
