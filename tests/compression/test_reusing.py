@@ -150,7 +150,7 @@ def test_what_is_kept_stays_within_its_bounds() -> None:
         kept.prefix(Query("where"), found(number % 10, (number * 7 + number // 10) % 10))
 
     held = sum(one.nbytes for one in kept._cache.values())
-    assert 0 < held == kept._bytes <= 1024 * 1024
+    assert 0 < held == kept._cache.size <= 1024 * 1024
 
 
 @pytest.mark.parametrize("name", ["llava", "smolvlm", "qwen2_5_vl"])

@@ -57,13 +57,13 @@ def test_replies_are_kept_for_their_time() -> None:
     clock.now += 59.9
     assert repeats.get("a") is reply
     clock.now += 0.1  # being read does not prolong it
-    assert repeats.get("a") is None and len(repeats) == 0 and repeats.held_bytes == 0
+    assert repeats.get("a") is None and len(repeats) == 0 and repeats.size == 0
     forever = Repeats(10_000, None, clock=clock)
     forever.put("a", reply)
     clock.now += 1e9
     assert forever.get("a") is reply
     forever.clear()
-    assert forever.get("a") is None and forever.held_bytes == 0
+    assert forever.get("a") is None and forever.size == 0
 
 
 def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
@@ -71,7 +71,7 @@ def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> N
     for room, kept in ((reply.size, 1), (reply.size - 1, 0)):
         repeats = Repeats(room, None)
         repeats.put("a", reply)
-        assert (len(repeats), repeats.held_bytes) == (kept, kept * reply.size)
+        assert (len(repeats), repeats.size) == (kept, kept * reply.size)
 
 
 def test_replies_without_text_take_room_too() -> None:
@@ -79,7 +79,7 @@ def test_replies_without_text_take_room_too() -> None:
     for number in range(1000):
         repeats.put(str(number), Remembered(b""))
     assert 50 <= len(repeats) <= 100
-    assert repeats.held_bytes <= 60_000
+    assert repeats.size <= 60_000
 
 
 def test_the_least_recently_used_reply_is_dropped() -> None:
@@ -110,9 +110,9 @@ def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
         else:
             repeats.get(str(number))
             bodies.get(raw, SCOPE)
-        assert repeats.held_bytes <= 4000 and bodies.held_bytes <= 4000
-        assert (repeats.held_bytes == 0) == (len(repeats) == 0)
-        assert (bodies.held_bytes == 0) == (len(bodies) == 0)
+        assert repeats.size <= 4000 and bodies.size <= 4000
+        assert (repeats.size == 0) == (len(repeats) == 0)
+        assert (bodies.size == 0) == (len(bodies) == 0)
 
 
 def test_an_identical_body_is_known_without_parsing() -> None:
@@ -212,14 +212,14 @@ def test_a_body_larger_than_the_whole_cache_is_not_kept() -> None:
     for more, kept in ((0, 1), (1, 0)):
         bodies = Bodies(1000 + OVERHEAD)
         bodies.put(b"x" * (1000 + more), SCOPE, Asked("k"), [])
-        assert (len(bodies), bodies.held_bytes) == (kept, kept * (1000 + OVERHEAD))
+        assert (len(bodies), bodies.size) == (kept, kept * (1000 + OVERHEAD))
 
 
 def test_a_repeated_body_is_held_once() -> None:
     bodies = Bodies(1 << 20)
     for key in ("old", "new"):
         bodies.put(b"{}", SCOPE, Asked(key), [])
-    assert (len(bodies), bodies.held_bytes) == (1, 2 + OVERHEAD)
+    assert (len(bodies), bodies.size) == (1, 2 + OVERHEAD)
     assert bodies.get(b"{}", SCOPE) == Asked("new")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bottega._util.lru import SharedLRUCache
 from bottega.errors import (
     GenerationError,
     ImageError,
@@ -20,7 +21,6 @@ from bottega.errors import (
 from bottega.generation import TransformersGenerator, local
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.local import Request
-from bottega.generation.lru import Recent
 from bottega.generation.tokenization import Rendered
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
@@ -101,7 +101,7 @@ async def test_remembered_features_change_nothing(folders: dict[str, Path]) -> N
     prompts = [shown(i, i + 1, i) for i in range(4)]
     cold = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
     warm = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]
-    model._loaded.vision_cache._features = Recent(0, size=lambda rows: rows.nbytes)
+    model._loaded.vision_cache._features = SharedLRUCache(0, size=lambda rows: rows.nbytes)
     forgetful = await asyncio.gather(*[model.generate(prompt, SHORT) for prompt in prompts])
     object.__setattr__(model._loaded, "sight", None)
     ordinary = [texts(await model.generate(prompt, SHORT)) for prompt in prompts]

@@ -83,7 +83,8 @@ def test_a_filter_does_not_collect_what_is_gone(monkeypatch: pytest.MonkeyPatch)
         for i in range(20):
             kb.add([asked(f"{i}/{j}", tags={"hue": "red"}) for j in range(5)])
             assert len(kb.search(Query("q"), 9, where=red)) == 5
-        assert len(kb._searcher._filters[red].keys) <= 10 + 2 * 5 + 5
+        resolved = kb._searcher._filters.get(red)
+        assert resolved is not None and len(resolved.keys) <= 10 + 2 * 5 + 5
 
 
 def test_only_the_filters_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,11 @@ TARGETS = (
         "evaluation/test_committing evaluation/test_journal evaluation/test_budget"
         " evaluation/test_runner evaluation/test_ledger evaluation/test_lessons",
     ),
+    # Utilities.
+    Target(
+        "_util/lru",
+        "_util/test_lru gateway/test_repeats knowledge/test_filters",
+    ),
     # Statistics.
     Target(
         "evaluation/metrics/* evaluation/paired",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bottega._util.identity import image_hashes
+from bottega._util.lru import LRUCache
 from bottega.compression.hyper_model import HyperModel, Inputs
 from bottega.compression.inputs import PromptEncoder, inserted, rows, with_tokens
 from bottega.errors import SettingError
@@ -106,9 +107,9 @@ class KVReuse:
             )
         self._model, self._encode, self._prompt = model, encode, prompt
         self._ends = ends
-        self._keep = keep_mb * 1024 * 1024
-        self._cache: OrderedDict[CacheKey, Tensor] = OrderedDict()
-        self._bytes = 0
+        self._cache: LRUCache[CacheKey, Tensor] = LRUCache(
+            keep_mb * 1024 * 1024, lambda states: states.nbytes
+        )
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         """Return the prefix of at least one passage."""
@@ -120,7 +121,7 @@ class KVReuse:
         spans = [row[start : start + len(row) - len(without)] for row in ids]
         opening, position, parts = self._opening(query, shown, start, spans), start, []
         for one, inputs, span in zip(shown, encoded, spans, strict=True):
-            images = tuple(image.sha256 for image in one.example.query.images)
+            images = image_hashes(one.example.query)
             parts.append(self._states((opening, tuple(span), images, position), inputs))
             position += len(span)
         joined = torch.cat(parts, dim=3).float().cpu().numpy()
@@ -147,16 +148,12 @@ class KVReuse:
 
         Those of the first passage include the opening.
         """
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        if (cached := self._cache.get(key)) is not None:
+            return cached
         opening, span, _, position = key
         read = self._read(with_tokens(inputs, [[*opening, *span]]), len(opening), position)
         states = read if position == len(opening) else read[..., len(opening) :, :].clone()
-        self._cache[key] = states
-        self._bytes += states.nbytes
-        while self._bytes > self._keep:
-            self._bytes -= self._cache.popitem(last=False)[1].nbytes
+        self._cache.put(key, states)
         return states
 
     def _read(self, inputs: Inputs, opening: int, position: int) -> Tensor:

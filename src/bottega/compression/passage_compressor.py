@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from bottega._util.identity import image_hashes
+from bottega._util.lru import SharedLRUCache
 from bottega.compression.hyper_model import HyperModel
 from bottega.compression.inputs import InputBuilder
 from bottega.compression.model import QueryPrompts, RaccModel
@@ -44,9 +44,7 @@ class PassageCompressor:
     ) -> None:
         self._racc, self._hyper, self._inputs, self._store = racc.eval(), hyper, inputs, store
         racc.to(hyper.device)
-        self._images: OrderedDict[tuple[str, ...], Tensor] = OrderedDict()
-        self._cached_images = cached_images
-        self._lock = threading.Lock()
+        self._images: SharedLRUCache[tuple[str, ...], Tensor] = SharedLRUCache(cached_images)
 
     def prefix(self, query: Query, shown: Sequence[Candidate]) -> Prefix:
         """Return the prefix of the candidates. Raises `SettingError` for scores that are not
@@ -71,16 +69,11 @@ class PassageCompressor:
         return QueryPrompts(self._image(query), question, both)
 
     def _image(self, query: Query) -> Tensor:
-        key = tuple(image.sha256 for image in query.images)
-        with self._lock:
-            if key in self._images:
-                self._images.move_to_end(key)
-                return self._images[key]
-        prompts: Tensor = self._racc.queries(self._hyper, self._inputs.images([query]))
-        with self._lock:
-            self._images[key] = prompts
-            while len(self._images) > self._cached_images:
-                self._images.popitem(last=False)
+        key = image_hashes(query)
+        prompts = self._images.get(key)
+        if prompts is None:
+            prompts = self._racc.queries(self._hyper, self._inputs.images([query]))
+            self._images.put(key, prompts)
         return prompts
 
     def _documents(self, shown: Sequence[Candidate]) -> Tensor:

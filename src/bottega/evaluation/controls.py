@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, answers_of, holds
 from bottega.evaluation.labels import by_id, is_passage, labels_of, names_passages
@@ -106,7 +107,7 @@ class SwappedQueryRecorder:
 def other_picture(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:
     """The images of another item, drawn by the seed."""
     alike = "swap-image: all {} items share one picture"
-    drawn = _drawn(data, lambda item: ":".join(i.sha256 for i in item.query.images), seed, alike)
+    drawn = _drawn(data, lambda item: ":".join(image_hashes(item.query)), seed, alike)
     return lambda query: replace(query, images=drawn[_identity(query)].images)
 
 
@@ -141,7 +142,7 @@ def _drawn(
 
 
 def _identity(query: Query) -> Identity:
-    return query.text, tuple(image.sha256 for image in query.images)
+    return query.text, image_hashes(query)
 
 
 # An example with a wrong answer; None where no answer would be wrong.

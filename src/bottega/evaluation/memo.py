@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from bottega._util.identity import query_key
 from bottega.protocols import Embedder, MultiVectorEmbedder, Vectors
 from bottega.types import Query
 
@@ -65,11 +66,7 @@ def _remembered(
     queries: Sequence[Query],
     embed: Callable[[Sequence[Query]], Iterable[Vectors]],
 ) -> list[Vectors]:
-    fresh = {_key(q): q for q in queries if _key(q) not in known}
+    fresh = {query_key(q): q for q in queries if query_key(q) not in known}
     if fresh:
         known.update(zip(fresh, embed(list(fresh.values())), strict=True))
-    return [known[_key(q)] for q in queries]
-
-
-def _key(query: Query) -> tuple[str, ...]:
-    return (query.text, *(image.sha256 for image in query.images))
+    return [known[query_key(q)] for q in queries]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmark import Benchmark
@@ -93,8 +94,7 @@ class RationaleRemover:
 
 def _asked(example: Example) -> tuple[object, ...]:
     query = example.query
-    images = tuple(image.sha256 for image in query.images)
-    return query.text, images, query.choices, example.answer
+    return query.text, image_hashes(query), query.choices, example.answer
 
 
 def _has_rationales(data: Benchmark) -> bool:

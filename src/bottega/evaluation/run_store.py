@@ -11,6 +11,8 @@ from typing import IO, Any, Protocol
 
 import orjson
 
+from bottega._util.identity import image_hashes
+from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
 from bottega.evaluation.labels import labels_of
@@ -18,7 +20,6 @@ from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
 from bottega.recording import json_text, stored, to_json
-from bottega.sqlite import FileKind
 from bottega.types import Answer, Candidate, Example, Trace
 
 
@@ -285,8 +286,7 @@ def _file_in(folder: Path) -> Path:
 
 def _item(place: int, item: Example) -> tuple[object, ...]:
     query = item.query
-    images = [image.sha256 for image in query.images]
-    lists = (images, query.choices, labels_of(item), dict(item.tags))
+    lists = (image_hashes(query), query.choices, labels_of(item), dict(item.tags))
     return (place, path_text(query.text), *map(json_text, lists))
 
 

@@ -12,9 +12,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from bottega._util.loading import LOADING
 from bottega.errors import BottegaError, MissingDependencyError, SettingError
 from bottega.image import Image
-from bottega.loading import LOADING
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from functools import partial
 
 import orjson
 
+from bottega._util.lru import SharedLRUCache
 from bottega.errors import GarbledError, RejectedError, SettingError
-from bottega.generation.lru import Recent
 from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Fields
 from bottega.openai_api.endpoint import Endpoint
@@ -63,7 +63,7 @@ class OpenAIGenerator:
         endpoint = Endpoint.locate(base_url, api_key)
         self._client = ChatClient(model, endpoint, Timeouts.of(timeout), policy, concurrency)
         self._extra = dict(extra_body or {})
-        self._encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
+        self._encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
         self._many_choices = True
 
     @property

@@ -16,7 +16,7 @@ import torch
 from PIL import Image as Pillow
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from bottega.generation.lru import Recent
+from bottega._util.lru import SharedLRUCache
 
 KEEP_BYTES = 256 * 1024 * 1024
 
@@ -28,7 +28,9 @@ class VisionCache:
         self._model, self._processor = model, processor
         self.placeholder = placeholder
         self._apart = False
-        self._features: Recent[torch.Tensor] = Recent(keep, size=lambda rows: rows.nbytes)
+        self._features: SharedLRUCache[str, torch.Tensor] = SharedLRUCache(
+            keep, size=lambda rows: rows.nbytes
+        )
 
     @classmethod
     def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> VisionCache | None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import orjson
 
+from bottega._util.sqlite import FileKind
 from bottega.knowledge.records import CONTEXT, ID_LENGTH, digest, question_parts
-from bottega.sqlite import FileKind
 
 PAGE = 1000
 # Rows from before format 5 have no digest, because SQLite could not compute it.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
 
+from bottega._util.lru import LRUCache
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
 from bottega.exclusion import Exclude
 from bottega.knowledge.change_log import ExampleCache
@@ -43,7 +43,7 @@ class Searcher:
         self._metric: Metric = metric
         self._hnsw_above = hnsw_above
         self._followers: dict[str, IndexFollower] = {}
-        self._filters: OrderedDict[Filter, ResolvedFilter] = OrderedDict()
+        self._filters: LRUCache[Filter, ResolvedFilter] = LRUCache(MAX_FILTERS)
         self._default: str | None = None  # the name of the view that is first
         self._recent = ExampleCache()
         self._lock = Lock()
@@ -168,10 +168,9 @@ class Searcher:
         """Return the keys that match. Rows never change, so only new rows are tested; the index
         ignores deleted ones."""
         with self._lock:
-            cached = self._filters.setdefault(where, ResolvedFilter())
-            self._filters.move_to_end(where)
-            if len(self._filters) > MAX_FILTERS:
-                self._filters.popitem(last=False)
+            cached = self._filters.get(where)
+            if cached is None:
+                self._filters.put(where, cached := ResolvedFilter())
             seq = self._rows.last_seq()
             if cached.seq != seq:
                 if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them were deleted since

@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection
 from threading import Lock
 
+from bottega._util.sqlite import may_only_be_read
 from bottega.errors import SettingError
 from bottega.knowledge.ports import RowStore, UsageRecord
 from bottega.knowledge.records import is_text
-from bottega.sqlite import may_only_be_read
 
 FLUSH_COUNT = 256
 FLUSH_SECONDS = 30.0

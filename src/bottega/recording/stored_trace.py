@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
+from bottega._util.identity import image_hashes
 from bottega.image import Image, path_text
 from bottega.types import (
     Answer,
@@ -109,7 +110,7 @@ def _node(node: SearchNode, places: dict[Considered, int]) -> StoredNode:
 
 def _of(candidate: Candidate) -> Considered:
     example = candidate.example
-    images = tuple(image.sha256 for image in example.query.images)
+    images = image_hashes(example.query)
     text, answer, rationale = example.query.text, example.answer, example.rationale
     return Considered(example.id, text, images, answer, rationale, float(candidate.score))
 
@@ -201,7 +202,7 @@ def stored(trace: Trace) -> StoredTrace:
         query.text,
         query.id,
         query.choices,
-        tuple(image.sha256 for image in query.images),
+        image_hashes(query),
         trace.tier,
         reply.model,
         tuple(_demonstration(i, one) for i, one in enumerate(trace.candidates, 1)),
@@ -218,7 +219,7 @@ def stored(trace: Trace) -> StoredTrace:
 
 def _demonstration(order: int, candidate: Candidate) -> Demonstration:
     example = candidate.example
-    images = tuple(image.sha256 for image in example.query.images)
+    images = image_hashes(example.query)
     return Demonstration(
         order, example.id, float(candidate.score), example.query.text, images, example.answer
     )

@@ -8,9 +8,9 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
 from bottega.recording.stored_trace import StoredTrace, from_json, stored, to_json
-from bottega.sqlite import FileKind
 from bottega.types import Trace
 
 SearchResult = list[StoredTrace]  # inside the class, `list` is its method

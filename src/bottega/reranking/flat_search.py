@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal, get_args
 
+from bottega._util.rng import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (
@@ -20,7 +21,6 @@ from bottega.reranking.search_budget import (
     ReservedCost,
     check_budget,
     gather_affordable,
-    query_rng,
 )
 from bottega.reranking.selection import check_depth
 from bottega.types import (

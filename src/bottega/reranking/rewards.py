@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, Protocol, get_args
 
+from bottega._util.rng import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.search_budget import BudgetedGenerator, query_rng, together
+from bottega.reranking.search_budget import BudgetedGenerator, together
 from bottega.reranking.selection import scaled
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 

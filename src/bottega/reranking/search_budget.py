@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass, replace
 from math import inf
@@ -12,13 +11,7 @@ from typing import TypeVar
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator
-from bottega.types import Prompt, Query, Reply, Sampling, Usage
-
-
-def query_rng(query: Query, seed: object) -> random.Random:
-    hashes = ":".join(image.sha256 for image in query.images)
-    return random.Random(f"{seed}:{query.text}:{hashes}")
-
+from bottega.types import Prompt, Reply, Sampling, Usage
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from bottega._util.rng import query_rng
 from bottega.errors import NotFoundError, SettingError
 from bottega.protocols import Reranker, Vectors
-from bottega.reranking.search_budget import query_rng
 from bottega.types import Candidate, Query
 
 MOST_SHOWN = 100

@@ -8,6 +8,7 @@ from itertools import combinations
 from math import ceil
 from typing import Literal, TypeVar
 
+from bottega._util.rng import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
 from bottega.reranking.rewards import (
@@ -25,7 +26,6 @@ from bottega.reranking.search_budget import (
     ReservedCost,
     gather_affordable,
     most_prompt_tokens,
-    query_rng,
 )
 from bottega.reranking.selection import check_depth
 from bottega.reranking.tree import Tree, TreeNode

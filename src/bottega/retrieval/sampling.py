@@ -7,14 +7,11 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 
+from bottega._util.rng import query_rng
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.exclusion import is_excluded
 from bottega.retrieval.ports import Pool
 from bottega.types import Candidate, Example, Query
-
-
-def identity(query: Query) -> str:
-    return ":".join((query.text, *(image.sha256 for image in query.images)))
 
 
 class UniformSampler:
@@ -31,7 +28,7 @@ class UniformSampler:
         self._seed = seed
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        rng = random.Random(f"{self._seed}:{identity(query)}")
+        rng = query_rng(query, self._seed)
         order = rng.sample(self._ids, len(self._ids))
         return await asyncio.to_thread(_take, self._pool, order, query, k)
 
@@ -49,7 +46,7 @@ class BalancedSampler:
         self._seed = seed
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        rng = random.Random(f"{self._seed}:{identity(query)}")
+        rng = query_rng(query, self._seed)
         found = await asyncio.to_thread(_take, self._pool, self._rounds(rng), query, k)
         rng.shuffle(found)
         return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from bottega._util.sqlite import FileKind
 from bottega.errors import StoreError
 from bottega.image import path_text
-from bottega.sqlite import FileKind
 
 DAY = 86_400
 KEYS = ("day", "namespace", "route", "how", "shots")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bottega._util.lru import LRUCache
 from bottega.gateway.response_cache.keys import exact_key, image_digest
 from bottega.types import Completion
 
@@ -27,6 +27,7 @@ __all__ = [
 OVERHEAD = 600
 SHORT = 4096
 STRIDE = 997
+Probe = tuple[tuple[str, ...], int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,8 @@ def may_be_repeated(completions: Sequence[Completion]) -> bool:
     )
 
 
-class Repeats:
-    """Replies by `exact_key`, for `seconds` (None: without end), the least recently used dropped
-    beyond `max_bytes`. For one event loop."""
+class Repeats(LRUCache[str, Remembered]):
+    """Replies by `exact_key` within `max_bytes`, each for `seconds` (None: no limit)."""
 
     def __init__(
         self,
@@ -61,51 +61,12 @@ class Repeats:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._keep, self._seconds, self._clock = max_bytes, seconds, clock
-        self._held = 0
-        self._replies: OrderedDict[str, tuple[Remembered, float]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held
-
-    def get(self, key: str) -> Remembered | None:
-        found = self._replies.get(key)
-        if found is None:
-            return None
-        reply, stored = found
-        if self._seconds is not None and self._clock() - stored >= self._seconds:
-            self._drop(key)
-            return None
-        self._replies.move_to_end(key)
-        return reply
-
-    def put(self, key: str, reply: Remembered, age: float = 0.0) -> None:
-        """Keep the reply, given `age` seconds ago, in place of an older one. A reply larger than
-        the whole cache is not kept."""
-        self._drop(key)
-        if reply.size > self._keep:
-            return
-        self._replies[key] = reply, self._clock() - age
-        self._held += reply.size
-        while self._held > self._keep:
-            self._drop(next(iter(self._replies)))
+        super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
 
     def replace(self, key: str, reply: Remembered) -> None:
         """Replace the reply of a request; do nothing if there is none."""
         if self.get(key) is not None:
             self.put(key, reply)
-
-    def clear(self) -> None:
-        self._replies.clear()
-        self._held = 0
-
-    def _drop(self, key: str) -> None:
-        if found := self._replies.pop(key, None):
-            self._held -= found[0].size
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +89,26 @@ class Bodies:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._keep = max_bytes
-        self._held = 0
-        self._bodies: OrderedDict[tuple[tuple[str, ...], int, bytes], tuple[bytes, Asked]] = (
-            OrderedDict()
+        self._bodies: LRUCache[Probe, tuple[bytes, Asked]] = LRUCache(
+            max_bytes, lambda body: len(body[0]) + OVERHEAD
         )
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     @property
-    def held_bytes(self) -> int:
-        return self._held
+    def size(self) -> int:
+        return self._bodies.size
 
     def get(self, raw: bytes, scope: tuple[str, ...]) -> Asked | None:
-        probe = _probe(raw, scope)
-        found = self._bodies.get(probe)
-        if found is None or found[0] != raw:
-            return None
-        self._bodies.move_to_end(probe)
-        return found[1]
+        found = self._bodies.get(_probe(raw, scope))
+        return found[1] if found is not None and found[0] == raw else None
 
     def put(self, raw: bytes, scope: tuple[str, ...], asked: Asked, urls: Iterable[str]) -> None:
-        """`urls` are the images of the body. One that has to be fetched may show something else
-        the next time: such a body is read anew."""
-        if len(raw) + OVERHEAD > self._keep or not all(map(_is_inline, urls)):
-            return
-        probe = _probe(raw, scope)
-        self._drop(probe)
-        self._bodies[probe] = raw, asked
-        self._held += len(raw) + OVERHEAD
-        while self._held > self._keep:
-            self._drop(next(iter(self._bodies)))
-
-    def _drop(self, probe: tuple[tuple[str, ...], int, bytes]) -> None:
-        if found := self._bodies.pop(probe, None):
-            self._held -= len(found[0]) + OVERHEAD
+        """`urls` are the images of the body. A body with an image that must be fetched is not
+        stored: the next fetch may return another image."""
+        if all(map(_is_inline, urls)):
+            self._bodies.put(_probe(raw, scope), (raw, asked))
 
 
 class Flights:
@@ -208,7 +153,7 @@ def _is_inline(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def _probe(raw: bytes, scope: tuple[str, ...]) -> tuple[tuple[str, ...], int, bytes]:
+def _probe(raw: bytes, scope: tuple[str, ...]) -> Probe:
     if len(raw) <= SHORT:
         return scope, len(raw), raw
     return scope, len(raw), raw[: SHORT // 4] + raw[::STRIDE] + raw[-SHORT // 4 :]

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import cast
 
+from bottega._util.lru import SharedLRUCache
 from bottega.errors import SettingError
 from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
@@ -34,7 +35,6 @@ from bottega.gateway.running.tiers import TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.generation.lru import Recent
 from bottega.image import Image
 from bottega.pipeline import Pipeline
 
@@ -208,7 +208,7 @@ def build_fetch(given: LimitSettings) -> Fetch | None:
 
 def _data_urls() -> Callable[[Image], str]:
     """The same few examples are shown again and again."""
-    encoded: Recent[str] = Recent(KEEP_ENCODED, size=len)
+    encoded: SharedLRUCache[str, str] = SharedLRUCache(KEEP_ENCODED, size=len)
 
     def data_url(image: Image) -> str:
         url = encoded.get(image.sha256)
