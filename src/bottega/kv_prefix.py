@@ -1,4 +1,4 @@
-"""Keys and values in front of a frozen vision-language model. Needs torch."""
+"""KV prefixes: keys and values in front of a frozen vision-language model (needs torch)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from transformers.cache_utils import DynamicLayer
 
 from bottega.errors import SettingError
 
-hf: Any = transformers  # half annotated
+hf: Any = transformers  # partly annotated
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A decoder's self-attention: one token of a prefix is 2 x layers x kv_heads x head_dim
-    numbers."""
+    """Shape of a decoder's self-attention.
+
+    One token of a prefix is 2 x layers x kv_heads x head_dim numbers.
+    """
 
     layers: int
     kv_heads: int
@@ -28,8 +30,11 @@ class Geometry:
 
     @classmethod
     def of(cls, model: nn.Module) -> Geometry:
-        """That of a transformers model. Raises `SettingError` if the model's cache holds anything
-        but the keys and values of every token, all of one size: there is no place for a prefix."""
+        """Return the geometry of a transformers model.
+
+        Raises `SettingError` for a model whose cache holds more than keys and values of every
+        token, all of one size: it cannot take a prefix.
+        """
         config = decoder_config(model)
         _refuse_other_caches(model, config)
         heads: int = config.num_attention_heads
@@ -43,11 +48,11 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class KeyValues:
-    """A prefix: keys and values a layer, each (batch, kv_heads, length, head_dim).
+    """KV prefix: keys and values per layer, each (batch, kv_heads, length, head_dim).
 
-    The modulation Theta of RACC's section "Modulating the baseMLLM with aggregated prompts"
-    (P-Tuning v2). Keys are as the cache has them, after RoPE: a learned prefix needs no rotation,
-    and one that was read stands at the positions 0 to length - 1 for good.
+    This is the modulation Theta of RACC, section "Modulating the baseMLLM with aggregated prompts"
+    (P-Tuning v2). Keys are stored after RoPE, as in the cache: a learned prefix needs no rotation,
+    and a prefix read from text keeps the positions 0 to length - 1.
     """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
@@ -56,15 +61,15 @@ class KeyValues:
         shapes = {tuple(part.shape) for pair in self.layers for part in pair}
         if len(shapes) != 1 or len(next(iter(shapes))) != 4:
             raise SettingError(
-                f"keys and values of the shapes {sorted(shapes)} are no prefix",
-                hint="give each layer's as (batch, kv_heads, length, head_dim), all alike",
+                f"keys and values of a prefix must have one 4-D shape, got {sorted(shapes)}",
+                hint="pass each layer's as (batch, kv_heads, length, head_dim)",
             )
 
     @classmethod
     def none(cls, geometry: Geometry, batch: int) -> KeyValues:
-        """Of length 0: behind it a model is as it is."""
-        nothing = torch.zeros(batch, geometry.kv_heads, 0, geometry.head_dim)
-        return cls(((nothing, nothing),) * geometry.layers)
+        """Return a prefix of length 0, which does not change the model."""
+        empty = torch.zeros(batch, geometry.kv_heads, 0, geometry.head_dim)
+        return cls(((empty, empty),) * geometry.layers)
 
     @property
     def batch(self) -> int:
@@ -85,7 +90,7 @@ class KeyValues:
         return KeyValues(tuple((k.to(device, dtype), v.to(device, dtype)) for k, v in self.layers))
 
     def repeat(self, times: int) -> KeyValues:
-        """Each row `times` times, one after the other, as beams and samples lie in a batch."""
+        """Repeat each row `times` times in a row, the order of beams and samples in a batch."""
         return KeyValues(
             tuple(
                 (k.repeat_interleave(times, dim=0), v.repeat_interleave(times, dim=0))
@@ -94,8 +99,8 @@ class KeyValues:
         )
 
     def cache(self) -> Any:
-        """A new `transformers.DynamicCache` at every call, as a model writes into the one it
-        gets. Gradients flow through it."""
+        """Return a new `transformers.DynamicCache`; a model appends to it. Gradients flow
+        through."""
         cache = hf.DynamicCache()
         for index, (keys, values) in enumerate(self.layers):
             cache.update(keys, values, index)
@@ -103,34 +108,43 @@ class KeyValues:
 
 
 def decoder_config(model: Any) -> Any:
+    """Return the config of the text decoder."""
     return model.config.get_text_config(decoder=True)
 
 
 def _refuse_other_caches(model: Any, config: Any) -> None:
     try:
         kinds = {type(layer) for layer in hf.DynamicCache(config=config).layers}
-    except (KeyError, AttributeError):  # a kind of layer that the library has no cache for
+    except (KeyError, AttributeError):  # a layer type without a cache class
         kinds = set()
     latent = getattr(config, "kv_lora_rank", None) is not None
     recurrent = any(getattr(part, "_is_stateful", False) for part in model.modules())
     if kinds == {DynamicLayer} and not latent and not recurrent:
         return
     raise SettingError(
-        f"{type(model).__name__} over {config.model_type} keeps more than plain keys and values "
+        f"{type(model).__name__} over {config.model_type} caches more than plain keys and values "
         "of every token",
         hint="use a model without sliding windows, recurrent or convolutional layers, shared or "
         "latent keys",
     )
 
 
-# Each can contradict the prefix without an error; they follow from the ids and the mask.
-OURS = ("inputs_embeds", "past_key_values", "position_ids", "decoder_attention_mask", "labels")
-NO_LOGITS = torch.arange(0)  # to keep; 0 would keep all
+# Each of these could silently contradict the prefix; they are computed from the ids and the mask.
+RESERVED_INPUTS = (
+    "inputs_embeds",
+    "past_key_values",
+    "position_ids",
+    "decoder_attention_mask",
+    "labels",
+)
+KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
 
 
 class Batch:
-    """A processor's inputs beside their model. Raises `SettingError` for what a prefix would go
-    wrong with in silence."""
+    """Inputs of a processor with their model.
+
+    Raises `SettingError` for inputs with which a prefix would silently give wrong results.
+    """
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
         self.model: Any = model
@@ -139,10 +153,10 @@ class Batch:
         self._check(inputs)
         self.inputs = dict(inputs)
         self.ids, self.mask = inputs["input_ids"], inputs["attention_mask"]
-        self.door: Any = model
+        self.target: Any = model
         if self.model.main_input_name == "pixel_values" and "pixel_values" not in inputs:
-            # BLIP's wrappers take no text without an image; their language models do.
-            self.door = self.model.language_model
+            # BLIP's wrappers reject text without images; their language models accept it.
+            self.target = self.model.language_model
             self.inputs = {name: self.inputs[name] for name in ("input_ids", "attention_mask")}
 
     @property
@@ -150,103 +164,111 @@ class Batch:
         return bool(self.config.is_encoder_decoder)
 
     def output(self, **arguments: Any) -> Any:
-        """That of the language model, which BLIP's wrappers wrap once more."""
-        output = self.door(**arguments)
+        """Return the output of the language model; BLIP's wrappers nest it."""
+        output = self.target(**arguments)
         return getattr(output, "language_model_outputs", output)
 
-    def fitted(self, prefix: KeyValues) -> KeyValues:
-        """In the model's dtype: fp32 keys would make a half-precision model's attention fp32."""
+    def fit(self, prefix: KeyValues) -> KeyValues:
+        """Cast the prefix to the model's device and dtype. Raises `SettingError` on a mismatch.
+
+        Keys in fp32 would turn the attention of a half-precision model to fp32.
+        """
         if prefix.geometry != self.geometry:
             raise SettingError(
-                f"a prefix of {prefix.geometry} does not fit {self.geometry}",
-                hint="make it with Geometry.of(model) of the model that it is put in front of",
+                f"a prefix for this model must have {self.geometry}, got {prefix.geometry}",
+                hint="build the prefix with Geometry.of(model) of this model",
             )
         if prefix.batch != len(self.ids):
             raise SettingError(
-                f"{prefix.batch} prefixes for {len(self.ids)} prompts",
-                hint="give one a prompt; KeyValues.repeat(n) copies it",
+                f"{len(self.ids)} prompts need as many prefixes, got {prefix.batch}",
+                hint="pass one prefix per prompt; KeyValues.repeat(n) copies rows",
             )
         weights = self.model.get_input_embeddings().weight
         return prefix.to(weights.device, weights.dtype)
 
     def cache(self, prefix: KeyValues) -> Any:
+        """Return a new cache that contains the prefix."""
         if not self.is_encoder_decoder:
             return prefix.cache()
-        # A cross-attention cache that is not empty passes for the encoder's: the prompt would
-        # never be read.
+        # A non-empty cross-attention cache counts as the encoder's output, and the encoder would
+        # not read the prompt.
         return hf.EncoderDecoderCache(prefix.cache(), hf.DynamicCache())
 
-    def behind(self, length: int) -> dict[str, Tensor]:
-        """Inputs of a pass behind `length` cached tokens."""
+    def inputs_after(self, length: int) -> dict[str, Tensor]:
+        """Return the inputs of a forward pass after `length` cached tokens."""
         if self.is_encoder_decoder:
             return self.inputs
-        longer = self._grown(length, 0)
+        longer = self._padded(length, 0)
         return {
             **self.inputs,
             "attention_mask": longer["attention_mask"],
             "position_ids": self._positions(longer)[..., length:],
         }
 
-    def followed(self, length: int) -> tuple[Tensor, Tensor]:
-        """The mask of each prompt with `length` tokens behind it, and the positions of these, in a
-        decoder-only model."""
-        longer = self._grown(0, length)
+    def continuation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return the mask of prompts plus `length` more tokens, and the positions of the latter.
+
+        Decoder-only models only.
+        """
+        longer = self._padded(0, length)
         return longer["attention_mask"], self._positions(longer)[..., -length:]
 
     def with_dummies(self, length: int) -> dict[str, Any]:
-        """Inputs for `generate`, which drops as many tokens as the cache holds: the first `length`
-        stand for the prefix, and are never embedded."""
+        """Return inputs for `generate` with `length` dummy tokens in front of each prompt.
+
+        `generate` drops as many tokens as the cache holds, so the dummies are never embedded.
+        """
         if self.is_encoder_decoder:
-            return {**self.inputs, **self._opening(length)}
-        return self._grown(length, 0)
+            return {**self.inputs, **self._decoder_start(length)}
+        return self._padded(length, 0)
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
-        if foreign := [name for name in OURS if name in inputs]:
+        if foreign := [name for name in RESERVED_INPUTS if name in inputs]:
             raise SettingError(
-                f"the inputs hold {', '.join(foreign)}",
-                hint="give what the processor makes: input_ids, attention_mask, pixel_values ...",
+                f"the inputs must not contain {', '.join(foreign)}",
+                hint="pass the processor's output: input_ids, attention_mask, pixel_values ...",
             )
         if missing := [name for name in ("input_ids", "attention_mask") if name not in inputs]:
             raise SettingError(
-                f"the inputs hold no {' and no '.join(missing)}",
-                hint="give all that the processor makes",
+                f"the inputs must contain {' and '.join(missing)}",
+                hint="pass the complete output of the processor",
             )
         if inputs["attention_mask"].shape != inputs["input_ids"].shape:
             raise SettingError(
-                f"the mask is {tuple(inputs['attention_mask'].shape)}, "
-                f"the ids are {tuple(inputs['input_ids'].shape)}",
-                hint="give the prompt's own mask: the prefix's is added here",
+                f"the mask must have the shape of the ids {tuple(inputs['input_ids'].shape)}, "
+                f"got {tuple(inputs['attention_mask'].shape)}",
+                hint="pass the mask of the prompt; the mask of the prefix is added here",
             )
         if "image_grid_thw" in inputs and "mm_token_type_ids" not in inputs:
             raise SettingError(
-                "the inputs hold images and no mm_token_type_ids, which place them",
+                "inputs with images must contain mm_token_type_ids, which mark the image tokens",
                 hint="call the processor with return_mm_token_type_ids=True",
             )
         if any(getattr(part, "gradient_checkpointing", False) for part in self.model.modules()):
             raise SettingError(
-                "gradient checkpointing makes a model drop its cache, and with it the prefix",
-                hint="switch it off in this model, and use smaller batches to save memory",
+                "gradient checkpointing drops the cache, and with it the prefix",
+                hint="disable it in this model, and use smaller batches to save memory",
             )
 
-    def _grown(self, before: int, behind: int) -> dict[str, Tensor]:
-        """With so many dummies around each prompt."""
+    def _padded(self, before: int, after: int) -> dict[str, Tensor]:
+        """Return the inputs with dummy tokens before and after each prompt."""
         values = {"input_ids": self._dummy(), "attention_mask": 1, "mm_token_type_ids": 0}
-        grown = {
-            name: nn.functional.pad(self.inputs[name], (before, behind), value=value)
+        padded = {
+            name: nn.functional.pad(self.inputs[name], (before, after), value=value)
             for name, value in values.items()
             if name in self.inputs
         }
-        return {**self.inputs, **grown}
+        return {**self.inputs, **padded}
 
     def _positions(self, longer: Mapping[str, Tensor]) -> Tensor:
-        """Of what `_grown` returned."""
+        """Return the position ids for the output of `_padded`."""
         ids, mask = longer["input_ids"], longer["attention_mask"]
-        place = getattr(getattr(self.model, "model", None), "get_rope_index", None)
-        if place is None:
+        rope_index = getattr(getattr(self.model, "model", None), "get_rope_index", None)
+        if rope_index is None:
             return mask.cumsum(-1) - 1
-        # Qwen's positions have three axes, (3, batch, length), and an image takes fewer of them
-        # than it has tokens.
-        positions: Tensor = place(
+        # Qwen's positions have three axes, (3, batch, length); an image spans fewer positions than
+        # it has tokens.
+        positions: Tensor = rope_index(
             ids,
             mm_token_type_ids=longer.get("mm_token_type_ids", torch.zeros_like(ids)),
             attention_mask=mask,
@@ -254,46 +276,48 @@ class Batch:
         )[0]
         return positions
 
-    def _opening(self, length: int) -> dict[str, Any]:
+    def _decoder_start(self, length: int) -> dict[str, Any]:
         start = getattr(self.model.config.get_text_config(), "decoder_start_token_id", None)
         if start is None:
             raise SettingError(
                 "the model's config has no decoder_start_token_id",
-                hint="set it to what the model was trained with; T5's is its pad token",
+                hint="set it to the value used in training; for T5 it is the pad token",
             )
         own = self.inputs.get("decoder_input_ids", torch.full_like(self.ids[:, :1], start))
-        # `generate` puts a start in front of whatever begins otherwise: the dummies are starts.
+        # `generate` prepends a start token unless the ids begin with one: the dummies are starts.
         ids = nn.functional.pad(own, (length, 0), value=start)
         return {
             "decoder_input_ids": ids,
-            # Without a mask of their length it would read the dummies behind the prefix.
+            # Without a mask of this length, `generate` would read the dummies after the prefix.
             "decoder_attention_mask": torch.ones_like(ids),
             "decoder_start_token_id": start,
         }
 
     def _dummy(self) -> int:
-        """A token that stands for no image, and that a penalty on repetition can spare best."""
+        """Return a token that marks no image and is least affected by a repetition penalty."""
         names = ("pad_token_id", "bos_token_id", "eos_token_id")
-        known = [getattr(self.config, name, None) for name in names]
-        return next((one for one in known if isinstance(one, int)), 0)
+        ids = [getattr(self.config, name, None) for name in names]
+        return next((one for one in ids if isinstance(one, int)), 0)
 
 
 @contextmanager
-def own_offsets(model: nn.Module) -> Iterator[None]:
-    """Qwen's models keep the positions' offsets of the last call and use them in the next one that
-    brings a cache, whosever it is."""
+def fresh_rope_offsets(model: nn.Module) -> Iterator[None]:
+    """Reset the position offsets of a Qwen model during the block, then restore them.
+
+    Qwen keeps the offsets of the last call and would apply them to any later call with a cache.
+    """
     holder: Any = getattr(model, "model", None)
     if not hasattr(holder, "rope_deltas"):
         yield
         return
-    kept, holder.rope_deltas = holder.rope_deltas, None
+    saved, holder.rope_deltas = holder.rope_deltas, None
     try:
         yield
     finally:
-        holder.rope_deltas = kept
+        holder.rope_deltas = saved
 
 
-FIXED = (
+RESERVED_SETTINGS = (
     "generation_config",
     "past_key_values",
     "max_length",
@@ -304,8 +328,11 @@ FIXED = (
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """`logits` are (batch, length, vocabulary) for the prompt's tokens, or for the answer's in an
-    encoder-decoder; `loss` is the mean over the labels that count."""
+    """Logits and loss of a forward pass.
+
+    `logits` (batch, length, vocabulary) cover the prompt, or the answer in an encoder-decoder.
+    `loss` is the mean over all labels except -100.
+    """
 
     logits: Tensor
     loss: Tensor | None
@@ -317,17 +344,17 @@ def forward(
     inputs: Mapping[str, Tensor],
     labels: Tensor | None = None,
 ) -> Scores:
-    """One pass that carries gradients to the prefix.
+    """Run one forward pass; gradients flow to the prefix.
 
-    `inputs` are a processor's, padded on either side; their mask is (batch, length), without the
-    prefix. `labels` are (batch, length), beside the ids, or the answers (batch, answer) of an
-    encoder-decoder, -100 where nothing is to be learned. The prefix is cast to the model's dtype.
-    Raises `SettingError`.
+    `inputs` come from a processor, padded on either side; their mask (batch, length) excludes the
+    prefix. `labels` are (batch, length), aligned with the ids, or the answers (batch, answer) of an
+    encoder-decoder; -100 is ignored. The prefix is cast to the model's dtype. Raises
+    `SettingError`.
     """
     batch = Batch(model, inputs)
-    output = batch.door(
-        **batch.behind(prefix.length),
-        past_key_values=batch.cache(batch.fitted(prefix)),
+    output = batch.target(
+        **batch.inputs_after(prefix.length),
+        past_key_values=batch.cache(batch.fit(prefix)),
         labels=labels,
         use_cache=True,
     )
@@ -344,28 +371,28 @@ def generate(
     num_return_sequences: int = 1,
     **settings: object,
 ) -> Tensor:
-    """The new tokens alone, (batch x num_return_sequences, at most max_new_tokens).
+    """Generate after a prefix; return new tokens (batch x num_return_sequences, max_new_tokens).
 
-    `inputs` as in `forward`, padded on the left. `settings` are those of transformers' `generate`;
-    what the model's own generation config says holds where they are silent. Logits processors and
+    `inputs` are those of `forward`, padded on the left. `settings` are those of transformers'
+    `generate`; their defaults come from the model's generation config. Logits processors and
     stopping criteria see `prefix.length` dummy tokens in front of the prompt. Raises
     `SettingError`.
     """
-    if wrong := [name for name in FIXED if name in settings]:
+    if wrong := [name for name in RESERVED_SETTINGS if name in settings]:
         raise SettingError(
-            f"generate behind a prefix takes no {', '.join(wrong)}",
-            hint="give the settings one by one, the length as max_new_tokens",
+            f"generation after a prefix does not accept {', '.join(wrong)}",
+            hint="pass settings one by one, and the length as max_new_tokens",
         )
     batch = Batch(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask[:, -1].all())):
         raise SettingError(
-            "the prompts are padded on the right: the answer would follow the padding",
+            "prompts must be padded on the left, got padding on the right",
             hint='set the tokenizer\'s padding_side to "left"',
         )
-    rows = batch.fitted(prefix).repeat(max(num_beams, num_return_sequences))
+    rows = batch.fit(prefix).repeat(max(num_beams, num_return_sequences))
     arguments = batch.with_dummies(prefix.length)
-    with own_offsets(model):
-        tokens: Tensor = batch.door.generate(
+    with fresh_rope_offsets(model):
+        tokens: Tensor = batch.target.generate(
             **settings,
             **arguments,
             past_key_values=batch.cache(rows),
@@ -378,20 +405,21 @@ def generate(
 
 
 def read(model: nn.Module, inputs: Mapping[str, Tensor]) -> KeyValues:
-    """The keys and values of a real text, (batch, kv_heads, length, head_dim), at the positions
-    from 0, without gradients: a start for a learned prefix, or a text read ahead.
+    """Read a text and return its keys and values (batch, kv_heads, length, head_dim).
 
-    Every row fills its length, as a prefix has no mask. In an encoder-decoder they are the
-    decoder's own, of `decoder_input_ids`. Behind pictures, which take fewer positions than tokens
-    in Qwen's models, a prompt of theirs stands later than in the real text. Raises `SettingError`.
+    Positions start at 0; there are no gradients. Use the result to initialize a learned prefix or
+    to read a text ahead. Rows must not be padded, because a prefix has no mask. For an
+    encoder-decoder the result is that of the decoder for `decoder_input_ids`. With Qwen, images
+    take fewer positions than tokens: a prompt after the prefix has later positions than in the full
+    text. Raises `SettingError`.
     """
     batch = Batch(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask.all())):
         raise SettingError(
-            "the texts are padded, and a prefix has no mask",
-            hint="read texts of one length together, or each alone",
+            "texts for a prefix must not be padded",
+            hint="read texts of equal length in one batch, or each text separately",
         )
-    with torch.no_grad(), own_offsets(model):
+    with torch.no_grad(), fresh_rope_offsets(model):
         cache = batch.output(**batch.inputs, use_cache=True).past_key_values
     own = getattr(cache, "self_attention_cache", cache)
     return KeyValues(tuple((layer.keys, layer.values) for layer in own.layers))

@@ -48,7 +48,7 @@ class PrefixGenerator(Generator, Protocol):
     closing it closes nothing. A prefix of another shape raises `GenerationError` when it is used.
     """
 
-    def behind(self, prefix: Prefix, /) -> Generator: ...
+    def with_prefix(self, prefix: Prefix, /) -> Generator: ...
 
 
 def turns_only(generator: Generator) -> bool:

@@ -30,7 +30,7 @@ class Base:
     def __init__(self, prefix: Prefix | None = None, seen: list[Prefix] | None = None) -> None:
         self._prefix, self.seen = prefix, [] if seen is None else seen
 
-    def behind(self, prefix: Prefix, /) -> Base:
+    def with_prefix(self, prefix: Prefix, /) -> Base:
         self.seen.append(prefix)
         return Base(prefix, self.seen)
 

@@ -53,7 +53,7 @@ async def answers(model: TransformersGenerator, items: Sequence[Example]) -> lis
     prefixes = [await read(model, right(item)) for item in items]
     replies = await asyncio.gather(
         *(
-            model.behind(prefix).generate(asked(item.query), GREEDY)
+            model.with_prefix(prefix).generate(asked(item.query), GREEDY)
             for item, prefix in zip(items, prefixes, strict=True)
         )
     )
@@ -77,9 +77,9 @@ async def test_neighbours_in_a_batch_keep_their_own_prefix_or_none(
     first, second = await read(model, right(one)), await read(model, right(other))
 
     replies = await asyncio.gather(
-        model.behind(first).generate(asked(one.query), GREEDY),
+        model.with_prefix(first).generate(asked(one.query), GREEDY),
         model.generate(asked(one.query), GREEDY),
-        model.behind(second).generate(asked(other.query), GREEDY),
+        model.with_prefix(second).generate(asked(other.query), GREEDY),
     )
 
     said = [reply.completions[0].text for reply in replies]
@@ -105,7 +105,7 @@ async def test_what_the_prefix_holds_of_a_prompt_is_not_read_again(
     prefix = await read(model, other, "".join(OPENING))
     said = await asyncio.gather(
         *(
-            model.behind(replace(prefix, opening=opening)).generate(prompt, GREEDY)
+            model.with_prefix(replace(prefix, opening=opening)).generate(prompt, GREEDY)
             for prompt, opening in zip(prompts, held, strict=True)
         )
     )
@@ -124,25 +124,25 @@ async def test_samples_share_their_prefix(model: TransformersGenerator) -> None:
     prefix = await read(model, right(item))
     sampling = Sampling(temperature=0.3, n=3, seed=1, max_tokens=12)
 
-    reply = await model.behind(prefix).generate(asked(item.query), sampling)
+    reply = await model.with_prefix(prefix).generate(asked(item.query), sampling)
 
     assert [one.text for one in reply.completions] == [item.answer] * 3
-    greedy = await model.behind(prefix).generate(asked(item.query), GREEDY)
+    greedy = await model.with_prefix(prefix).generate(asked(item.query), GREEDY)
     assert greedy.usage.prompt_tokens == reply.usage.prompt_tokens
 
 
 async def test_a_prefix_of_another_model_is_refused(model: TransformersGenerator) -> None:
     small = np.zeros((2, 4, 8), np.float32)
 
-    with pytest.raises(SettingError, match="does not fit"):
-        await model.behind(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
+    with pytest.raises(SettingError, match="a prefix for this model must have"):
+        await model.with_prefix(Prefix(((small, small),))).generate(asked(Query("?")), GREEDY)
 
 
 async def test_it_is_the_same_model_and_closing_it_closes_nothing(
     model: TransformersGenerator,
 ) -> None:
     item = TASK.items[0]
-    behind = model.behind(await read(model, right(item)))
+    behind = model.with_prefix(await read(model, right(item)))
     assert (behind.name, behind.turns_only) == (model.name, True)
 
     await behind.aclose()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bottega.bundled import bundled_folder
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
-from bottega.generation.tokenization import BREAK, ControlTokens
+from bottega.generation.tokenization import ZERO_WIDTH_NON_JOINER, ControlTokens
 from bottega.types import Message, Prompt, Sampling
 from tests.builders import picture
 from tests.generation.prompts import user
@@ -54,20 +54,24 @@ def test_a_text_forges_no_control_token(apprentice: LoadedModel, text: str) -> N
     assert len(ids(apprentice, text)) > len(ids(apprentice, "red"))
 
 
-@given(st.lists(st.sampled_from([*TOKENS, "<", ">", "a", "end", " ", BREAK]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from([*TOKENS, "<", ">", "a", "end", " ", ZERO_WIDTH_NON_JOINER]), max_size=8
+    )
+)
 def test_no_token_is_left_in_a_text(pieces: list[str]) -> None:
     text = "".join(pieces)
-    plain = ControlTokens(TOKENS).plain(text)
+    plain = ControlTokens(TOKENS).escape(text)
     assert not any(token in plain for token in TOKENS)
-    assert plain.replace(BREAK, "") == text.replace(BREAK, "")
+    assert plain.replace(ZERO_WIDTH_NON_JOINER, "") == text.replace(ZERO_WIDTH_NON_JOINER, "")
 
 
 def test_other_text_is_left_alone() -> None:
     control = ControlTokens([*TOKENS, "\n", "  ", "\t\t"])
     for text in ("a < b\n\n  if c", "می\u200cخواهم", "<table>", ""):
-        assert control.plain(text) == text
-        assert control.restore(text) == text
-    assert ControlTokens([]).plain("<end>") == "<end>"
+        assert control.escape(text) == text
+        assert control.unescape(text) == text
+    assert ControlTokens([]).escape("<end>") == "<end>"
 
 
 async def test_a_label_that_spells_a_token_is_answered_as_it_is() -> None:

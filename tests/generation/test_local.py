@@ -21,7 +21,7 @@ from bottega.errors import (
 from bottega.generation import TransformersGenerator, local
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.local import Request
-from bottega.generation.tokenization import Rendered
+from bottega.generation.tokenization import RenderedPrompt
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
 from tests.builders import picture
@@ -156,7 +156,9 @@ async def test_a_template_that_leaves_an_image_out(
     await fast.load()
     assert fast._loaded is not None
     monkeypatch.setattr(fast._loaded.processor, "chat_template", "no image")
-    with pytest.raises(GenerationError, match="0 places for 2 images") as caught:
+    with pytest.raises(
+        GenerationError, match="2 images need as many image tokens, got 0"
+    ) as caught:
         await fast.generate(shown(1, 2), SHORT)
     assert caught.value.hint
 
@@ -212,7 +214,7 @@ async def test_closing_beside_new_requests_never_has_two_threads_at_work(
     most, begun = 0, threading.Event()
     render = LoadedModel.render
 
-    def slow(model: LoadedModel, prompt: Prompt, *rest: Any) -> Rendered:
+    def slow(model: LoadedModel, prompt: Prompt, *rest: Any) -> RenderedPrompt:
         nonlocal most
         at_work.append(threading.get_ident())
         most = max(most, len(at_work))
@@ -245,11 +247,11 @@ async def test_requests_called_off_are_skipped(
     rendered: list[Prompt] = []
     render = LoadedModel.render
 
-    def noting(model: LoadedModel, prompt: Prompt, *rest: Any) -> Rendered:
+    def cache_inputs(model: LoadedModel, prompt: Prompt, *rest: Any) -> RenderedPrompt:
         rendered.append(prompt)
         return render(model, prompt, *rest)
 
-    monkeypatch.setattr(LoadedModel, "render", noting)
+    monkeypatch.setattr(LoadedModel, "render", cache_inputs)
     busy = threading.Event()
     fast._submit(lambda: busy.wait(10))
     flights = [asyncio.create_task(fast.generate(shown(i), SHORT)) for i in range(3)]

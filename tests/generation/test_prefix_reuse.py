@@ -20,7 +20,7 @@ from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
 from bottega.generation import TransformersGenerator, prefix_reuse
 from bottega.generation.loaded import load_parts
-from bottega.generation.prefix_reuse import PrefixForward, Reader
+from bottega.generation.prefix_reuse import BatchReader, PrefixInputBuilder
 from bottega.image import Image
 from bottega.prompting import InterleavedPrompter
 from bottega.tasks.attributes import AttributeTask
@@ -46,7 +46,7 @@ PARTS = cache(load_parts)
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_reuse, "LEAST", 1)
+    monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -91,7 +91,7 @@ def said(text: str) -> Message:
     return Message("assistant", (text,))
 
 
-def reader_of(model: TransformersGenerator) -> Reader:
+def reader_of(model: TransformersGenerator) -> BatchReader:
     assert model._loaded is not None and model._loaded.reader is not None
     return model._loaded.reader
 
@@ -125,7 +125,7 @@ async def alike(
 ) -> None:
     found = await together(shared, prompts, sampling)
     assert_alike(found, [await whole.generate(prompt, sampling) for prompt in prompts])
-    assert reader_of(shared).trusts
+    assert reader_of(shared).enabled
 
 
 def assert_alike(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
@@ -235,20 +235,20 @@ async def test_what_fails_fails_alone(
 async def test_wrong_states_are_found_out_and_never_used(
     whole: TransformersGenerator, shared: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = PrefixForward._cache
+    right = PrefixInputBuilder._cache
 
-    def wrong(self: PrefixForward, *held: Any) -> Any:
+    def wrong(self: PrefixInputBuilder, *held: Any) -> Any:
         cache: Any = right(self, *held)
         for layer in cache.layers:
             if layer.values is not None:
                 layer.values = layer.values.flip(-2)
         return cache
 
-    monkeypatch.setattr(PrefixForward, "_cache", wrong)
+    monkeypatch.setattr(PrefixInputBuilder, "_cache", wrong)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(3, 2)]
     found = [await shared.generate(prompt, SHORT) for prompt in prompts]
     assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
-    assert not reader_of(shared).trusts
+    assert not reader_of(shared).enabled
     assert reader_of(shared).prefixes.nbytes == 0
 
 
@@ -258,7 +258,7 @@ async def test_a_model_that_looks_ahead_reads_every_prompt_whole(tmp_path: Path)
     prompts = [taught(0, 1, 2), taught(0, 1, 5), taught(0, 1, 3)]
     found = [await ahead.generate(prompt, SHORT) for prompt in prompts]
     assert_alike(found, [await whole.generate(prompt, SHORT) for prompt in prompts])
-    assert not reader_of(ahead).trusts
+    assert not reader_of(ahead).enabled
     await whole.aclose()
     await ahead.aclose()
 
@@ -270,7 +270,7 @@ async def test_models_whose_cache_forgets_take_no_part(fast: Path) -> None:
     assert loaded is not None and loaded.reader is not None
     loaded.model.config.text_config.layer_types = ["full_attention", "sliding_attention"]
     loaded.model.config.text_config.sliding_window = 8
-    assert Reader.of(loaded.model, loaded.processor, loaded.vision_cache, 1024) is None
+    assert BatchReader.for_model(loaded.model, loaded.processor, loaded.vision_cache, 1024) is None
     await model.aclose()
 
 
@@ -286,7 +286,7 @@ async def test_memory_is_bounded_and_let_go(fast: Path) -> None:
     await model.generate(ask(text), SHORT)
     assert len(kept) == before
     kept.clear()
-    kept._keep = 40_000
+    kept._max_bytes = 40_000
     await model.generate(ask(text), SHORT)
     assert 30_000 < kept.nbytes <= 40_000  # the beginning of what is too long
     watched = weakref.ref(kept)
@@ -329,7 +329,7 @@ def test_any_family_of_prompts(
     pair: tuple[TransformersGenerator, TransformersGenerator], family: Any, n: int, keep: int
 ) -> None:
     whole, shared = pair
-    reader_of(shared).prefixes._keep = keep
+    reader_of(shared).prefixes._max_bytes = keep
     sampling = Sampling(temperature=float(n > 1), max_tokens=3, n=n, seed=1)
     prompts = [
         Prompt(
@@ -356,6 +356,6 @@ async def test_the_apprentice_says_the_same() -> None:
         model = TransformersGenerator(bundled_folder("apprentice"), threads=1, prefix_cache_mb=keep)
         waves = [await together(model, prompts[i : i + 5]) for i in range(0, 40, 5)]
         replies.append([reply for wave in waves for reply in wave])
-        assert keep == 0 or reader_of(model).trusts
+        assert keep == 0 or reader_of(model).enabled
         await model.aclose()
     assert_alike(*replies)

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.generation.prefix_cache import OWN_BYTES, Numbers, Prefixes
-from bottega.generation.tokenization import Spelled
+from bottega.generation.prefix_cache import TOKEN_BYTES, IntArray, PrefixCache
+from bottega.generation.tokenization import TokenizedPrompt
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
-A_TOKEN = 2 * LAYERS * HEADS * WIDTH * 4 + OWN_BYTES
+A_TOKEN = 2 * LAYERS * HEADS * WIDTH * 4 + TOKEN_BYTES
 WORDS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
@@ -20,11 +20,11 @@ def states(tokens: list[int]) -> torch.Tensor:
     return torch.tensor(seen)[None, None, :, None].repeat(2 * LAYERS, HEADS, 1, WIDTH)
 
 
-def numbers(tokens: list[int]) -> Numbers:
+def numbers(tokens: list[int]) -> IntArray:
     return np.array(tokens, np.int64)
 
 
-def add(prefixes: Prefixes, tokens: list[int]) -> None:
+def add(prefixes: PrefixCache, tokens: list[int]) -> None:
     known = prefixes.longest(numbers(tokens))
     after = np.arange(1, len(tokens) + 1)
     prefixes.add(numbers(tokens), states(tokens)[:, :, known:].clone(), after[known:])
@@ -36,7 +36,7 @@ def distinct(sequences: list[list[int]]) -> int:
 
 @given(st.lists(WORDS, max_size=8), WORDS)
 def test_what_was_added_is_found(sequences: list[list[int]], asked: list[int]) -> None:
-    prefixes = Prefixes(1 << 20)
+    prefixes = PrefixCache(1 << 20)
     for one in sequences:
         add(prefixes, one)
     for one in [*sequences, asked]:
@@ -55,8 +55,8 @@ def test_what_was_added_is_found(sequences: list[list[int]], asked: list[int]) -
 
 @given(st.lists(WORDS, min_size=1, max_size=10), st.integers(0, 12))
 def test_memory_has_a_bound_and_the_latest_stays(sequences: list[list[int]], room: int) -> None:
-    prefixes = Prefixes(room * A_TOKEN)
-    assert prefixes.room(A_TOKEN - OWN_BYTES) == room
+    prefixes = PrefixCache(room * A_TOKEN)
+    assert prefixes.capacity(A_TOKEN - TOKEN_BYTES) == room
     for one in sequences:
         add(prefixes, one)
         prefixes.trim()
@@ -68,7 +68,7 @@ def test_memory_has_a_bound_and_the_latest_stays(sequences: list[list[int]], roo
 
 
 def test_what_was_used_last_is_dropped_last() -> None:
-    prefixes = Prefixes(6 * A_TOKEN)
+    prefixes = PrefixCache(6 * A_TOKEN)
     for one in ([1, 1], [2, 2], [3, 3]):
         add(prefixes, one)
     prefixes.states(numbers([1, 1]))
@@ -78,21 +78,23 @@ def test_what_was_used_last_is_dropped_last() -> None:
 
 
 def test_dropping_frees_memory() -> None:
-    prefixes = Prefixes(4 * A_TOKEN)
+    prefixes = PrefixCache(4 * A_TOKEN)
     add(prefixes, [1, 2, 3, 4])
     add(prefixes, [1, 2, 5])
     prefixes.trim()
     parts, _ = prefixes.states(numbers([1, 2, 5]))
-    assert prefixes.nbytes == sum(part.untyped_storage().nbytes() for part in parts) + 3 * OWN_BYTES
+    assert (
+        prefixes.nbytes == sum(part.untyped_storage().nbytes() for part in parts) + 3 * TOKEN_BYTES
+    )
 
 
-def spelled(text: str) -> Spelled:
+def tokenized(text: str) -> TokenizedPrompt:
     """An image is a capital, written once for each of its tokens."""
     ids = numbers([ord(one) for one in text])
     places = np.flatnonzero([one.isupper() for one in text])
     images = tuple(dict.fromkeys(one for one in text if one.isupper()))
     ends = tuple(np.cumsum([text.count(one) for one in images]).tolist())
-    return Spelled(ids, ids, places, images, ends)
+    return TokenizedPrompt(ids, ids, places, images, ends)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def spelled(text: str) -> Spelled:
      ("BtBa", [0, 0, 0, 3, 3])],
 )  # fmt: skip
 def test_no_image_is_split_and_a_token_is_left(text: str, cuts: list[int]) -> None:
-    assert [spelled(text).cut(length) for length in range(len(text) + 1)] == cuts
+    assert [tokenized(text).cut(length) for length in range(len(text) + 1)] == cuts
 
 
 PARTS = st.lists(st.sampled_from(["a", "bc", "C", "DD", "EEE", "FtF"]), unique=True, min_size=1)
@@ -109,7 +111,7 @@ PARTS = st.lists(st.sampled_from(["a", "bc", "C", "DD", "EEE", "FtF"]), unique=T
 
 @given(PARTS.map("".join), st.integers(0, 12))
 def test_every_image_is_in_one_of_both_parts(text: str, length: int) -> None:
-    row = spelled(text)
+    row = tokenized(text)
     cut = row.cut(length)
     assert (*row.until(cut).images, *row.images_from(cut)) == row.images
     assert len(row.until(cut)) == cut <= length

@@ -36,7 +36,7 @@ def test_a_cache_of_more_than_keys_and_values_is_refused(kind: str) -> None:
     text = OTHER_CACHES[kind]
     with torch.device("meta"):
         model = hf.LlavaForConditionalGeneration(llava_config(**text))
-    with pytest.raises(SettingError, match=f"over {text['model_type']} keeps more") as caught:
+    with pytest.raises(SettingError, match=f"over {text['model_type']} caches more") as caught:
         Geometry.of(model)
     assert "sliding windows" in caught.value.hint
 
@@ -58,7 +58,7 @@ def test_a_window_that_is_not_used_does_not_matter() -> None:
     ],
 )
 def test_layers_of_other_shapes_are_no_prefix(shapes: list[tuple[tuple[int, ...], ...]]) -> None:
-    with pytest.raises(SettingError, match="are no prefix"):
+    with pytest.raises(SettingError, match="must have one 4-D shape"):
         KeyValues(tuple((torch.zeros(keys), torch.zeros(values)) for keys, values in shapes))
 
 

@@ -15,7 +15,7 @@ from bottega._util.lru import LRUCache
 from bottega.compression.hyper_model import HyperModel, Inputs
 from bottega.compression.inputs import PromptEncoder, inserted, rows, with_tokens
 from bottega.errors import SettingError
-from bottega.kv_prefix import NO_LOGITS, Batch, KeyValues, decoder_config, own_offsets
+from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Prefix, Query
 
@@ -159,12 +159,14 @@ class KVReuse:
     def _read(self, inputs: Inputs, opening: int, position: int) -> Tensor:
         """Run the model with the tokens after the first `opening` moved to `position`."""
         batch = Batch(self._model, inputs)
-        arguments = batch.behind(0)
+        arguments = batch.inputs_after(0)
         positions = arguments["position_ids"].clone()
         positions[..., opening:] += position - opening
-        with torch.inference_mode(), own_offsets(self._model):
+        with torch.inference_mode(), fresh_rope_offsets(self._model):
             cache = batch.output(
-                **{**arguments, "position_ids": positions}, use_cache=True, logits_to_keep=NO_LOGITS
+                **{**arguments, "position_ids": positions},
+                use_cache=True,
+                logits_to_keep=KEEP_NO_LOGITS,
             ).past_key_values
             pairs = [torch.stack([one.keys[0], one.values[0]]) for one in cache.layers]
             return torch.stack(pairs)

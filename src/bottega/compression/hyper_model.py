@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bottega.kv_prefix import NO_LOGITS, Batch, decoder_config
+from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, decoder_config
 from bottega.types import Example
 
 
@@ -114,15 +114,15 @@ class HyperModel:
             return self._decode_together(batch, rows)
         with torch.no_grad():
             out = batch.output(
-                **batch.behind(0),
+                **batch.inputs_after(0),
                 use_cache=rows is not None,
                 output_hidden_states=[self.layer],
-                logits_to_keep=NO_LOGITS,
+                logits_to_keep=KEEP_NO_LOGITS,
             )
         hidden = out.hidden_states[self.layer]
         if rows is None:
             return HiddenStates(hidden, batch.mask)
-        mask, positions = batch.followed(rows.shape[1])
+        mask, positions = batch.continuation(rows.shape[1])
         prompted = self._decoder(
             inputs_embeds=rows,
             attention_mask=mask,
@@ -147,8 +147,8 @@ class HyperModel:
 
         Two passes of a few tokens take twice the time of one.
         """
-        inputs = batch.behind(0)
-        mask, positions = batch.followed(rows.shape[1])
+        inputs = batch.inputs_after(0)
+        mask, positions = batch.continuation(rows.shape[1])
         out = self.model.model(
             inputs_embeds=torch.cat([self.model.get_input_embeddings()(batch.ids), rows], dim=1),
             attention_mask=mask,
@@ -218,7 +218,7 @@ def _input_of(layer: nn.Module, batch: Batch) -> Tensor:
 
     hook = layer.register_forward_pre_hook(stop)
     try:
-        batch.output(**batch.behind(0), use_cache=False, logits_to_keep=NO_LOGITS)
+        batch.output(**batch.inputs_after(0), use_cache=False, logits_to_keep=KEEP_NO_LOGITS)
     except _ReachedError as reached:
         return reached.hidden
     finally:

@@ -21,7 +21,7 @@ from bottega.compression.inputs import InputBuilder, rows, with_tokens
 from bottega.compression.model import LARGEST_SEED, RaccModel, check_range
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
-    NO_LOGITS,
+    KEEP_NO_LOGITS,
     Batch,
     Geometry,
     KeyValues,
@@ -215,11 +215,11 @@ class TrainingObjective:
                 hint="use fewer query prompts, or set the course's cache to 0",
             )
         batch = Batch(self.base, inputs)
-        arguments = batch.behind(0)
+        arguments = batch.inputs_after(0)
         positions = arguments["position_ids"]
         arguments["position_ids"] = positions - positions[..., -1:] + length - 1
         with torch.no_grad():
-            out = batch.output(**arguments, use_cache=True, logits_to_keep=NO_LOGITS)
+            out = batch.output(**arguments, use_cache=True, logits_to_keep=KEEP_NO_LOGITS)
         ends = [
             torch.stack([layer.keys[:, :, -length:], layer.values[:, :, -length:]], dim=1)
             for layer in out.past_key_values.layers

@@ -138,7 +138,7 @@ class PrefixSearcher:
         shown = tuple(candidates[:k])
         generator: Generator = self._base
         if shown:
-            generator = self._base.behind(await self._make_prefix(query, shown))
+            generator = self._base.with_prefix(await self._make_prefix(query, shown))
         prompt = self._prompt(query, ())
         reply = await generator.generate(prompt, self._sampling)
         return SearchResult(shown, prompt, reply, self._parse(query, reply.completions[0]))

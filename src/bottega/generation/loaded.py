@@ -15,25 +15,34 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from bottega.errors import BottegaError, GenerationError, ModelLoadError
-from bottega.generation.prefix_reuse import Reader, behind
-from bottega.generation.sampling import Row, Sampler, Stopper, finish
-from bottega.generation.tokenization import ControlTokens, Rendered, Spelled, pictures_of
+from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
+from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
+from bottega.generation.tokenization import (
+    ControlTokens,
+    RenderedPrompt,
+    TokenizedPrompt,
+    decoded_images,
+)
 from bottega.generation.vision_cache import VisionCache
 from bottega.image import Image
 from bottega.types import Completion, Message, Prefix, Prompt, Sampling, Usage
 
-hf: Any = transformers  # half annotated: what it returns is checked by use
-HUB_WITHIN = 10.0
+hf: Any = transformers  # partly annotated
+HUB_TIMEOUT = 10.0  # seconds
 
 
 def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
+    """Load a model and its processor from a folder, the cache or the hub.
+
+    Raises `ModelLoadError`.
+    """
     try:
         model, processor = _stored(source, dtype)
-    except Exception as error:  # transformers raises whatever its files provoke
+    except Exception as error:  # transformers raises errors of any type
         raise ModelLoadError(
             f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
-            hint="give the folder or the hub id of a model for image-text-to-text; "
-            "a hub id needs the network or a filled cache",
+            hint="pass the folder or hub id of an image-text-to-text model; "
+            "a hub id needs network access or a filled cache",
         ) from error
     if not hasattr(processor, "image_processor"):
         raise ModelLoadError(
@@ -43,16 +52,16 @@ def load_parts(source: str, dtype: str) -> tuple[Any, Any]:
 
 
 def _stored(source: str, dtype: str) -> tuple[Any, Any]:
-    """Model and processor, as stored; the cache goes before the hub. Raises what the libraries do.
+    """Load from the cache, then from the hub. Raises the errors of the libraries.
 
-    A hub that cannot be reached would be tried for minutes, file by file: it is asked once first.
+    One short request checks the hub first: the libraries retry an unreachable hub for minutes.
     """
     try:
         return _load(source, dtype, local_files_only=True)
-    except (OSError, ValueError):  # not cached; what the hub says is reported instead
+    except (OSError, ValueError):  # not cached; report the error of the hub instead
         if Path(source).exists():
             raise
-    huggingface_hub.HfApi().model_info(source, timeout=HUB_WITHIN)
+    huggingface_hub.HfApi().model_info(source, timeout=HUB_TIMEOUT)
     return _load(source, dtype, local_files_only=False)
 
 
@@ -65,8 +74,10 @@ def _load(source: str, dtype: str, local_files_only: bool) -> tuple[Any, Any]:
 
 
 def _load_processor(source: str, local_files_only: bool) -> Any:
-    """Many families (Qwen-VL, SmolVLM) take videos too, which needs torchvision: where only that
-    is missing, their processor is built for images alone."""
+    """Load the processor; build one for images only if torchvision is missing.
+
+    Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
+    """
     try:
         return hf.AutoProcessor.from_pretrained(source, local_files_only=local_files_only)
     except ImportError as error:
@@ -86,9 +97,9 @@ def _images_only(source: str, local_files_only: bool) -> Any:
         return [parts.get(name) for name in cls.get_attributes()]
 
     def check(self: object, name: str, argument: object) -> None:
-        """The library's check has no notion of a part that is absent."""
+        """Skip the library's check, which rejects absent parts."""
 
-    # A class of its own leaves the library's untouched for others in this process.
+    # A subclass leaves the library's class unchanged for other code in this process.
     overrides = {
         "_get_arguments_from_pretrained": classmethod(arguments),
         "check_argument_for_proper_class": check,
@@ -97,38 +108,45 @@ def _images_only(source: str, local_files_only: bool) -> Any:
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of the error message, at most 200 characters."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 
 
 @dataclass(frozen=True)
 class LoadedModel:
+    """Loaded vision-language model with its processor and caches. Its methods block."""
+
     model: Any
     processor: Any
     ends: frozenset[int]
     control: ControlTokens
     vision_cache: VisionCache | None
-    reader: Reader | None = None
+    reader: BatchReader | None = None
 
     @classmethod
-    def load(cls, source: str, device: str | None, dtype: str, keep: int = 0) -> LoadedModel:
-        """`keep` bytes of what was read are kept for prompts that begin alike."""
+    def load(cls, source: str, device: str | None, dtype: str, cache_bytes: int = 0) -> LoadedModel:
+        """Load a model; `cache_bytes` is the memory for prefixes that prompts share."""
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # Half precision is slow on CPUs, and some kernels do not have it.
-        kind = "float32" if dtype == "auto" and target.type == "cpu" else dtype
-        model, processor = load_parts(source, kind)
+        precision = "float32" if dtype == "auto" and target.type == "cpu" else dtype
+        model, processor = load_parts(source, precision)
         processor.tokenizer.padding_side = "left"
         if processor.tokenizer.pad_token is None:
             processor.tokenizer.pad_token = processor.tokenizer.eos_token
         model, ends = model.to(target).eval(), _end_tokens(model, processor)
-        # `generate` would mix in the settings that came with the model: a repetition penalty
-        # punishes the very label that a demonstration shows.
+        # `generate` would apply the model's own settings: a repetition penalty lowers the
+        # probability of the labels in the demonstrations.
         model.generation_config = hf.GenerationConfig()
-        vision_cache = VisionCache.of(model, processor)
-        reader = Reader.of(model, processor, vision_cache, keep)
-        return cls(model, processor, ends, ControlTokens.of(processor), vision_cache, reader)
+        vision_cache = VisionCache.for_model(model, processor)
+        reader = BatchReader.for_model(model, processor, vision_cache, cache_bytes)
+        return cls(
+            model, processor, ends, ControlTokens.for_processor(processor), vision_cache, reader
+        )
 
-    def render(self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None) -> Rendered:
+    def render(
+        self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
+    ) -> RenderedPrompt:
         parts = [part for message in prompt.messages for part in message.parts]
         images = tuple(part for part in parts if isinstance(part, Image))
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
@@ -138,36 +156,40 @@ class LoadedModel:
                 add_generation_prompt=not prefilled,
                 continue_final_message=prefilled,
             )
-        except Exception as error:  # a template may raise anything, on purpose or not
+        except Exception as error:  # templates raise errors of any type
             raise GenerationError(
-                f"the model's chat template refuses the prompt: {first_line(error)}",
-                hint="does the model take this order of roles, several images, a system turn?",
+                f"the chat template rejects the prompt: {first_line(error)}",
+                hint="check that the model accepts this order of roles, several images and a system"
+                " turn",
             ) from error
         marker = getattr(self.processor, "image_token", None)
         if marker and text.count(marker) != len(images):
             raise GenerationError(
-                f"the rendered prompt has {text.count(marker)} places for {len(images)} images",
-                hint="does the template take images there, and that many?",
+                f"{len(images)} images need as many image tokens, got {text.count(marker)}",
+                hint="check that the chat template accepts images in these turns, and that many",
             )
-        return Rendered(text, images, sampling, prefix=prefix)
+        return RenderedPrompt(text, images, sampling, prefix=prefix)
 
-    def decode(self, rendered: Rendered) -> Rendered:
-        """With the pictures that `answer` needs. Raises `ImageError`."""
+    def decode(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """Add the decoded images that `answer` needs. Raises `ImageError`."""
         needed = {
             image.sha256: image
             for image in rendered.images
-            if self.vision_cache is None or not self.vision_cache.knows(image.sha256)
+            if self.vision_cache is None or not self.vision_cache.contains(image.sha256)
         }
         return replace(
-            rendered, pictures={sha: one.decode_for_model() for sha, one in needed.items()}
+            rendered, decoded={sha: one.decode_for_model() for sha, one in needed.items()}
         )
 
     def encode(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """What the model takes, left padded, of prompts that all have images or all have none."""
+        """Return left-padded model inputs; either all prompts have images or none has."""
         return dict(self._inputs([self.decode(self.render(one, Sampling())) for one in prompts]))
 
-    def answer(self, batch: Sequence[Rendered]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        """The batch's prompts have the same number of samples, and all or none have images."""
+    def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
+        """Generate the completions and usage of each prompt. Raises `GenerationError`.
+
+        All prompts have the same number of samples, and either all have images or none has.
+        """
         try:
             with torch.inference_mode():
                 return self._answer(batch)
@@ -178,73 +200,75 @@ class LoadedModel:
                 f"the model failed: {first_line(error)}", hint=_failure_hint(error)
             ) from error
 
-    def _answer(self, batch: Sequence[Rendered]) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def _answer(
+        self, batch: Sequence[RenderedPrompt]
+    ) -> list[tuple[tuple[Completion, ...], Usage]]:
         samples = batch[0].samples
-        rows = [Row(one.sampling, index) for one in batch for index in range(samples)]
-        spelled = self._spelled(batch)
-        inputs, prompt_tokens = self._read(batch, spelled)
-        drawn = self._draw(inputs, rows)
-        if self.reader is not None and spelled:
-            self.reader.keep(spelled, samples, inputs)
+        rows = [SampleRow(one.sampling, index) for one in batch for index in range(samples)]
+        tokenized = self._tokenized(batch)
+        inputs, prompt_tokens = self._read(batch, tokenized)
+        generated = self._generate(inputs, rows)
+        if self.reader is not None and tokenized:
+            self.reader.store(tokenized, samples, inputs)
         return [
-            _collect(one.sampling.n, drawn[i * samples : (i + 1) * samples], prompt_tokens[i])
+            _collect(one.sampling.n, generated[i * samples : (i + 1) * samples], prompt_tokens[i])
             for i, one in enumerate(batch)
         ]
 
-    def _spelled(self, batch: Sequence[Rendered]) -> list[Spelled]:
-        if self.reader is None or not self.reader.trusts or batch[0].prefix:
+    def _tokenized(self, batch: Sequence[RenderedPrompt]) -> list[TokenizedPrompt]:
+        if self.reader is None or not self.reader.enabled or batch[0].prefix:
             return []
-        return [self.reader.spell(one.text, one.shown, one.pictures) for one in batch]
+        return [self.reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch]
 
     def _read(
-        self, batch: Sequence[Rendered], spelled: Sequence[Spelled]
+        self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt]
     ) -> tuple[dict[str, Any], list[int]]:
-        """The batch for `generate`, and each prompt's number of tokens."""
+        """Return the inputs for `generate` and the number of tokens of each prompt."""
         samples = batch[0].samples
         if batch[0].prefix:
-            return self._behind(batch)
-        ordinary = partial(self._inputs, batch, spelled)
-        if self.reader is not None and spelled:
-            known = self.reader.inputs(spelled, samples, pictures_of(batch), ordinary)
-            if known is not None:
-                return known, [len(row) for row in spelled]
-        inputs = ordinary()
+            return self._prefixed(batch)
+        uncached = partial(self._inputs, batch, tokenized)
+        if self.reader is not None and tokenized:
+            cached = self.reader.inputs(tokenized, samples, decoded_images(batch), uncached)
+            if cached is not None:
+                return cached, [len(row) for row in tokenized]
+        inputs = uncached()
         prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
         if samples > 1:
             inputs = self._prefilled(inputs, samples) or self._inputs(
-                [again for one in batch for again in [self.decode(one)] * samples]
+                [row for one in batch for row in [self.decode(one)] * samples]
             )
-        elif self.reader is not None and spelled:
-            inputs |= self.reader.noting(spelled, inputs)
+        elif self.reader is not None and tokenized:
+            inputs |= self.reader.cache_inputs(tokenized, inputs)
         return inputs, prompt_tokens
 
-    def _behind(self, batch: Sequence[Rendered]) -> tuple[dict[str, Any], list[int]]:
+    def _prefixed(self, batch: Sequence[RenderedPrompt]) -> tuple[dict[str, Any], list[int]]:
         rows = [self.decode(one) for one in batch for _ in range(one.samples)]
         inputs = self._inputs(rows)
         prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
-        return behind(self.model, inputs, rows), prompt_tokens[:: batch[0].samples]
+        return prefixed_inputs(self.model, inputs, rows), prompt_tokens[:: batch[0].samples]
 
-    def _draw(self, inputs: Any, rows: Sequence[Row]) -> list[tuple[Completion, int]]:
+    def _generate(self, inputs: Any, rows: Sequence[SampleRow]) -> list[tuple[Completion, int]]:
         length = inputs["input_ids"].shape[1]
-        sampler = Sampler(rows, self.model.device)
+        sampler = GumbelSampler(rows, self.model.device)
         output = self.model.generate(
             **inputs,
             generation_config=self._settings(max(row.sampling.max_tokens for row in rows)),
             logits_processor=[sampler],
-            stopping_criteria=[Stopper(rows, length, self._decode)],
+            stopping_criteria=[StopCriterion(rows, length, self._decode)],
         )
-        made = output[:, length:]
-        logprobs = sampler.logprobs(made[:, -1])
+        new = output[:, length:]
+        logprobs = sampler.logprobs(new[:, -1])
         return [
-            finish(tokens, values, self.ends, row, self._decode)
-            for tokens, values, row in zip(made.tolist(), logprobs, rows, strict=True)
+            to_completion(tokens, values, self.ends, row, self._decode)
+            for tokens, values, row in zip(new.tolist(), logprobs, rows, strict=True)
         ]
 
     def _prefilled(self, inputs: Any, samples: int) -> dict[str, Any] | None:
-        """The batch with each row `samples` times, its prompt read once for all of them.
+        """Read each prompt once and return the inputs with each row repeated `samples` times.
 
-        None for caches that hold more than keys and values of every token (sliding windows,
-        recurrent states): they cannot be taken one token back. Nor can a single token.
+        Return None for caches that hold more than keys and values of every token (sliding windows,
+        recurrent states), because these cannot be cropped by one token, and for one-token prompts.
         """
         if inputs["input_ids"].shape[1] == 1:
             return None
@@ -252,10 +276,10 @@ class LoadedModel:
         cache = self.model.generate(**inputs, generation_config=settings).past_key_values
         if not all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None])):
             return None
-        cache.crop(-1)  # `generate` has to read at least one token
+        cache.crop(-1)  # `generate` must read at least one token
         cache.batch_repeat_interleave(samples)
         if (deltas := getattr(self.model.model, "rope_deltas", None)) is not None:
-            # Qwen's position offsets, a row each, stay on the model between the two calls.
+            # Qwen keeps the position offsets, one per row, on the model between the two calls.
             self.model.model.rope_deltas = deltas.repeat_interleave(samples, dim=0)
         kept = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         return {
@@ -263,29 +287,33 @@ class LoadedModel:
             "past_key_values": cache,
         }
 
-    def _inputs(self, batch: Sequence[Rendered], spelled: Sequence[Spelled] = ()) -> Any:
+    def _inputs(
+        self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt] = ()
+    ) -> Any:
         texts = [one.text for one in batch]
         bos = self.processor.tokenizer.bos_token
-        # Many templates write the first token themselves.
+        # Many templates add BOS themselves.
         special = not (bos and texts[0].startswith(bos))
         tokens = {"padding": True, "return_tensors": "pt", "add_special_tokens": special}
-        shown = [sha for one in batch for sha in one.shown]
-        if self.vision_cache is None or not shown:
+        images = [sha for one in batch for sha in one.image_keys]
+        if self.vision_cache is None or not images:
             return self._processed(batch, texts, tokens)
-        features = self.vision_cache.features(shown, pictures_of(batch))
+        features = self.vision_cache.features(images, decoded_images(batch))
         tokenizer = self.processor.tokenizer
         encoded = (
-            tokenizer.pad({"input_ids": [row.ids for row in spelled]}, return_tensors="pt")
-            if spelled
-            else tokenizer([self.vision_cache.spelled(text) for text in texts], **tokens)
+            tokenizer.pad({"input_ids": [row.ids for row in tokenized]}, return_tensors="pt")
+            if tokenized
+            else tokenizer(
+                [self.vision_cache.expand_placeholders(text) for text in texts], **tokens
+            )
         ).to(self.model.device)
-        read = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        return read | self.vision_cache.given([features[sha] for sha in shown])
+        ids = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        return ids | self.vision_cache.model_inputs([features[sha] for sha in images])
 
     def _processed(
-        self, batch: Sequence[Rendered], texts: list[str], tokens: Mapping[str, object]
+        self, batch: Sequence[RenderedPrompt], texts: list[str], tokens: Mapping[str, object]
     ) -> Any:
-        images = [[one.pictures[image.sha256] for image in one.images] for one in batch]
+        images = [[one.decoded[image.sha256] for image in one.images] for one in batch]
         inputs = self.processor(text=texts, images=images if any(images) else None, **tokens)
         return inputs.to(self.model.device, self.model.dtype)
 
@@ -300,11 +328,11 @@ class LoadedModel:
 
     def _decode(self, tokens: list[int]) -> str:
         text = str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
-        return self.control.restore(text)
+        return self.control.unescape(text)
 
     def _turn(self, message: Message) -> dict[str, object]:
         parts = [
-            {"type": "text", "text": self.control.plain(part)}
+            {"type": "text", "text": self.control.escape(part)}
             if isinstance(part, str)
             else {"type": "image"}
             for part in message.parts
@@ -313,11 +341,11 @@ class LoadedModel:
 
 
 def _collect(
-    n: int, drawn: Sequence[tuple[Completion, int]], prompt_tokens: int
+    n: int, generated: Sequence[tuple[Completion, int]], prompt_tokens: int
 ) -> tuple[tuple[Completion, ...], Usage]:
-    copies = n // len(drawn)
-    completions = tuple(replace(completion) for completion, _ in drawn) * copies
-    return completions, Usage(prompt_tokens, sum(count for _, count in drawn) * copies)
+    copies = n // len(generated)
+    completions = tuple(replace(completion) for completion, _ in generated) * copies
+    return completions, Usage(prompt_tokens, sum(count for _, count in generated) * copies)
 
 
 def _end_tokens(model: Any, processor: Any) -> frozenset[int]:
@@ -330,5 +358,5 @@ def _end_tokens(model: Any, processor: Any) -> frozenset[int]:
 
 def _failure_hint(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower():
-        return "lower `max_batch` or `prefix_cache_mb`, show less, or reduce the images"
-    return "does the model take several images in one prompt, and prompts of this length?"
+        return "lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
+    return "check that the model accepts several images per prompt, and prompts of this length"

@@ -19,13 +19,13 @@ from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
-    from bottega.generation.tokenization import Rendered
+    from bottega.generation.tokenization import RenderedPrompt
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
 # Seconds to wait for more requests: those of one task group arrive well within.
-LINGER = 0.002
-MOST_LINGERS = 10
+BATCH_WINDOW = 0.002
+MAX_WINDOWS = 10
 # Maximum pixels decoded for one batch: 128 MB as RGB.
 BATCH_PIXELS = 32_000_000
 
@@ -100,9 +100,9 @@ class TransformersGenerator:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         return await self._ask(Request(prompt, sampling))
 
-    def behind(self, prefix: Prefix, /) -> Behind:
+    def with_prefix(self, prefix: Prefix, /) -> PrefixedGenerator:
         """The model with every prompt behind keys and values that it did not read itself."""
-        return Behind(self, prefix)
+        return PrefixedGenerator(self, prefix)
 
     async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
         """Anything else that is done with the model, in its thread, between two batches."""
@@ -111,14 +111,14 @@ class TransformersGenerator:
     async def _ask(self, request: Request) -> Reply:
         with self._lock:
             self._waiting.append(request)
-        self._submit(self._answer_waiting)
+        self._submit(self._answer_next_batch)
         return await asyncio.wrap_future(request.reply)
 
     async def aclose(self) -> None:
         """Ends the thread and lets go of the model; the next request would load it again."""
         with self._lock:
             if self._worker is not None:
-                self._worker.submit(self._let_go)
+                self._worker.submit(self._unload)
                 self._ended, self._worker = self._worker, None
             ended = self._ended
         if ended is not None:
@@ -132,7 +132,7 @@ class TransformersGenerator:
                 self._worker = ThreadPoolExecutor(1, self.name, initializer=wait)
             return self._worker.submit(work)
 
-    def _let_go(self) -> None:
+    def _unload(self) -> None:
         self._loaded = None
 
     def _model(self) -> LoadedModel:
@@ -149,7 +149,7 @@ class TransformersGenerator:
                 self._loaded = LoadedModel.load(self._source, self._device, self._dtype, self._keep)
         return self._loaded
 
-    def _answer_waiting(self) -> None:
+    def _answer_next_batch(self) -> None:
         """Runs once for each request; all but the first of a group find nothing left to do."""
         requests = [one for one in self._gather() if one.reply.set_running_or_notify_cancel()]
         if not requests:
@@ -165,10 +165,10 @@ class TransformersGenerator:
 
     def _gather(self) -> list[Request]:
         seen = 0
-        for _ in range(MOST_LINGERS):
+        for _ in range(MAX_WINDOWS):
             if seen == (seen := len(self._waiting)):
                 break
-            time.sleep(LINGER)
+            time.sleep(BATCH_WINDOW)
         with self._lock:
             found, self._waiting = self._portion(self._waiting)
         return found
@@ -195,20 +195,20 @@ class TransformersGenerator:
         fresh = (
             one
             for sha, one in images.items()
-            if vision_cache is None or not vision_cache.knows(sha)
+            if vision_cache is None or not vision_cache.contains(sha)
         )
         return sum(image.width * image.height for image in fresh)
 
     def _batches(
-        self, rendered: Iterator[tuple[Request, Rendered]]
-    ) -> Iterator[list[tuple[Request, Rendered]]]:
+        self, rendered: Iterator[tuple[Request, RenderedPrompt]]
+    ) -> Iterator[list[tuple[Request, RenderedPrompt]]]:
         ordered = sorted(rendered, key=lambda pair: pair[1].shape)
         for (_, samples, _), group in groupby(ordered, key=lambda pair: pair[1].shape[:3]):
             members, size = list(group), max(1, self._max_batch // samples)
             for start in range(0, len(members), size):
                 yield members[start : start + size]
 
-    def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, Rendered]]) -> None:
+    def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, RenderedPrompt]]) -> None:
         ready = list(_each(batch, model.decode))
         try:
             answers = model.answer([rendered for _, rendered in ready]) if ready else []
@@ -225,7 +225,7 @@ class TransformersGenerator:
 
 
 @dataclass(frozen=True)
-class Behind:
+class PrefixedGenerator:
     """A model whose prompts stand behind a prefix; what it asks shares batches with the others."""
 
     model: TransformersGenerator

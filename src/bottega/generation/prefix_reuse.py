@@ -1,4 +1,10 @@
-"""Generation after keys and values that were not read from the prompt. Needs torch."""
+"""Reuse of keys and values: given KV prefixes, and prefixes shared by prompts.
+
+Needs torch and transformers. Prompts that begin with the same tokens are read once, within a batch
+and across batches. Wrong keys and values would silently give wrong answers, hence two safeguards:
+only models whose caches consist of plain keys and values take part, and the first batch of each
+kind is also read without the cache and compared.
+"""
 
 from __future__ import annotations
 
@@ -13,60 +19,69 @@ import transformers
 from PIL import Image as Pillow
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from bottega.generation.prefix_cache import Numbers, Prefixes, common
-from bottega.generation.tokenization import Rendered, Spelled, Speller
+from bottega.generation.prefix_cache import IntArray, PrefixCache, common_prefix
+from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
 from bottega.generation.vision_cache import VisionCache
 from bottega.kv_prefix import Batch, KeyValues
 from bottega.types import Prefix
 
 
-class Positions:
-    """A token's position is one more than that of the token before; in models with
-    `get_rope_index` (Qwen-VL) the tokens of an image have three, and the token behind it follows on
-    the largest."""
+class PositionBuilder:
+    """Builder of position ids for left-padded rows.
+
+    A token's position is that of the previous token plus one. In models with `get_rope_index`
+    (Qwen-VL) an image token has three positions; the token after the image continues the largest.
+    """
 
     def __init__(self, model: Any, image_token: int) -> None:
         self._index = getattr(model.base_model, "get_rope_index", None)
         self._image_token = image_token
 
-    def of(
-        self, ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, seen: Mapping[str, Any]
+    def build(
+        self, ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, vision: Mapping[str, Any]
     ) -> torch.Tensor:
-        """As the model's `forward` takes them, (rows, tokens) or (4, rows, tokens), for rows that
-        are padded on the left and begin at `first`, (rows, 1). `seen` describes their images."""
+        """Return the position ids for `forward`: (rows, tokens) or (4, rows, tokens).
+
+        Rows begin at the positions `first` (rows, 1). `vision` holds the model inputs of images.
+        """
         plain = first + (mask.cumsum(-1) - 1).clamp(min=0)
         if self._index is None:
             return plain
-        if "image_grid_thw" not in seen:
+        if "image_grid_thw" not in vision:
             return plain.expand(4, -1, -1)
         spatial, _ = self._index(
             ids,
             mm_token_type_ids=(ids == self._image_token).int(),
-            image_grid_thw=seen["image_grid_thw"],
+            image_grid_thw=vision["image_grid_thw"],
             attention_mask=mask,
         )
         return torch.cat([plain[None], spatial + first])
 
     def after(self, positions: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens): the position of what follows on each token, whole images provided."""
+        """Return the next position after each token (rows, tokens); images must be complete."""
         if positions.ndim == 2:
             return positions + 1
         return positions[1:].amax(dim=0).cummax(dim=-1).values + 1
 
 
-def behind(model: Any, inputs: Mapping[str, Any], rows: Sequence[Rendered]) -> dict[str, Any]:
-    """The inputs of `rows` for `generate`. Raises `SettingError` for a prefix of another shape."""
+def prefixed_inputs(
+    model: Any, inputs: Mapping[str, Any], rows: Sequence[RenderedPrompt]
+) -> dict[str, Any]:
+    """Return the inputs for `generate` with the KV prefixes of the rows.
+
+    Raises `SettingError` for a prefix that does not fit the model.
+    """
     prefixes = [row.prefix for row in rows if row.prefix]
-    batch = Batch(model, _unopened(inputs, [one.opening for one in prefixes]))
-    prefix = _stacked(prefixes)
+    batch = Batch(model, _mask_openings(inputs, [one.opening for one in prefixes]))
+    prefix = _stack(prefixes)
     if hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None  # the last call's, which Qwen would go on with
-    cache = batch.cache(batch.fitted(prefix))
+        model.model.rope_deltas = None  # Qwen would reuse those of the last call
+    cache = batch.cache(batch.fit(prefix))
     return {**batch.with_dummies(prefix.length), "past_key_values": cache}
 
 
-def _unopened(inputs: Mapping[str, Any], openings: Sequence[int]) -> dict[str, Any]:
-    """With tokens that the prefix holds as more of the padding on the left."""
+def _mask_openings(inputs: Mapping[str, Any], openings: Sequence[int]) -> dict[str, Any]:
+    """Mask the first tokens of each prompt that its prefix already contains."""
     mask = inputs["attention_mask"].clone()
     starts = mask.argmax(dim=1).tolist()
     for row, start, opening in zip(mask, starts, openings, strict=True):
@@ -74,7 +89,7 @@ def _unopened(inputs: Mapping[str, Any], openings: Sequence[int]) -> dict[str, A
     return {**inputs, "attention_mask": mask}
 
 
-def _stacked(prefixes: Sequence[Prefix]) -> KeyValues:
+def _stack(prefixes: Sequence[Prefix]) -> KeyValues:
     layers = zip(*(prefix.layers for prefix in prefixes), strict=True)
     return KeyValues(
         tuple(
@@ -88,106 +103,117 @@ def _stacked(prefixes: Sequence[Prefix]) -> KeyValues:
 
 
 Inputs: TypeAlias = dict[str, Any]
-# The model's inputs for images, by their sha256s in order.
-Look: TypeAlias = Callable[[Sequence[str]], Inputs]
+# From the sha256s of images, in order, to the model's inputs for them.
+VisionInputs: TypeAlias = Callable[[Sequence[str]], Inputs]
 
 
-class PrefixForward:
-    def __init__(self, model: Any, pad: int, image_token: int, prefixes: Prefixes) -> None:
+class PrefixInputBuilder:
+    """Builder of model inputs that continue cached prefixes."""
+
+    def __init__(self, model: Any, pad: int, image_token: int, prefixes: PrefixCache) -> None:
         self._model, self._pad, self._prefixes = model, pad, prefixes
-        self._positions = Positions(model, image_token)
+        self._positions = PositionBuilder(model, image_token)
 
-    def starts(self, rows: Sequence[Spelled]) -> list[int]:
-        """How many tokens of each are known."""
+    def starts(self, rows: Sequence[TokenizedPrompt]) -> list[int]:
+        """Return the number of cached tokens of each row."""
         return [row.cut(self._prefixes.longest(row.keys)) for row in rows]
 
-    def inputs(self, rows: Sequence[Spelled], look: Look) -> Inputs:
+    def inputs(self, rows: Sequence[TokenizedPrompt], vision_inputs: VisionInputs) -> Inputs:
+        """Return the model inputs for the uncached tokens of each row, with the cached states."""
         starts = self.starts(rows)
         pairs = list(zip(rows, starts, strict=True))
-        known, wide = max(starts), max(len(row) - start for row, start in pairs)
-        held = [self._prefixes.states(row.keys[:start]) for row, start in pairs]
-        mask = np.zeros((len(rows), known + wide), np.int64)
+        cached, width = max(starts), max(len(row) - start for row, start in pairs)
+        states = [self._prefixes.states(row.keys[:start]) for row, start in pairs]
+        mask = np.zeros((len(rows), cached + width), np.int64)
         ids = np.full_like(mask, self._pad)
         for i, (row, start) in enumerate(pairs):
-            mask[i, known - start : known] = 1
-            mask[i, known + wide - (len(row) - start) :] = 1
+            mask[i, cached - start : cached] = 1
+            mask[i, cached + width - (len(row) - start) :] = 1
             ids[i, mask[i] == 1] = row.ids
         images = [sha for row, start in pairs for sha in row.images_from(start)]
-        first = np.array([[after] for _, after in held], np.int64)
-        inputs = self._placed(ids, mask, first, known, look(images) if images else {})
-        return inputs | {"past_key_values": self._cache([states for states, _ in held], known)}
+        first = np.array([[after] for _, after in states], np.int64)
+        vision = vision_inputs(images) if images else {}
+        inputs = self._with_positions(ids, mask, first, cached, vision)
+        return inputs | {"past_key_values": self._cache([tensors for tensors, _ in states], cached)}
 
-    def remember(self, rows: Sequence[Spelled], samples: int, inputs: Inputs) -> bool:
-        """What was read of each row, which stands in the cache `samples` times. False if its layers
-        are of different shapes, which are not kept as one piece."""
+    def remember(self, rows: Sequence[TokenizedPrompt], samples: int, inputs: Inputs) -> bool:
+        """Store the states of each row, which occupies `samples` rows of the cache.
+
+        Return False, and store nothing, if the layers have different shapes.
+        """
         layers = inputs["past_key_values"].layers
         states = [part for layer in layers for part in (layer.keys, layer.values)]
         if len({(one.shape[1], one.shape[3]) for one in states}) > 1:
             return False
-        room = self._prefixes.room(states[0][0, :, :1].nbytes * len(states))
+        capacity = self._prefixes.capacity(states[0][0, :, :1].nbytes * len(states))
         after = self._after(inputs)
         for i, row in enumerate(rows):
-            start, end = self._prefixes.longest(row.keys), min(len(row), room)
-            if start < end:  # what was read stands at the right
-                left = slice(inputs["input_ids"].shape[1] - len(row) + start, None)
-                new = [one[i * samples, :, left][:, : end - start] for one in states]
+            start, end = self._prefixes.longest(row.keys), min(len(row), capacity)
+            if start < end:  # rows are padded on the left
+                unread = slice(inputs["input_ids"].shape[1] - len(row) + start, None)
+                new = [one[i * samples, :, unread][:, : end - start] for one in states]
                 follows = after[i * samples, start - len(row) :][: end - start]
                 self._prefixes.add(row.keys[:end], torch.stack(new), follows)
         return True
 
-    def _placed(
-        self, ids: Numbers, mask: Numbers, first: Numbers, known: int, seen: Inputs
+    def _with_positions(
+        self, ids: IntArray, mask: IntArray, first: IntArray, cached: int, vision: Inputs
     ) -> Inputs:
         device = self._model.device
-        tokens, shown, begin = (torch.from_numpy(one).to(device) for one in (ids, mask, first))
-        positions = self._positions.of(tokens[:, known:], shown[:, known:], begin, seen)
-        return {"input_ids": tokens, "attention_mask": shown, "position_ids": positions} | seen
+        tokens, visible, begin = (torch.from_numpy(one).to(device) for one in (ids, mask, first))
+        positions = self._positions.build(tokens[:, cached:], visible[:, cached:], begin, vision)
+        return {"input_ids": tokens, "attention_mask": visible, "position_ids": positions} | vision
 
-    def _after(self, inputs: Inputs) -> Numbers:
+    def _after(self, inputs: Inputs) -> IntArray:
         positions = inputs.get("position_ids")
-        if positions is None:  # read in the ordinary way, from the first token on
+        if positions is None:  # read without the cache, from the first token
             ids, mask = inputs["input_ids"], inputs["attention_mask"]
-            positions = self._positions.of(ids, mask, torch.zeros_like(ids[:, :1]), inputs)
-        after: Numbers = self._positions.after(positions).cpu().numpy()
+            positions = self._positions.build(ids, mask, torch.zeros_like(ids[:, :1]), inputs)
+        after: IntArray = self._positions.after(positions).cpu().numpy()
         return after
 
-    def _cache(self, held: Sequence[Sequence[torch.Tensor]], known: int) -> DynamicCache:
-        """A new one, because the model appends to it."""
+    def _cache(self, states: Sequence[Sequence[torch.Tensor]], cached: int) -> DynamicCache:
+        """Return a new cache, left-padded to `cached` tokens; the model appends to it."""
         cache = DynamicCache(config=self._model.config)
-        if known:
-            like = next(states[0] for states in held if states)
-            layers, heads, _, width = like.shape
-            whole = like.new_zeros(layers, len(held), heads, known, width)
-            for i, states in enumerate(held):
-                if states:
-                    joined = torch.cat(list(states), dim=2)
-                    whole[:, i, :, known - joined.shape[2] :] = joined
+        if cached:
+            first = next(parts[0] for parts in states if parts)
+            layers, heads, _, width = first.shape
+            whole = first.new_zeros(layers, len(states), heads, cached, width)
+            for i, parts in enumerate(states):
+                if parts:
+                    joined = torch.cat(list(parts), dim=2)
+                    whole[:, i, :, cached - joined.shape[2] :] = joined
             for layer in range(layers // 2):
                 cache.update(whole[2 * layer], whole[2 * layer + 1], layer)
         return cache
 
 
 hf: Any = transformers  # partly annotated
-# Tokens that have to be spared: below, the ordinary way is as quick.
-LEAST = 16
-COMPARED = 8
-NEAR, NEAR_IN_HALF_PRECISION = 1e-3, 0.3
+# Minimum number of tokens to save; below it, reading whole prompts is as fast.
+MIN_SAVED_TOKENS = 16
+COMPARED_TOKENS = 8
+TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.3
 
-Pictures: TypeAlias = Mapping[str, Pillow.Image]
+DecodedImages: TypeAlias = Mapping[str, Pillow.Image]
 
 
-class Reader:
-    """What a model has read, at most `keep` bytes of it. Blocking, for one thread."""
+class BatchReader:
+    """Prefix cache of one model, up to `max_bytes`. Blocking; use it from one thread.
+
+    `enabled` turns False for a model whose states cannot be reused.
+    """
 
     def __init__(
-        self, model: Any, processor: Any, vision_cache: VisionCache | None, keep: int
+        self, model: Any, processor: Any, vision_cache: VisionCache | None, max_bytes: int
     ) -> None:
-        self.prefixes = Prefixes(keep)
-        self.trusts = True
+        self.prefixes = PrefixCache(max_bytes)
+        self.enabled = True
         self._model, self._processor, self._vision_cache = model, processor, vision_cache
-        self._speller = Speller(processor, vision_cache.placeholder if vision_cache else None)
+        self._tokenizer = PromptTokenizer(
+            processor, vision_cache.placeholder if vision_cache else None
+        )
         pad = processor.tokenizer.pad_token_id
-        self._continuing = PrefixForward(model, pad, self._speller.token, self.prefixes)
+        self._input_builder = PrefixInputBuilder(model, pad, self._tokenizer.token, self.prefixes)
         self._compared: set[tuple[bool, bool]] = set()
         self._one_token = hf.GenerationConfig(
             max_new_tokens=1,
@@ -198,136 +224,164 @@ class Reader:
         )
 
     @classmethod
-    def of(
-        cls, model: Any, processor: Any, vision_cache: VisionCache | None, keep: int
-    ) -> Reader | None:
-        """None for a model whose cache holds anything else (sliding windows, recurrent states), or
-        whose processor does not say what stands for an image."""
+    def for_model(
+        cls, model: Any, processor: Any, vision_cache: VisionCache | None, max_bytes: int
+    ) -> BatchReader | None:
+        """Return a reader, or None for a model that cannot reuse prefixes.
+
+        Those are models whose cache holds more than plain keys and values (sliding windows,
+        recurrent states), and processors without an `image_token`.
+        """
         layers = DynamicCache(config=model.config).layers
         plain = layers and all(type(layer) is DynamicLayer for layer in layers)
-        takes = inspect.signature(model.forward).parameters
-        if not (keep and plain and "position_ids" in takes and hasattr(processor, "image_token")):
+        parameters = inspect.signature(model.forward).parameters
+        if not (
+            max_bytes
+            and plain
+            and "position_ids" in parameters
+            and hasattr(processor, "image_token")
+        ):
             return None
-        return cls(model, processor, vision_cache, keep)
+        return cls(model, processor, vision_cache, max_bytes)
 
-    def spell(self, text: str, images: Sequence[str], pictures: Pictures) -> Spelled:
-        return self._speller.spell(text, images, pictures)
+    def tokenize(self, text: str, images: Sequence[str], decoded: DecodedImages) -> TokenizedPrompt:
+        """Tokenize a rendered prompt; `images` are the sha256s in text order."""
+        return self._tokenizer.tokenize(text, images, decoded)
 
     def inputs(
         self,
-        rows: Sequence[Spelled],
+        rows: Sequence[TokenizedPrompt],
         samples: int,
-        pictures: Pictures,
-        ordinary: Callable[[], Inputs],
+        decoded: DecodedImages,
+        uncached: Callable[[], Inputs],
     ) -> Inputs | None:
-        """What `generate` takes for each row `samples` times, less what is known. None if too
-        little is, or if this model turns out not to be one that can be read so: then `ordinary`
-        is the way."""
+        """Return inputs for `generate`, `samples` rows per prompt, without the cached tokens.
+
+        Return None if too few tokens are cached, or if the model fails the comparison; use
+        `uncached` then.
+        """
         self.prefixes.trim()
         try:
-            return self._inputs(rows, samples, self._looking(rows, pictures), ordinary)
+            return self._inputs(rows, samples, self._vision_inputs(rows, decoded), uncached)
         except Exception:
             if self._compared:
                 raise
-            self._distrust()  # what is truly wrong shows in the ordinary way
+            self._disable()  # real errors appear again without the cache
             return None
 
-    def noting(self, rows: Sequence[Spelled], ordinary: Inputs) -> Inputs:
-        """What is to be added to the ordinary inputs, so that `keep` has something to keep."""
-        found, lengths = ordinary["input_ids"].cpu().numpy(), ordinary["attention_mask"].sum(dim=1)
+    def cache_inputs(self, rows: Sequence[TokenizedPrompt], uncached: Inputs) -> Inputs:
+        """Return extra inputs that make `generate` fill a cache for `store`."""
+        found, lengths = uncached["input_ids"].cpu().numpy(), uncached["attention_mask"].sum(dim=1)
         for row, ids, length in zip(rows, found, lengths.tolist(), strict=True):
             if length != len(row) or not np.array_equal(ids[-length:], row.ids):
-                self._distrust()
-        return {"past_key_values": DynamicCache(config=self._model.config)} if self.trusts else {}
+                self._disable()
+        return {"past_key_values": DynamicCache(config=self._model.config)} if self.enabled else {}
 
-    def keep(self, rows: Sequence[Spelled], samples: int, inputs: Inputs) -> None:
-        """Of prompts that `generate` has read with these inputs."""
-        if not self.trusts:
+    def store(self, rows: Sequence[TokenizedPrompt], samples: int, inputs: Inputs) -> None:
+        """Store the states of prompts after `generate` has read these inputs."""
+        if not self.enabled:
             return
-        if not self._continuing.remember(rows, samples, inputs):
-            self._distrust()
+        if not self._input_builder.remember(rows, samples, inputs):
+            self._disable()
         self.prefixes.trim()
 
-    def _distrust(self) -> None:
-        self.trusts = False
+    def _disable(self) -> None:
+        self.enabled = False
         self.prefixes.clear()
 
     def _inputs(
-        self, rows: Sequence[Spelled], samples: int, look: Look, ordinary: Callable[[], Inputs]
+        self,
+        rows: Sequence[TokenizedPrompt],
+        samples: int,
+        vision_inputs: VisionInputs,
+        uncached: Callable[[], Inputs],
     ) -> Inputs | None:
-        self._read_ahead(rows, samples, look)
-        starts = self._continuing.starts(rows)
-        if samples == 1 and sum(starts) < LEAST:
+        self._read_ahead(rows, samples, vision_inputs)
+        starts = self._input_builder.starts(rows)
+        if samples == 1 and sum(starts) < MIN_SAVED_TOKENS:
             return None
-        left = [len(row.images_from(start)) for row, start in zip(rows, starts, strict=True)]
-        seen = [len(row.images) - rest for row, rest in zip(rows, left, strict=True)]
-        kind = any(seen), any(left)
-        if kind not in self._compared and not self._agrees(rows, look, ordinary()):
-            self._distrust()
+        unread = [len(row.images_from(start)) for row, start in zip(rows, starts, strict=True)]
+        cached = [len(row.images) - rest for row, rest in zip(rows, unread, strict=True)]
+        kind = any(cached), any(unread)
+        if kind not in self._compared and not self._agrees(rows, vision_inputs, uncached()):
+            self._disable()
             return None
         self._compared.add(kind)
-        return self._continuing.inputs([row for row in rows for _ in range(samples)], look)
+        return self._input_builder.inputs(
+            [row for row in rows for _ in range(samples)], vision_inputs
+        )
 
-    def _read_ahead(self, rows: Sequence[Spelled], samples: int, look: Look) -> None:
-        """What several rows begin with and nobody has read, if that spares enough."""
-        ends = [len(row) for row in rows] if samples > 1 else _shared(rows)
+    def _read_ahead(
+        self, rows: Sequence[TokenizedPrompt], samples: int, vision_inputs: VisionInputs
+    ) -> None:
+        """Read prefixes that several rows share, if that saves enough tokens."""
+        ends = [len(row) for row in rows] if samples > 1 else _shared_lengths(rows)
         firsts = [row.until(row.cut(end)) for row, end in zip(rows, ends, strict=True)]
-        begun = _longest(firsts)
-        if self._unread(firsts) * samples - self._unread(begun) < (1 if samples > 1 else LEAST):
+        shared = _drop_prefixes(firsts)
+        if self._unread(firsts) * samples - self._unread(shared) < (
+            1 if samples > 1 else MIN_SAVED_TOKENS
+        ):
             return
-        self._read_ahead(begun, 1, look)
-        inputs = self._continuing.inputs(begun, look)
+        self._read_ahead(shared, 1, vision_inputs)
+        inputs = self._input_builder.inputs(shared, vision_inputs)
         self._next(inputs)
-        self._continuing.remember(begun, 1, inputs)
+        self._input_builder.remember(shared, 1, inputs)
 
-    def _unread(self, rows: Sequence[Spelled]) -> int:
+    def _unread(self, rows: Sequence[TokenizedPrompt]) -> int:
         return sum(len(row) - self.prefixes.longest(row.keys) for row in rows)
 
-    def _agrees(self, rows: Sequence[Spelled], look: Look, ordinary: Inputs) -> bool:
-        expected, found = self._next(ordinary), self._next(self._continuing.inputs(rows, look))
-        top = expected.topk(min(COMPARED, expected.shape[-1])).indices
+    def _agrees(
+        self, rows: Sequence[TokenizedPrompt], vision_inputs: VisionInputs, uncached: Inputs
+    ) -> bool:
+        expected, found = (
+            self._next(uncached),
+            self._next(self._input_builder.inputs(rows, vision_inputs)),
+        )
+        top = expected.topk(min(COMPARED_TOKENS, expected.shape[-1])).indices
         far = (expected.gather(1, top) - found.gather(1, top)).abs().max()
-        near = NEAR if self._model.dtype == torch.float32 else NEAR_IN_HALF_PRECISION
+        near = TOLERANCE if self._model.dtype == torch.float32 else HALF_PRECISION_TOLERANCE
         return bool(far <= near)
 
     def _next(self, inputs: Inputs) -> torch.Tensor:
-        """The log-probabilities of the token that follows; the cache is filled on the way."""
+        """Return the log-probabilities of the next token; this also fills the cache."""
         output = self._model.generate(**inputs, generation_config=self._one_token)
         return torch.log_softmax(output.logits[0].float(), dim=-1)
 
-    def _looking(self, rows: Sequence[Spelled], pictures: Pictures) -> Look:
+    def _vision_inputs(
+        self, rows: Sequence[TokenizedPrompt], decoded: DecodedImages
+    ) -> VisionInputs:
         if self._vision_cache is None:
-            return lambda shown: self._processed(shown, pictures)
+            return lambda keys: self._processed(keys, decoded)
         vision_cache, images = self._vision_cache, [sha for row in rows for sha in row.images]
-        features = vision_cache.features(images, pictures) if images else {}
-        return lambda shown: vision_cache.given([features[sha] for sha in shown])
+        features = vision_cache.features(images, decoded) if images else {}
+        return lambda keys: vision_cache.model_inputs([features[sha] for sha in keys])
 
-    def _processed(self, shown: Sequence[str], pictures: Pictures) -> Inputs:
-        """All of them as if in one prompt, less that prompt."""
+    def _processed(self, keys: Sequence[str], decoded: DecodedImages) -> Inputs:
+        """Process the images as one prompt and return the image inputs only."""
         processed = self._processor(
-            text=[self._processor.image_token * len(shown)],
-            images=[[pictures[sha] for sha in shown]],
+            text=[self._processor.image_token * len(keys)],
+            images=[[decoded[sha] for sha in keys]],
             return_tensors="pt",
         ).to(self._model.device, self._model.dtype)
-        of_text = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
-        return {name: value for name, value in processed.items() if name not in of_text}
+        text_inputs = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
+        return {name: value for name, value in processed.items() if name not in text_inputs}
 
 
-def _shared(rows: Sequence[Spelled]) -> list[int]:
-    """For each row, how many tokens it begins with like another."""
-    # Equal beginnings are neighbours in any order that compares token by token.
+def _shared_lengths(rows: Sequence[TokenizedPrompt]) -> list[int]:
+    """Return, for each row, the length of the longest prefix that it shares with another row."""
+    # In an order that compares token by token, rows with long common prefixes are neighbours.
     order = sorted(range(len(rows)), key=lambda i: rows[i].keys.astype(">i8").tobytes())
     shared = [0] * len(rows)
     for one, other in pairwise(order):
-        length = common(rows[one].keys, rows[other].keys)
+        length = common_prefix(rows[one].keys, rows[other].keys)
         shared[one], shared[other] = max(shared[one], length), max(shared[other], length)
     return shared
 
 
-def _longest(rows: Sequence[Spelled]) -> list[Spelled]:
-    """Without those that others begin with."""
-    kept: list[Spelled] = []
+def _drop_prefixes(rows: Sequence[TokenizedPrompt]) -> list[TokenizedPrompt]:
+    """Drop rows that are prefixes of other rows."""
+    kept: list[TokenizedPrompt] = []
     for row in sorted(rows, key=len, reverse=True):
-        if len(row) and all(common(row.keys, one.keys) < len(row) for one in kept):
+        if len(row) and all(common_prefix(row.keys, one.keys) < len(row) for one in kept):
             kept.append(row)
     return kept

@@ -1,9 +1,9 @@
-"""How rows of one batch are sampled and stopped, each by its own settings. Needs torch.
+"""Sampling and stopping with settings per row of a batch (needs torch).
 
-`generate` knows one temperature, one seed and one limit for a whole batch. Here the noise is added
-to the scores instead, and `generate` only takes the best token: the arg max of logits / t + Gumbel
-noise is a sample of softmax(logits / t). So a row's sample depends on its own seed alone, never on
-its neighbours, and requests with different settings share a batch.
+`generate` has one temperature, seed and token limit for a whole batch. Here a logits processor adds
+Gumbel noise and `generate` decodes greedily: the arg max of logits / t + Gumbel noise is a sample
+of softmax(logits / t). A row depends on its own seed only, so requests with different settings
+share a batch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One sample to draw: number `index` of those that its request asked for."""
+class SampleRow:
+    """Row of a batch: sample number `index` of its request."""
 
     sampling: Sampling
     index: int = 0
 
     def noise(self, device: torch.device) -> torch.Generator | None:
+        """Return the random generator of the row, None for greedy decoding."""
         if self.sampling.temperature <= 0:
             return None
         seed = self.sampling.seed
@@ -36,32 +37,32 @@ class Row:
         return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
 
-class Sampler:
-    """A logits processor that adds the noise and notes the chosen tokens' log-probabilities.
+class GumbelSampler:
+    """Logits processor that adds noise and records the log-probabilities of the chosen tokens.
 
-    Those are of the model's own distribution, at temperature 1.
+    The log-probabilities are those of the model at temperature 1.
     """
 
-    def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[SampleRow], device: torch.device) -> None:
         self._temperatures = [row.sampling.temperature for row in rows]
         self._noises = [row.noise(device) for row in rows]
         self._last: torch.Tensor | None = None
         self._chosen: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self._note(input_ids[:, -1])
+        self._record(input_ids[:, -1])
         self._last = torch.log_softmax(scores.float(), dim=-1)
         if not any(self._noises):
             return scores
         return torch.stack([self._noisy(i, row) for i, row in enumerate(scores.float())])
 
     def logprobs(self, final_tokens: torch.Tensor) -> list[list[float]]:
-        """For each row, one log-probability a token, in order."""
-        self._note(final_tokens)
+        """Return one log-probability per token, for each row."""
+        self._record(final_tokens)
         self._last = None
         return torch.stack(self._chosen, dim=1).tolist()
 
-    def _note(self, tokens: torch.Tensor) -> None:
+    def _record(self, tokens: torch.Tensor) -> None:
         if self._last is not None:
             self._chosen.append(self._last.gather(1, tokens[:, None])[:, 0])
 
@@ -73,10 +74,10 @@ class Sampler:
         return scores / self._temperatures[index] - exponential.log()
 
 
-class Stopper:
-    """A stopping criterion: each row ends at its own limit or its own stop strings."""
+class StopCriterion:
+    """Stopping criterion with a token limit and stop strings per row."""
 
-    def __init__(self, rows: Sequence[Row], prompt_length: int, decode: Decode) -> None:
+    def __init__(self, rows: Sequence[SampleRow], prompt_length: int, decode: Decode) -> None:
         self._samplings = [row.sampling for row in rows]
         self._start = prompt_length
         self._decode = decode
@@ -84,28 +85,30 @@ class Stopper:
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor | None, **_: object
     ) -> torch.Tensor:
-        made = input_ids[:, self._start :]
+        new = input_ids[:, self._start :]
         done = [
-            self._done(sampling, row) for sampling, row in zip(self._samplings, made, strict=True)
+            self._done(sampling, row) for sampling, row in zip(self._samplings, new, strict=True)
         ]
         return torch.tensor(done, device=input_ids.device)
 
-    def _done(self, sampling: Sampling, made: torch.Tensor) -> bool:
-        if len(made) >= sampling.max_tokens:
+    def _done(self, sampling: Sampling, tokens: torch.Tensor) -> bool:
+        if len(tokens) >= sampling.max_tokens:
             return True
-        return bool(sampling.stop) and _cut(self._decode(made.tolist()), sampling.stop) is not None
+        return (
+            bool(sampling.stop) and _cut(self._decode(tokens.tolist()), sampling.stop) is not None
+        )
 
 
 def _cut(text: str, stops: Sequence[str]) -> str | None:
-    """The text before the first stop string, None if there is none."""
-    places = [text.find(stop) for stop in stops if stop in text]
-    return text[: min(places)] if places else None
+    """Return the text before the first stop string, or None without a stop string."""
+    starts = [text.find(stop) for stop in stops if stop in text]
+    return text[: min(starts)] if starts else None
 
 
-def finish(
-    tokens: list[int], logprobs: list[float], ends: frozenset[int], row: Row, decode: Decode
+def to_completion(
+    tokens: list[int], logprobs: list[float], ends: frozenset[int], row: SampleRow, decode: Decode
 ) -> tuple[Completion, int]:
-    """One row's output to its completion and its number of tokens, the end token included."""
+    """Return the completion of a row and its number of tokens, including the end token."""
     limit = min(len(tokens), row.sampling.max_tokens)
     end = next((i for i in range(limit) if tokens[i] in ends), None)
     count = limit if end is None else end + 1

@@ -1,9 +1,8 @@
-"""What a model's vision tower made of the images it has seen. Needs torch and transformers.
+"""Cache of image features from a model's vision tower (needs torch and transformers).
 
-The demonstrations of a knowledge base come back in prompt after prompt, and resizing and encoding
-them is most of a small model's work. Models that turn every image into one tensor of the same
-shape (LLaVA, FastVLM) can be given the projected features instead of pixels; the others (tiles,
-native resolution) go the ordinary way.
+Many prompts share demonstrations, and resizing and encoding images is most of a small model's work.
+A model with one feature shape for all images (LLaVA, FastVLM) accepts projected features instead of
+pixels. Other models (tiles, native resolution) encode the images of each prompt.
 """
 
 from __future__ import annotations
@@ -18,66 +17,72 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from bottega._util.lru import SharedLRUCache
 
-KEEP_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 256 * 1024 * 1024
 
 
 class VisionCache:
-    """Projected features by image sha256, at most `keep` bytes of them."""
+    """Projected features by image sha256, up to `max_bytes`."""
 
-    def __init__(self, model: Any, processor: Any, placeholder: str, keep: int) -> None:
+    def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:
         self._model, self._processor = model, processor
         self.placeholder = placeholder
-        self._apart = False
+        self._separate = False
         self._features: SharedLRUCache[str, torch.Tensor] = SharedLRUCache(
-            keep, size=lambda rows: rows.nbytes
+            max_bytes, size=lambda rows: rows.nbytes
         )
 
     @classmethod
-    def of(cls, model: Any, processor: Any, keep: int = KEEP_BYTES) -> VisionCache | None:
-        """None if the model's images are not all of one shape, or cannot be given as features."""
+    def for_model(
+        cls, model: Any, processor: Any, max_bytes: int = MAX_BYTES
+    ) -> VisionCache | None:
+        """Return a cache for the model, or None if it accepts no features or their shapes vary."""
         if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
             return None
         try:
             placeholder = _placeholder(model, processor)
-        except Exception:  # not this kind of model; what is truly wrong shows the ordinary way
+        except Exception:  # another kind of model; real errors appear when it encodes an image
             return None
-        return cls(model, processor, placeholder, keep) if placeholder else None
+        return cls(model, processor, placeholder, max_bytes) if placeholder else None
 
-    def knows(self, sha256: str) -> bool:
+    def contains(self, sha256: str) -> bool:
         return self._features.get(sha256) is not None
 
     def features(
-        self, images: Iterable[str], pictures: Mapping[str, Pillow.Image]
+        self, images: Iterable[str], decoded: Mapping[str, Pillow.Image]
     ) -> dict[str, torch.Tensor]:
-        """By sha256; `pictures` are those not known yet."""
-        known = {sha: self._features.get(sha) for sha in images}
-        fresh = self._look({sha: pictures[sha] for sha, seen in known.items() if seen is None})
-        for sha, seen in fresh.items():
-            self._features.put(sha, seen)
-        return fresh | {sha: seen for sha, seen in known.items() if seen is not None}
+        """Return the features by sha256; `decoded` holds the images that are not cached."""
+        cached = {sha: self._features.get(sha) for sha in images}
+        fresh = self._encode_images(
+            {sha: decoded[sha] for sha, rows in cached.items() if rows is None}
+        )
+        for sha, rows in fresh.items():
+            self._features.put(sha, rows)
+        return fresh | {sha: rows for sha, rows in cached.items() if rows is not None}
 
-    def given(self, features: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """The model's inputs for images, in the order of the prompts, in the form in which its own
-        eye gives them: LLaVA joins them itself."""
-        pooled: Any = tuple(features) if self._apart else torch.stack(list(features))
+    def model_inputs(self, features: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """Return the model inputs for images in prompt order.
+
+        The features are a tuple or one tensor, as the model's own vision tower returns them.
+        """
+        pooled: Any = tuple(features) if self._separate else torch.stack(list(features))
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
 
-    def spelled(self, text: str) -> str:
-        """With room for every image."""
+    def expand_placeholders(self, text: str) -> str:
+        """Repeat the image token once per feature of each image."""
         return text.replace(self._processor.image_token, self.placeholder)
 
-    def _look(self, pictures: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
-        if not pictures:
+    def _encode_images(self, decoded: Mapping[str, Pillow.Image]) -> dict[str, torch.Tensor]:
+        if not decoded:
             return {}
-        pixels = self._processor.image_processor(list(pictures.values()), return_tensors="pt")
+        pixels = self._processor.image_processor(list(decoded.values()), return_tensors="pt")
         features = _encode(self._model, pixels["pixel_values"])
-        self._apart = not isinstance(features, torch.Tensor)
-        # Copies: a view would keep the whole batch's memory.
-        return {sha: row.clone() for sha, row in zip(pictures, features, strict=True)}
+        self._separate = not isinstance(features, torch.Tensor)
+        # Copies: a view would keep the memory of the whole batch.
+        return {sha: row.clone() for sha, row in zip(decoded, features, strict=True)}
 
 
 def _placeholder(model: Any, processor: Any) -> str | None:
-    """What stands for an image in a text, if two images of different shapes come out alike."""
+    """Return the text of one image, or None if it differs between two image shapes."""
     probes = [Pillow.new("RGB", size) for size in ((8, 8), (200, 90))]
     pixels = processor.image_processor(probes, return_tensors="pt")
     values = pixels["pixel_values"]
@@ -91,7 +96,7 @@ def _placeholder(model: Any, processor: Any) -> str | None:
 
 
 def _encode(model: Any, pixels: torch.Tensor) -> torch.Tensor | Sequence[torch.Tensor]:
-    """(n, channels, height, width) to (n, tokens, width of the language model)."""
+    """Encode pixels (n, channels, height, width) as features (n, tokens, model width)."""
     features: torch.Tensor | Sequence[torch.Tensor] = model.base_model.get_image_features(
         pixels.to(model.device, model.dtype), return_dict=True
     ).pooler_output
