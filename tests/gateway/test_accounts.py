@@ -203,7 +203,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Accounts.open(tmp_path / "k.db")
     with pytest.raises(StoreError, match="does not exist"):
         Accounts.open(tmp_path / "none.db", create=False)
-    with pytest.raises(StoreError, match="no folder"):
+    with pytest.raises(StoreError, match="does not exist"):
         Accounts.open(tmp_path / "none" / "gateway.db")
     assert not (tmp_path / "none.db").exists()
 

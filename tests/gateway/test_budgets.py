@@ -44,9 +44,7 @@ async def test_concurrent_requests_overshoot_a_budget_by_one_at_most(
         await found.spend(at_once, **more)
         assert found.spent == pytest.approx(meter.tokens * PRICE)
         max_cost = meter.max_tokens * PRICE
-        print(
-            f"{at_once} at once, budget {budget}: spent {found.spent:.4f}, highest cost {max_cost:.4f}"
-        )
+        print(f"{at_once} at once, budget {budget}: spent {found.spent:.4f}, max {max_cost:.4f}")
         assert budget <= found.spent <= budget + max_cost
 
 
