@@ -187,11 +187,11 @@ def test_retrieved_passages_teach_by_what_they_hold(
         ("", "[shap]", "shap is not a setting", "did you mean shape?"),
         ("validate = 2", "", "validate sets questions aside", "validate_every = 100"),
         ("", "validate_every = 2", "needs questions that are set aside", "validate = 50"),
-        ('retrieve = "bm52"', "", "retrieve is not one of", "did you mean bm25?"),
-        ("seed = -1", "", "seed is out of range", "0 or more"),
+        ('retrieve = "bm52"', "", "retrieve must be one of", "did you mean bm25?"),
+        ("seed = -1", "", "seed must be at least 0, got -1", "seed = 0"),
         ("seed = 0", "", "knows no questions", "seed = 20000"),
         ('out = ""', "", "out is empty", "name a folder"),
-        ("embed = 3", "", "embed is a whole number, not text", "embed ="),
+        ("embed = 3", "", "embed must be text, got 3", "embed ="),
         ('model = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
         ('hyper = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
         ("layer = 99", "", "there is no layer 99", "-1 (the last)"),
@@ -227,7 +227,7 @@ def test_what_has_no_default_is_asked_for(run: Run, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('benchmark = "facts"\nout = "x"\n[shape]\nstart = "cold"')
     assert "course.steps is missing" in run("compress", "train", "c.toml").err
     (tmp_path / "c.toml").write_text((tmp_path / "c.toml").read_text() + "\n[course]\nsteps = 1")
-    assert "shape.start is not one of similar, random" in run("compress", "train", "c.toml").err
+    assert "shape.start must be one of similar, random" in run("compress", "train", "c.toml").err
     assert "no.toml cannot be read" in run("compress", "train", "no.toml").err
 
 

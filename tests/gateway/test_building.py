@@ -216,7 +216,7 @@ def test_another_embedder_than_the_files_is_named(endpoint: Server, tmp_path: Pa
 
 def test_keys_are_needed_in_public_and_where_there_are_some(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, "http://localhost:9/v1")
-    public = config.told(host="0.0.0.0", port=None, data=None)
+    public = config.override(host="0.0.0.0", port=None, data=None)
     with pytest.raises(SettingError, match="there are none") as error:
         build(public, ENVIRONMENT)
     assert "bottega keys add" in error.value.hint

@@ -107,14 +107,37 @@ def test_other_tiers_may_teach() -> None:
         ("[tier.a]\nmodel = 'bundled'", "tier ", "did you mean tiers?"),
         ("[tiers.a]\nmodell = 'bundled'\nmodel = 'bundled'", "tiers.a.modell", "mean model?"),
         (TWO + "[route]\nmaster_rte = 0.5", "route.master_rte", "mean master_rate?"),
-        (TWO + "[gateway]\nport = '80'", "gateway.port is text, not a whole number", "port = 1"),
-        (TWO + "[gateway]\nport = true", "gateway.port is true or false", "port = 1"),
-        (TWO + "[gateway]\nport = 65536", "gateway.port is out of range", "at most 65535"),
-        (TWO + "[gateway]\naliases = 'gpt'", "gateway.aliases is not a list", "aliases = [...]"),
-        (TWO + "[gateway]\naliases = [1]", "gateway.aliases is a whole", '"..."'),
-        (TWO + "[cache]\nevict = 'least-recnt'", "cache.evict", "mean least-recent?"),
-        (TWO + "[replay]\nseconds = nan", "replay.seconds is out of range", "0 or more"),
-        (TWO + "[limits]\nbody_mb = 0", "limits.body_mb is out of range", "1 or more"),
+        (
+            TWO + "[gateway]\nport = '80'",
+            "port must be a whole number, got text",
+            "port = 1",
+        ),
+        (
+            TWO + "[gateway]\nport = true",
+            "port must be a whole number, got true",
+            "port = 1",
+        ),
+        (
+            TWO + "[gateway]\nport = 65536",
+            "port must be at most 65535, got 65536",
+            "port = 65535",
+        ),
+        (
+            TWO + "[gateway]\naliases = 'gpt'",
+            "aliases must be a list, got text",
+            "aliases = [...]",
+        ),
+        (TWO + "[gateway]\naliases = [1]", "gateway.aliases item 1 must be text", '["..."]'),
+        (TWO + "[cache]\nevict = 'least-recnt'", "got 'least-recnt'", "mean least-recent?"),
+        (TWO + "[cache]\nevict = 3", "cache.evict must be one of least-recent", "use one of"),
+        (TWO + "[cache]\nfile = 3", "cache.file must be text, got 3", 'file = "..."'),
+        (TWO + "[route]\nmaster_rate = 1.5", "must be at most 1, got 1.5", "master_rate = 1"),
+        (TWO + f"[replay]\nseconds = {10**400}", "replay.seconds must be a number", "0.5"),
+        (TWO + "[keys]\ntiers = ['small', 2]", "keys.tiers item 2 must be text, got 2", '["..."]'),
+        ("[tiers.a]\nmodel = 'openai:x'\nextra_body = 3", "extra_body must be a table", "{"),
+        ("[tiers.a]\nmodel = 'openai:x'\ntimeout = 0", "timeout must be more than 0", "timeout"),
+        (TWO + "[replay]\nseconds = nan", "replay.seconds must be a finite number, got nan", "1.0"),
+        (TWO + "[limits]\nbody_mb = 0", "limits.body_mb must be at least 1, got 0", "body_mb = 1"),
         (TWO + "[route]\nby = 'always'\nmaster_rate = 0.5", "route.master_rate", 'by = "coin"'),
         (TWO + "[route]\nby = 'always'\ntier = 'medium'", "route.tier", "use small, large"),
         (TWO + "[route]\nby = 'budget'", "usd_per_1k", "usd_per_1k = 1.0"),
@@ -126,14 +149,22 @@ def test_other_tiers_may_teach() -> None:
         ),
         ("[tiers.a]\nmodel = 'bundled'\n[route]\nby = 'coin'", "route.by", 'by = "always"'),
         ("", "tiers are missing", "[tiers.apprentice]"),
-        ("tiers = 3", "tiers is not a table", "[tiers]"),
+        ("tiers = 3", "tiers must be a table, got 3", "[tiers]"),
         ("[tiers.a]\nshots = 1", "tiers.a.model is missing", "openai:NAME"),
         ("[tiers.a]\nmodel = 'openai:'", "tiers.a.model is missing", "openai:NAME"),
-        ("[tiers.'A B']\nmodel = 'bundled'", "cannot name a tier", "small letters"),
+        (
+            "[tiers.'A B']\nmodel = 'bundled'",
+            "A B is not a valid tier name",
+            "lower-case letters",
+        ),
         ("[tiers.a]\nmodel = 'bundled'\nname = 'b'", "tiers.a.name", ""),
         ("[tiers.a]\nmodel = 'bundled'\nbase_url = 'http://x/v1'", "no base_url", "openai:bundled"),
         ("[tiers.a]\nmodel = 'openai:x'\nprice = [1.0]", "tiers.a.price", "0.15"),
-        ("[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]", "tiers.a.price is out", "0 or more"),
+        (
+            "[tiers.a]\nmodel = 'openai:x'\nprice = [-1, 1]",
+            "price item 1 must be at least 0",
+            "price = [0]",
+        ),
         (
             TWO + "[gateway]\nallowed_hosts = ['a:80']",
             "gateway.allowed_hosts",
@@ -143,7 +174,7 @@ def test_other_tiers_may_teach() -> None:
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
         (TWO + "[cache]\nretrieve = 'bm25'\nat_least = 0.5", "cache.at_least", "nearest"),
         (TWO + "[shadow]\ngate = true", "shadow.gate", "rate = 0.02"),
-        ("gateway = [", "b.toml is not TOML", "examples/bottega.toml"),
+        ("gateway = [", "b.toml is not valid TOML", "examples/bottega.toml"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_next_step(text: str, key: str, hint: str) -> None:
@@ -189,8 +220,8 @@ def test_a_public_address_needs_keys() -> None:
     assert "bottega keys add" in hint
     local = parse_config(TWO + "[keys]\nrequired = false")
     assert not local.keys_required
-    with pytest.raises(SettingError, match="can be reached by others"):
-        local.told(host="192.168.0.7", port=None, data=None)
+    with pytest.raises(SettingError, match="other machines can reach"):
+        local.override(host="192.168.0.7", port=None, data=None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
@@ -204,7 +235,7 @@ def test_everything_else_is_public(host: str) -> None:
 
 
 def test_the_command_line_may_say_otherwise() -> None:
-    config = parse_config(TWO).told(host=None, port=0, data=Path("elsewhere"))
+    config = parse_config(TWO).override(host=None, port=0, data=Path("elsewhere"))
     assert (config.gateway.host, config.gateway.port) == ("127.0.0.1", 0)
     assert config.gateway.data == Path("elsewhere")
 

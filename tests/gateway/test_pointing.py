@@ -78,7 +78,9 @@ def test_a_module_that_is_broken_says_so_itself(shop: None) -> None:
 
 def test_somebodys_pipeline_is_served_without_namespaces(shop: None, tmp_path: Path) -> None:
     pipeline: Pipeline = load_pipeline("shop:pipeline")
-    config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
+    config = config_of(pipeline, "shop:pipeline").override(
+        host=None, port=None, data=tmp_path / "d"
+    )
     with serving(build_for_pipeline(pipeline, config)) as url:
         reply, headers = ask(url, "hello")
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -123,7 +125,9 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         """)
     )
     pipeline = load_pipeline("shop:pipeline")
-    config = config_of(pipeline, "shop:pipeline").told(host=None, port=None, data=tmp_path / "d")
+    config = config_of(pipeline, "shop:pipeline").override(
+        host=None, port=None, data=tmp_path / "d"
+    )
     with serving(build_for_pipeline(pipeline, config)) as url:
         yield sys.modules["shop"], url
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from bottega._util.settings import (
+    FilePath,
+    SettingPath,
+    as_table,
+    check_names,
+    one_of,
+    read_settings,
+    read_toml,
+)
 from bottega.cli.evaluation_options import CompressorFolder
 from bottega.cli.opening import check_filled, open_rows
 from bottega.cli.output import Json, KnowledgeFile, Namespace, note, print_json, progress, say
-from bottega.errors import SettingError
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.search_methods import RETRIEVE
-from bottega.gateway.config.settings import (
-    Place,
-    Table,
-    as_table,
-    check_known,
-    one_of,
-    read,
-    within,
-)
 from bottega.naming import BUNDLED, check_torch
 from bottega.recipes.racc import bundled_for
 
@@ -41,19 +40,19 @@ class Settings:
     whose states are read. `calibrate` lessons are looked at before the first step, 0: none."""
 
     benchmark: str
-    out: Path
+    out: FilePath
     model: str = BUNDLED
     hyper: str | None = None
     layer: int = -1
-    seed: int = within(0, 0, 2**63 - 1)
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     passages: str | None = None
-    retrieve: str = one_of("hybrid", *RETRIEVE)
+    retrieve: Annotated[str, one_of(*RETRIEVE)] = "hybrid"
     embed: str = BUNDLED
-    shots: int = within(5, 1)
-    hard: float = within(0.5, 0, 1)
-    batch: int = within(2, 1)
-    calibrate: int = within(256, 0)
-    validate: int = within(0, 0)
+    shots: PositiveInt = 5
+    hard: Annotated[float, Field(ge=0, le=1)] = 0.5
+    batch: PositiveInt = 2
+    calibrate: NonNegativeInt = 256
+    validate: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -72,55 +71,44 @@ def load_plan(file: Path) -> Plan:
     from bottega.compression.objective import TrainingConfig
     from bottega.kv_prefix import Geometry
 
-    document, at = _parsed(file), Place(str(file))
+    document, path = read_toml(file, hint=EXAMPLE), SettingPath(str(file))
     names = [one.name for one in fields(Settings)]
-    check_known(document, [*names, "shape", "course"], at)
+    check_names(document, [*names, "shape", "course"], path)
     top = {name: value for name, value in document.items() if name in names}
-    _check_given(Settings, top, at)
-    course = as_table(document.get("course", {}), at / "course")
-    _check_given(TrainingConfig, course, at / "course")
-    told = {"width": 0, "geometry": Geometry(0, 0, 0)}
+    course = as_table(document.get("course", {}), path / "course")
+    settings = read_settings(Settings, top, path, missing=EXAMPLE)
+    training = read_settings(TrainingConfig, course, path / "course", missing=EXAMPLE)
     plan = Plan(
-        read(Settings, top, at),
-        read(CompressorConfig, document.get("shape", {}), at / "shape", **told),
-        read(TrainingConfig, course, at / "course"),
+        settings,
+        read_settings(
+            CompressorConfig,
+            document.get("shape", {}),
+            path / "shape",
+            width=0,
+            geometry=Geometry(0, 0, 0),
+        ),
+        training,
     )
-    _check_out(plan.settings.out, str(top["out"]), at / "out")
-    _check_pairs(plan, at)
+    _check_out(plan.settings.out, str(top["out"]), path / "out")
+    _check_pairs(plan, path)
     return plan
 
 
-def _parsed(file: Path) -> Table:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingError(f"{file} cannot be read: {reason}", hint=EXAMPLE) from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{file} is not TOML: {error}", hint=EXAMPLE) from error
-
-
-def _check_given(kind: type[Settings] | type[TrainingConfig], table: Table, at: Place) -> None:
-    for one in fields(kind):
-        if one.default is MISSING and one.name not in table:
-            raise (at / one.name).error("is missing", hint=EXAMPLE)
-
-
-def _check_out(out: Path, written: str, at: Place) -> None:
+def _check_out(out: Path, written: str, path: SettingPath) -> None:
     if not written.strip():
-        raise at.error("is empty", hint='name a folder: out = "compressor"')
+        raise path.error("is empty", hint='name a folder: out = "compressor"')
     if out.exists() and not out.is_dir():
-        raise at.error("is a file", hint='name a folder: out = "compressor"')
+        raise path.error("is a file", hint='name a folder: out = "compressor"')
 
 
-def _check_pairs(plan: Plan, at: Place) -> None:
+def _check_pairs(plan: Plan, path: SettingPath) -> None:
     """Settings that make no sense without another."""
     if plan.settings.validate and not plan.course.validate_every:
-        raise (at / "validate").error(
+        raise (path / "validate").error(
             "sets questions aside, and nobody asks them", hint="[course] validate_every = 100"
         )
     if plan.course.validate_every and not plan.settings.validate:
-        raise (at / "course" / "validate_every").error(
+        raise (path / "course" / "validate_every").error(
             "needs questions that are set aside", hint="validate = 50"
         )
 

@@ -86,9 +86,9 @@ def serve(
         def read() -> Config:
             from bottega.gateway.config.loading import load_config
 
-            return load_config(config or CONFIG).told(host=host, port=port, data=data)
+            return load_config(config or CONFIG).override(host=host, port=port, data=data)
 
-        chosen = chosen.told(host=host, port=port, data=data)
+        chosen = chosen.override(host=host, port=port, data=data)
         if check:
             _check(chosen, made)
         else:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from bottega._util.settings import check_settings
 from bottega.compression.aggregator import Aggregator, Initialization
 from bottega.compression.hyper_model import HiddenStates, HyperModel, Inputs, map_by_images
 from bottega.compression.inputs import InputBuilder
@@ -119,24 +120,6 @@ class TextCompressor(nn.Module):
 LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
 
 
-def check_range(
-    settings: object, *names: str, low: float, high: float = math.inf, open: bool = False
-) -> None:
-    """Raise `SettingError` for a value outside low..high; with `open`, `low` is excluded.
-
-    Nan and infinity are errors too.
-    """
-    for name in names:
-        value = getattr(settings, name)
-        # A comparison with nan is false.
-        if not (low <= value <= high) or (open and value == low) or value == math.inf:
-            least = f"more than {low:g}" if open else f"{low:g} or more"
-            raise SettingError(
-                f"{name} is {value}",
-                hint=f"set {name} to {least}" + (f", at most {high}" if high < math.inf else ""),
-            )
-
-
 PromptMode = Literal["appended", "reading", "both"]
 
 
@@ -152,32 +135,23 @@ class CompressorConfig:
 
     width: int
     geometry: Geometry
-    document_prompts: int = 16
-    query_prompts: int = 12
+    document_prompts: PositiveInt = 16
+    query_prompts: PositiveInt = 12
     prompting: PromptMode = "appended"
-    stride: int = 1
-    blocks: int = 3
-    heads: int = 1
+    stride: PositiveInt = 1
+    blocks: PositiveInt = 3
+    heads: PositiveInt = 1
     dcvq: bool = True
     rgca: bool = True
     start: Initialization = "similar"
 
     def __post_init__(self) -> None:
-        counts = ("document_prompts", "query_prompts", "stride", "blocks", "heads")
-        check_range(self, *counts, low=1)
+        check_settings(self)
         if self.width % self.heads:
             raise SettingError(
                 f"heads must divide the width {self.width}, got {self.heads}",
                 hint="set heads to 1, or to another divisor of the model's width",
             )
-        for name, choices in (
-            ("prompting", get_args(PromptMode)),
-            ("start", get_args(Initialization)),
-        ):
-            if getattr(self, name) not in choices:
-                raise SettingError(
-                    f"{name} is {getattr(self, name)!r}", hint=f"use one of {', '.join(choices)}"
-                )
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from bottega._util.settings import check_settings
 from bottega.compression.hyper_model import (
     HyperModel,
     Inputs,
@@ -18,7 +20,7 @@ from bottega.compression.hyper_model import (
     split_by_images,
 )
 from bottega.compression.inputs import InputBuilder, rows, with_tokens
-from bottega.compression.model import LARGEST_SEED, RaccModel, check_range
+from bottega.compression.model import LARGEST_SEED, RaccModel
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
     KEEP_NO_LOGITS,
@@ -49,31 +51,26 @@ class TrainingConfig:
     without a better loss.
     """
 
-    steps: int
-    rate: float = 1e-4
-    first_rate: float = 1e-5
-    warm_up: int = 1000
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    accumulate: int = 1
+    steps: PositiveInt
+    rate: PositiveFloat = 1e-4
+    first_rate: NonNegativeFloat = 1e-5
+    warm_up: NonNegativeInt = 1000
+    weight_decay: NonNegativeFloat = 0.01
+    clip: PositiveFloat = 1.0
+    accumulate: PositiveInt = 1
     half_precision: bool = False
-    answer: float = 1.0
-    cache: float = 0.0
+    answer: NonNegativeFloat = 1.0
+    cache: NonNegativeFloat = 0.0
     taught: bool = False
     prdb: bool = True
-    flat: float = 0.0
-    seed: int = 0
-    checkpoint_every: int = 500
-    validate_every: int = 0
-    patience: int = 5
+    flat: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    checkpoint_every: PositiveInt = 500
+    validate_every: NonNegativeInt = 0
+    patience: PositiveInt = 5
 
     def __post_init__(self) -> None:
-        check_range(self, "steps", "accumulate", "checkpoint_every", "patience", low=1)
-        check_range(self, "rate", "clip", low=0, open=True)
-        check_range(self, "first_rate", "warm_up", "weight_decay", "validate_every", low=0)
-        check_range(self, "answer", "cache", low=0)
-        check_range(self, "flat", low=0, high=1)
-        check_range(self, "seed", low=0, high=LARGEST_SEED)
+        check_settings(self)
         if not (self.answer or self.cache):
             raise SettingError(
                 "answer and cache must not both be 0", hint="set answer or cache above 0"

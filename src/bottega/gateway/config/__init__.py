@@ -1,1 +1,1 @@
-"""What `bottega serve --config` reads."""
+"""Configuration of `bottega serve`."""

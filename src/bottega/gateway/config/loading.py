@@ -1,30 +1,32 @@
-"""What `bottega serve --config` reads: one TOML file."""
+"""Loading of the gateway's TOML file."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from bottega.errors import SettingError
+from bottega._util.settings import (
+    SettingPath,
+    SettingsT,
+    as_table,
+    check_names,
+    parse_toml,
+    read_settings,
+    read_toml,
+)
 from bottega.gateway.config.settings import (
     CacheSettings,
     Config,
     KeySettings,
     LimitSettings,
-    Place,
-    Read,
     ReplaySettings,
     RouteSettings,
     ServerSettings,
     ShadowSettings,
     TierSettings,
-    as_table,
-    check_known,
-    read,
-    refuse_secrets,
+    reject_secrets,
 )
 from bottega.gateway.fields import SERVICE_TIER
 from bottega.gateway.origins import has_port
@@ -32,7 +34,7 @@ from bottega.naming import REMOTE
 
 __all__ = ["Config", "load_config", "parse_config"]
 
-# Which router reads which parameter, and which of them it cannot do without.
+# Settings that each router reads, and those of which it needs exactly one.
 PARAMETERS = {
     "always": ("tier",),
     "coin": ("master_rate", "seed"),
@@ -45,10 +47,14 @@ NEEDED = {
     "coverage": ("at_least", "master_rate"),
     "confidence": ("below",),
 }
-WRITTEN = {"usd_per_1k": "usd_per_1k = 1.0", "at_least": "at_least = 0.8", "below": "below = 0.7"}
+SAMPLE_LINES = {
+    "usd_per_1k": "usd_per_1k = 1.0",
+    "at_least": "at_least = 0.8",
+    "below": "below = 0.7",
+}
 SECTIONS = ("gateway", "tiers", "route", "cache", "replay", "limits", "shadow", "keys")
 MASTER_RATE = 0.2
-AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, hardly any two pictures
+AT_LEAST = 0.3  # a cosine: three of four unrelated texts are below it, but hardly any two images
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 FLEX = 'give a tier extra_body = { service_tier = "flex" } and its price'
@@ -56,30 +62,26 @@ EXAMPLE = "examples/bottega.toml describes every setting"
 
 
 def load_config(file: Path) -> Config:
-    """Raises `SettingError` for whatever no gateway could be built from."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")  # editors on Windows write a mark
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingError(f"{file} cannot be read: {reason}", hint=EXAMPLE) from error
-    return parse_config(text, str(file))
+    """Load the configuration of a gateway. Raises `SettingError`."""
+    return _build(read_toml(file, hint=EXAMPLE), str(file))
 
 
 def parse_config(text: str, file: str = "bottega.toml") -> Config:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{file} is not TOML: {error}", hint=EXAMPLE) from error
-    at = Place(file)
-    refuse_secrets(document, at)
-    check_known(document, SECTIONS, at)
+    """Parse the configuration of a gateway. Raises `SettingError`."""
+    return _build(parse_toml(text, file, hint=EXAMPLE), file)
 
-    def section(name: str, kind: type[Read]) -> Read:
-        return read(kind, document.get(name, {}), at / name)
+
+def _build(document: dict[str, object], file: str) -> Config:
+    path = SettingPath(file)
+    reject_secrets(document, path)
+    check_names(document, SECTIONS, path)
+
+    def section(name: str, kind: type[SettingsT]) -> SettingsT:
+        return read_settings(kind, document.get(name, {}), path / name)
 
     config = Config(
         file,
-        _tiers(document.get("tiers"), at / "tiers"),
+        _tiers(document.get("tiers"), path / "tiers"),
         gateway=section("gateway", ServerSettings),
         route=section("route", RouteSettings),
         cache=section("cache", CacheSettings),
@@ -88,15 +90,18 @@ def parse_config(text: str, file: str = "bottega.toml") -> Config:
         shadow=section("shadow", ShadowSettings),
         keys=section("keys", KeySettings),
     )
-    config = replace(config, route=_usual(config), cache=_usual_cache(config.cache))
-    _check_route(config, document.get("route", {}), at / "route")
-    _check_pairs(config, at)
+    config = replace(config, route=_default_route(config), cache=_default_cache(config.cache))
+    _check_route(config, as_table(document.get("route", {}), path / "route"), path / "route")
+    _check_hosts(config, path)
+    _check_tiers(config, path)
+    _check_retrieval(config, path)
     config.check_public()
     return config
 
 
-def _usual(config: Config) -> RouteSettings:
-    """Without a word on it one tier answers everything, and of several a coin chooses."""
+def _default_route(config: Config) -> RouteSettings:
+    """Return the route with defaults: one tier answers every query, several are chosen at
+    random."""
     route = config.route
     if route.by is None:
         route = replace(route, by="coin" if len(config.tiers) > 1 else "always")
@@ -105,108 +110,118 @@ def _usual(config: Config) -> RouteSettings:
     return route
 
 
-def _usual_cache(cache: CacheSettings) -> CacheSettings:
-    """An example that is about something else does harm; scores of bm25 have no such scale."""
+def _default_cache(cache: CacheSettings) -> CacheSettings:
+    """Return the cache with a default threshold: unrelated examples reduce accuracy. BM25 scores
+    have no fixed scale and get none."""
     if cache.at_least is None and cache.retrieve == "nearest":
         return replace(cache, at_least=AT_LEAST)
     return cache
 
 
-def _tiers(table: object, at: Place) -> tuple[TierSettings, ...]:
+def _tiers(table: object, path: SettingPath) -> tuple[TierSettings, ...]:
     if not table:
-        raise at.error(
-            "are missing: nobody would answer",
-            hint='[tiers.apprentice] with model = "bundled", then [tiers.master]; ' + EXAMPLE,
+        raise path.error(
+            "are missing: the gateway has no model",
+            hint='add [tiers.apprentice] with model = "bundled", then [tiers.master]; ' + EXAMPLE,
         )
-    return tuple(_tier(name, one, at / name) for name, one in as_table(table, at).items())
+    return tuple(_tier(name, one, path / name) for name, one in as_table(table, path).items())
 
 
-def _tier(name: str, table: object, at: Place) -> TierSettings:
+def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
     if not TIER_NAME.fullmatch(name):
-        raise at.error(
-            "cannot name a tier", hint="use up to 32 small letters, digits, - and _: [tiers.master]"
+        raise path.error(
+            "is not a valid tier name",
+            hint="use up to 32 lower-case letters, digits, - and _, as in [tiers.master]",
         )
-    if as_table(table, at).get("model", "") in ("", REMOTE):
-        raise (at / "model").error(
-            "is missing", hint='model = "openai:NAME", "bundled", or a Hugging Face id or folder'
-        )
-    tier = read(TierSettings, table, at, name=name)
+    example = 'set model = "openai:NAME", "bundled", or a Hugging Face id or folder'
+    if as_table(table, path).get("model", "") in ("", REMOTE):
+        raise (path / "model").error("is missing", hint=example)
+    tier = read_settings(TierSettings, table, path, name=name)
     if not tier.is_remote and (tier.base_url or tier.api_key_env or tier.extra_body):
-        raise at.error(
-            "runs in this process: it has no base_url, api_key_env or extra_body",
-            hint=f'model = "openai:{tier.model}" asks an endpoint',
+        raise path.error(
+            "runs in this process, so it has no base_url, api_key_env or extra_body",
+            hint=f'write model = "openai:{tier.model}" for an endpoint',
         )
     if tier.api_key_env is not None and not VARIABLE.fullmatch(tier.api_key_env):
-        raise (at / "api_key_env").error(
-            "is not the name of an environment variable", hint='api_key_env = "MASTER_KEY"'
+        raise (path / "api_key_env").error(
+            "must be the name of an environment variable", hint='write api_key_env = "MASTER_KEY"'
         )
     if tier.price is not None and len(tier.price) not in (2, 3):
-        raise (at / "price").error(
-            "is not [in, out] or [in, out, cached]", hint="US dollars per million: [0.15, 0.60]"
+        raise (path / "price").error(
+            f"must have 2 or 3 numbers, got {len(tier.price)}",
+            hint="write price = [in, out] or [in, out, cached], such as [0.15, 0.60],"
+            " in US dollars per million tokens",
         )
     return tier
 
 
-def _check_route(config: Config, given: Iterable[str], at: Place) -> None:
+def _check_route(config: Config, given: Iterable[str], path: SettingPath) -> None:
     by, names = str(config.route.by), [tier.name for tier in config.tiers]
     for other, parameters in PARAMETERS.items():
         for name in parameters:
             if name in given and name not in PARAMETERS[by]:
-                raise (at / name).error(
-                    f"is not read by the route {by!r}", hint=f'by = "{other}", or leave it out'
+                raise (path / name).error(
+                    f"is not a setting of the route {by!r}",
+                    hint=f'write by = "{other}", or remove {name}',
                 )
     if config.route.tier is not None and config.route.tier not in names:
-        raise (at / "tier").error("is not one of the tiers", hint=f"use {', '.join(names)}")
+        raise (path / "tier").error("is not one of the tiers", hint=f"use {', '.join(names)}")
     needed = NEEDED.get(by, ())
     if needed and (count := len(set(given) & set(needed))) != 1:
-        raise at.error(
+        raise path.error(
             f"by {by!r} needs {'either ' * (len(needed) > 1)}{' or '.join(needed)}"
             f"{', not both' * (count > 1)}",
-            hint="leave one of them out" if count else WRITTEN[needed[0]],
+            hint="remove one of them" if count else f"write {SAMPLE_LINES[needed[0]]}",
         )
     if by != "always" and len(names) == 1:
-        raise (at / "by").error("chooses among tiers, and there is one", hint='by = "always"')
+        raise (path / "by").error("needs several tiers, got 1", hint='write by = "always"')
 
 
-def _check_pairs(config: Config, at: Place) -> None:
-    """Settings that make no sense without another."""
+def _check_hosts(config: Config, path: SettingPath) -> None:
     if config.limits.fetch_hosts and not config.limits.fetch_images:
-        raise (at / "limits" / "fetch_hosts").error(
-            "names hosts, and images are not fetched", hint="fetch_images = true"
+        raise (path / "limits" / "fetch_hosts").error(
+            "has no effect while images are not fetched", hint="write fetch_images = true"
         )
     for host in config.gateway.allowed_hosts:
         if has_port(host):
-            raise (at / "gateway" / "allowed_hosts").error(
+            raise (path / "gateway" / "allowed_hosts").error(
                 f"contains a port, got {host!r}", hint="write the name only, without the port"
             )
     if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
-        raise (at / "gateway" / "metrics_port").error(
+        raise (path / "gateway" / "metrics_port").error(
             f"must differ from gateway.port, got {config.gateway.metrics_port}",
             hint="use another port, such as 9100",
         )
+
+
+def _check_tiers(config: Config, path: SettingPath) -> None:
     names = {"*", *(tier.name for tier in config.tiers)}
     if not names.issuperset(config.keys.tiers):
-        raise (at / "keys" / "tiers").error(
+        raise (path / "keys" / "tiers").error(
             f"must be tiers of this file, got {', '.join(config.keys.tiers)}",
             hint=f"use {', '.join(sorted(names))}",
         )
     if SERVICE_TIER in config.limits.fields:
-        raise (at / "limits" / "fields").error(
+        raise (path / "limits" / "fields").error(
             f"must not contain {SERVICE_TIER}: its prices are not published", hint=FLEX
         )
     for tier in config.tiers:
         if SERVICE_TIER in tier.extra_body and tier.price is None:
-            raise (at / "tiers" / tier.name / "price").error(
+            raise (path / "tiers" / tier.name / "price").error(
                 f"is missing: published prices do not depend on {SERVICE_TIER}",
                 hint="set price = [1.0, 4.0], in US dollars per million tokens",
             )
+
+
+def _check_retrieval(config: Config, path: SettingPath) -> None:
     bm25 = config.cache.retrieve == "bm25"
     for section, number in (("cache", config.cache.at_least), ("route", config.route.at_least)):
         if bm25 and number is not None:
-            raise (at / section / "at_least").error(
-                "goes by similarity, and bm25 knows none", hint='retrieve = "nearest"'
+            raise (path / section / "at_least").error(
+                "needs similarities, and bm25 has none", hint='write retrieve = "nearest"'
             )
     if config.shadow.gate and not config.shadow.rate:
-        raise (at / "shadow" / "gate").error(
-            "goes by comparisons, and none are made", hint="rate = 0.02 compares one in fifty"
+        raise (path / "shadow" / "gate").error(
+            "needs shadow samples, and shadow.rate is 0",
+            hint="write rate = 0.02 to compare one answer in fifty",
         )

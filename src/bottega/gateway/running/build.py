@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from typing import cast
 
 from bottega._util.lru import SharedLRUCache
 from bottega.errors import SettingError
@@ -18,14 +17,13 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.chat import Gateway, Replaying
-from bottega.gateway.completion import Answering, Fallback
+from bottega.gateway.completion import Answering
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.images import Fetch
 from bottega.gateway.limits import Limits
-from bottega.gateway.response_cache.keys import Identity
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.response_cache.replay import StoredRepeats
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
@@ -126,7 +124,7 @@ def _gateway_server(
             tier_set.served,
             _data_urls(),
             warn=warn,
-            fallback=cast(Fallback, config.route.fallback),
+            fallback=config.route.fallback,
             decoding=decoding,
             finish_seconds=config.gateway.finish_seconds,
         ),
@@ -184,7 +182,7 @@ def _replaying(config: Config) -> Replaying | None:
         Repeats(memory // 4, replay.seconds),
         Bodies(memory - memory // 4),
         Flights(),
-        cast(Identity, replay.identity),
+        replay.identity,
         replay.sampled,
     )
 

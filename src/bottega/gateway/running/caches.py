@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import cast
 
 import orjson
 
@@ -52,7 +51,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Embedder, Escalation, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
-from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
+from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import (
     BM25Retriever,
     DenseRetriever,
@@ -243,7 +242,7 @@ class NamespaceOpener:
             route=route,
             escalate=escalate,
             retrieve=found if cache.at_least is None else SimilarityFilter(found, cache.at_least),
-            rerank=TopKReranker(cast(DemonstrationOrder, cache.order)),
+            rerank=TopKReranker(cache.order),
             parse=FinalAnswerParser(),
             reasoning=False,
             remember=False,
