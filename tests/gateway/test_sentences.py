@@ -203,7 +203,7 @@ BOTH = '[tiers.a]\nmodel = "bundled"\n[tiers.b]\nmodel = "bundled:master"\n[rout
         (
             'by = "coverage"\nat_least = 0.8\nmaster_rate = 0.1',
             "f: route by 'coverage' needs either at_least or master_rate, not both",
-            "leave one of them out",
+            "remove one of them",
         ),
         ('by = "confidence"', "f: route by 'confidence' needs below", "below = 0.7"),
     ],
