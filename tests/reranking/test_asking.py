@@ -14,8 +14,8 @@ from bottega.reranking.search_budget import (
     BudgetSpentError,
     ReservedCost,
     gather_affordable,
+    gather_all,
     most_prompt_tokens,
-    together,
 )
 from bottega.types import Message, Prompt, Reply, Sampling, Usage
 from tests.builders import picture
@@ -35,23 +35,23 @@ WARM = Sampling(temperature=0.8, max_tokens=4, n=3)
 
 async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
-    asker = BudgetedGenerator(model)
-    replies = await together(asker.ask(says("a"), ONCE) for _ in range(3))
-    assert replies == [await asker.ask(says("a"), ONCE)] * 3
-    await asker.ask(says("a"), WARM)
-    await asker.ask(says("b"), ONCE)
+    budgeted = BudgetedGenerator(model)
+    replies = await gather_all(budgeted.generate(says("a"), ONCE) for _ in range(3))
+    assert replies == [await budgeted.generate(says("a"), ONCE)] * 3
+    await budgeted.generate(says("a"), WARM)
+    await budgeted.generate(says("b"), ONCE)
     assert [text(call.prompt) for call in model.calls] == ["a", "a", "b"]
-    assert (asker.requests, asker.calls) == (3, 5)
-    assert asker.usage == Usage(prompt_tokens=3, completion_tokens=5)
+    assert (budgeted.requests, budgeted.calls) == (3, 5)
+    assert budgeted.usage == Usage(prompt_tokens=3, completion_tokens=5)
 
 
 async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
     async def seeds(seed: int, *prompts: Prompt) -> dict[Prompt, int | None]:
         model = ScriptedGenerator(lambda prompt: "yes")
-        asker = BudgetedGenerator(model, seed=seed)
+        budgeted = BudgetedGenerator(model, seed=seed)
         for prompt in prompts:
-            await asker.ask(prompt, WARM)
-            await asker.ask(prompt, ONCE)
+            await budgeted.generate(prompt, WARM)
+            await budgeted.generate(prompt, ONCE)
         assert all(call.sampling.seed is None for call in model.calls if not call.sampling.n > 1)
         return {call.prompt: call.sampling.seed for call in model.calls if call.sampling.n > 1}
 
@@ -64,9 +64,9 @@ async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
 
 async def test_seeds_have_31_bits() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
-    asker = BudgetedGenerator(model)
+    budgeted = BudgetedGenerator(model)
     for number in range(30):
-        await asker.ask(says(str(number)), WARM)
+        await budgeted.generate(says(str(number)), WARM)
     seeds = [call.sampling.seed or 0 for call in model.calls]
     assert 2**30 <= max(seeds) < 2**31 and min(seeds) < 2**30
 
@@ -74,51 +74,51 @@ async def test_seeds_have_31_bits() -> None:
 async def test_only_sampling_gets_a_seed() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
     for temperature in (0.0, 0.1, 1.0):
-        await BudgetedGenerator(model).ask(says("a"), Sampling(temperature=temperature))
+        await BudgetedGenerator(model).generate(says("a"), Sampling(temperature=temperature))
     assert [call.sampling.seed is None for call in model.calls] == [True, False, False]
 
 
 async def test_a_seed_that_was_given_stays() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
-    await BudgetedGenerator(model).ask(says("a"), Sampling(temperature=1, seed=7))
+    await BudgetedGenerator(model).generate(says("a"), Sampling(temperature=1, seed=7))
     assert model.calls[0].sampling.seed == 7
 
 
 async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
-    asker = BudgetedGenerator(model, most_calls=4)
-    await asker.ask(says("a"), WARM)
+    budgeted = BudgetedGenerator(model, most_calls=4)
+    await budgeted.generate(says("a"), WARM)
     with pytest.raises(BudgetSpentError):
-        await asker.ask(says("b"), WARM)
-    await asker.ask(says("b"), ONCE)
-    await asker.ask(says("a"), WARM)
-    assert asker.calls == 4
+        await budgeted.generate(says("b"), WARM)
+    await budgeted.generate(says("b"), ONCE)
+    await budgeted.generate(says("a"), WARM)
+    assert budgeted.calls == 4
     assert len(model.calls) == 2
 
 
 async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -> None:
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
-    asker = BudgetedGenerator(model, most_tokens=39)
-    at_once = await gather_affordable(asker.ask(says(letter), ONCE) for letter in "ab")
+    budgeted = BudgetedGenerator(model, most_tokens=39)
+    at_once = await gather_affordable(budgeted.generate(says(letter), ONCE) for letter in "ab")
     assert [reply is not None for reply in at_once] == [True, False]
     with pytest.raises(BudgetSpentError):
-        await asker.ask(says("c"), ONCE)
+        await budgeted.generate(says("c"), ONCE)
     for _ in range(2):
-        asker.settle()
-        assert asker.room(ReservedCost(tokens=1)) == 37
-    assert await asker.ask(says("c"), ONCE)
-    asker.settle()
-    assert asker.room(ReservedCost(tokens=1)) == 35
+        budgeted.settle()
+        assert budgeted.room(ReservedCost(tokens=1)) == 37
+    assert await budgeted.generate(says("c"), ONCE)
+    budgeted.settle()
+    assert budgeted.room(ReservedCost(tokens=1)) == 35
     with pytest.raises(BudgetSpentError):
-        await asker.ask(says("d"), ONCE)
+        await budgeted.generate(says("d"), ONCE)
 
 
 async def test_the_prompt_is_set_aside_for_every_sample() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
     with pytest.raises(BudgetSpentError):
-        await BudgetedGenerator(model, most_tokens=3 * (33 + 4) - 1).ask(says("a"), WARM)
-    assert await BudgetedGenerator(model, most_tokens=3 * (33 + 4)).ask(says("a"), WARM)
+        await BudgetedGenerator(model, most_tokens=3 * (33 + 4) - 1).generate(says("a"), WARM)
+    assert await BudgetedGenerator(model, most_tokens=3 * (33 + 4)).generate(says("a"), WARM)
 
 
 class Silent(ScriptedGenerator):
@@ -130,10 +130,10 @@ class Silent(ScriptedGenerator):
 
 
 async def test_tokens_of_which_nobody_tells_stay_set_aside() -> None:
-    asker = BudgetedGenerator(Silent(lambda prompt: "yes"), most_tokens=40)
-    await asker.ask(says("a"), ONCE)
+    budgeted = BudgetedGenerator(Silent(lambda prompt: "yes"), most_tokens=40)
+    await budgeted.generate(says("a"), ONCE)
     with pytest.raises(BudgetSpentError):
-        await asker.ask(says("b"), ONCE)
+        await budgeted.generate(says("b"), ONCE)
 
 
 def test_the_bound_of_a_prompt_counts_bytes_and_images() -> None:
@@ -145,32 +145,34 @@ async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
     failed = GenerationError("no")
     model = ScriptedGenerator(["yes", failed], latency=60)
 
-    async def late(asker: BudgetedGenerator) -> Reply:
+    async def late(budgeted: BudgetedGenerator) -> Reply:
         await asyncio.sleep(0)
-        return await asker.ask(says("b"), ONCE)
+        return await budgeted.generate(says("b"), ONCE)
 
-    asker = BudgetedGenerator(model)
+    budgeted = BudgetedGenerator(model)
     with pytest.raises(GenerationError) as raised:
-        await together([asker.ask(says("a"), ONCE), late(asker)])
+        await gather_all([budgeted.generate(says("a"), ONCE), late(budgeted)])
     assert raised.value is failed
-    assert (asker.requests, asker.calls) == (2, 0)
+    assert (budgeted.requests, budgeted.calls) == (2, 0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
-    asker = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.01))
-    one, other = (asyncio.create_task(asker.ask(says("a"), ONCE)) for _ in range(2))
+    budgeted = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.01))
+    one, other = (asyncio.create_task(budgeted.generate(says("a"), ONCE)) for _ in range(2))
     await asyncio.sleep(0.001)
     one.cancel()
     assert (await other).completions[0].text == "yes"
-    assert asker.requests == 1
+    assert budgeted.requests == 1
 
 
 async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
-    asker = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.001), most_calls=1)
+    budgeted = BudgetedGenerator(
+        ScriptedGenerator(lambda prompt: "yes", latency=0.001), most_calls=1
+    )
     with pytest.raises(BudgetSpentError):
-        await together(asker.ask(says(letter), ONCE) for letter in "ab")
-    assert (asker.requests, asker.calls) == (1, 1)
+        await gather_all(budgeted.generate(says(letter), ONCE) for letter in "ab")
+    assert (budgeted.requests, budgeted.calls) == (1, 1)
 
 
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
@@ -192,17 +194,17 @@ async def test_no_budget_is_ever_exceeded(
     waves: Sequence[Sequence[tuple[str, int]]], most_calls: int | None, most_tokens: int | None
 ) -> None:
     model = ScriptedGenerator(lambda prompt: "one two three")
-    asker = BudgetedGenerator(model, most_calls=most_calls, most_tokens=most_tokens)
+    budgeted = BudgetedGenerator(model, most_calls=most_calls, most_tokens=most_tokens)
     for wave in waves:
         await gather_affordable(
-            asker.ask(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
+            budgeted.generate(says(letter), Sampling(temperature=1, n=n, max_tokens=4))
             for letter, n in wave
         )
-        asker.settle()
+        budgeted.settle()
     asked = [call.sampling.n for call in model.calls]
-    assert (asker.requests, asker.calls) == (len(asked), sum(asked))
-    assert asker.calls <= (most_calls or asker.calls)
-    spent = asker.usage.prompt_tokens + asker.usage.completion_tokens
+    assert (budgeted.requests, budgeted.calls) == (len(asked), sum(asked))
+    assert budgeted.calls <= (most_calls or budgeted.calls)
+    spent = budgeted.usage.prompt_tokens + budgeted.usage.completion_tokens
     assert spent == sum(1 + 3 * n for n in asked)
     assert spent <= (most_tokens or spent)
 
@@ -212,5 +214,5 @@ def test_a_budget_is_a_positive_integer(setting: str) -> None:
     assert BudgetedGenerator(ScriptedGenerator([]), **{setting: 1}).is_limited  # type: ignore[arg-type]
     assert not BudgetedGenerator(ScriptedGenerator([]), **{setting: None}).is_limited  # type: ignore[arg-type]
     for wrong in (-1, 1.5):
-        with pytest.raises(SettingError, match=f"{setting} is {wrong}"):
+        with pytest.raises(SettingError, match=f"{setting} must be at least 1, got {wrong}"):
             BudgetedGenerator(ScriptedGenerator([]), **{setting: wrong})  # type: ignore[arg-type]

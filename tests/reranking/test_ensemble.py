@@ -70,8 +70,8 @@ async def test_nothing_is_asked_where_there_is_nothing_to_compare() -> None:
     assert await ensemble()(QUERY, replace(CAT, valid=False), KNOWN, ask) == RewardValue(
         0.0, {"ensemble": 0.0}
     )
-    assert await ensemble()(QUERY, CAT, [], ask) == RewardValue(asked=False)
-    with pytest.raises(SettingError, match="n is 0"):
+    assert await ensemble()(QUERY, CAT, [], ask) == RewardValue(available=False)
+    with pytest.raises(SettingError, match="n must be at least 1, got 0"):
         ensemble(n=0)
 
 

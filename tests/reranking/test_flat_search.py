@@ -25,7 +25,7 @@ class ByName:
     async def __call__(
         self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
     ) -> RewardValue:
-        await ask.ask(InterleavedPrompter()(Query(f"is it {said.text}?"), []), Sampling())
+        await ask.generate(InterleavedPrompter()(Query(f"is it {said.text}?"), []), Sampling())
         return RewardValue(WORTH[said.text], {"mutual": WORTH[said.text]})
 
 
@@ -140,7 +140,7 @@ class TwoEach(ByName):
         self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
     ) -> RewardValue:
         sampling = Sampling(temperature=1, n=2, seed=int(said.text[1:]))
-        await ask.ask(InterleavedPrompter()(query, []), sampling)
+        await ask.generate(InterleavedPrompter()(query, []), sampling)
         return RewardValue(0.5, {"mutual": 0.5})
 
 
@@ -165,9 +165,9 @@ async def test_a_seed_of_ones_own_draws_other_answers_in_each_wave() -> None:
 
 
 async def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(SettingError, match="no sequences"):
+    with pytest.raises(SettingError, match="unknown sequences, got"):
         search(ScriptedGenerator([]), "nearest-ish")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="cannot choose -1"):
+    with pytest.raises(SettingError, match="at least 0, got -1"):
         await search(ScriptedGenerator([]), "nearest").search(QUERY, KNOWN, -1)
 
 
@@ -223,5 +223,5 @@ async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
 
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
 def test_a_budget_is_checked_before_the_first_query(setting: str) -> None:
-    with pytest.raises(SettingError, match=f"{setting} is 0"):
+    with pytest.raises(SettingError, match=f"{setting} must be at least 1, got 0"):
         search(ScriptedGenerator([]), "nearest", **{setting: 0})

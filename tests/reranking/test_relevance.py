@@ -112,7 +112,7 @@ async def test_what_was_deleted_since_is_left_out(gone: str, shown: str) -> None
 
 async def test_a_candidate_without_an_id_is_a_setting_error() -> None:
     nameless = Candidate(Example(Query("q"), "a"), 1.0)
-    with pytest.raises(SettingError, match="no id"):
+    with pytest.raises(SettingError, match="got one without"):
         await mmr({"a": 0}, 0.5)(QUERY, [nameless], 1)
 
 

@@ -61,7 +61,7 @@ async def test_self_is_the_share_of_samples_that_agree() -> None:
 
 async def test_without_a_rationale_self_has_no_meaning_and_is_not_asked() -> None:
     model = ScriptedGenerator([])
-    assert await own()(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(asked=False)
+    assert await own()(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(available=False)
     released = own(variant="released")
     assert await released(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(
         0, {"self": 0}
@@ -120,7 +120,7 @@ async def test_passages_have_no_answer_to_be_found() -> None:
     assert worth.value == 1
     assert await mutual()(
         QUERY, SAID, [passage], BudgetedGenerator(ScriptedGenerator([]))
-    ) == RewardValue(asked=False)
+    ) == RewardValue(available=False)
 
 
 async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> None:
@@ -187,7 +187,7 @@ async def fixed_mutual(
 async def meaningless(
     query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
-    return RewardValue(asked=False)
+    return RewardValue(available=False)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def meaningless(
         (fixed_self, fixed_mutual, RewardValue(0.6, {"self": 1.0, "mutual": 0.5})),
         (meaningless, fixed_mutual, RewardValue(0.5, {"mutual": 0.5})),
         (fixed_self, meaningless, RewardValue(1.0, {"self": 1.0})),
-        (meaningless, meaningless, RewardValue(asked=False)),
+        (meaningless, meaningless, RewardValue(available=False)),
     ],
 )
 async def test_weighted(one: RewardFunction, other: RewardFunction, worth: RewardValue) -> None:
@@ -332,5 +332,5 @@ async def test_rewards_of_0_and_1_are_valid(value: float) -> None:
 
 def test_at_least_one_sample_is_required() -> None:
     assert own(n=1) and mutual(n=1, samples=1)
-    with pytest.raises(SettingError, match="samples is 0"):
+    with pytest.raises(SettingError, match="samples must be at least 1, got 0"):
         mutual(samples=0)

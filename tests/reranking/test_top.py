@@ -51,5 +51,7 @@ async def test_a_negative_number_of_candidates_is_refused(rerank: Reranker) -> N
 def test_the_depth_of_a_search_is_limited_by_json_nesting() -> None:
     check_depth(0)
     check_depth(MOST_SHOWN)
-    with pytest.raises(SettingError, match=f"cannot choose {MOST_SHOWN + 1} demonstrations"):
+    with pytest.raises(
+        SettingError, match=f"at most {MOST_SHOWN} demonstrations, got {MOST_SHOWN + 1}"
+    ):
         check_depth(MOST_SHOWN + 1)

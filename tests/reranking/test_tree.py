@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.reranking.rewards import RewardValue, Variant
-from bottega.reranking.tree import Tree, TreeNode
+from bottega.reranking.tree import MonteCarloTree, TreeNode
 from bottega.types import Answer, Candidate
 from tests.builders import example
 
@@ -30,7 +30,7 @@ class Told(Random):
     def choices(self, population: Any, weights: Any = None, **_: Any) -> list[Any]:
         wanted = self.next.pop(0)
         self.weights.append(list(weights))
-        return [next(one for one in population if wanted in (one, getattr(one, "place", None)))]
+        return [next(one for one in population if wanted in (one, getattr(one, "index", None)))]
 
 
 def found(*scores: float) -> list[Candidate]:
@@ -42,12 +42,12 @@ class ByHand:
 
     def __init__(self, variant: Variant) -> None:
         self.told = Told()
-        self.tree = Tree(found(3, 2, 1), 2, variant=variant, random=self.told)
+        self.tree = MonteCarloTree(found(3, 2, 1), 2, variant=variant, random=self.told)
 
     def branch(self, draws: str, weights: Sequence[Sequence[float | F]], path: str) -> TreeNode:
         self.told.next = ["abc".index(letter) for letter in draws]
         self.told.weights = []
-        leaf = self.tree.sampled()
+        leaf = self.tree.sample()
         assert leaf is not None
         assert self.told.next == []
         assert [len(one) for one in self.told.weights] == [len(one) for one in weights]
@@ -61,7 +61,7 @@ class ByHand:
 
     def check(self, expected: dict[str, tuple[F, int]]) -> None:
         """Each node's Q and N, by the letters of its path (several may have the same)."""
-        nodes = list(self.tree.root.down())
+        nodes = list(self.tree.root.by_level())
         assert sorted(letters(node) for node in nodes) == sorted(name[:2] for name in expected)
         seen: dict[str, int] = {}
         for node in nodes:
@@ -72,7 +72,7 @@ class ByHand:
             assert node.visits == visits, name
 
     def check_uct(self, numerator: Callable[[int], float]) -> None:
-        for node in self.tree.root.down():
+        for node in self.tree.root.by_level():
             if node.parent is None:
                 assert self.tree.uct(node) == math.inf
             else:
@@ -134,8 +134,8 @@ def test_the_papers_tree_by_hand() -> None:
 
     # Nothing is left. Below the root the branches have ab 3/4 + 3/5, ac 3/4 + 4/5, ba 4/5 + 1/5,
     # bc 4/5 + 1 = 9/5, cb 3/4 + 1 = 7/4, ca 3/4.
-    assert hand.tree.sampled() is None
-    for leaf in hand.tree.root.down():
+    assert hand.tree.sample() is None
+    for leaf in hand.tree.root.by_level():
         leaf.answer = Answer("yes") if len(leaf.path) == 2 else None
     best = hand.tree.best()
     assert best is not None
@@ -202,11 +202,11 @@ def test_a_branch_under_way_is_a_visit_without_a_reward_until_it_is_finished() -
     hand = ByHand("paper")
     for draws, reward in (("ab", F(3, 5)), ("ba", F(1, 5)), ("cb", F(1))):
         hand.told.next = ["abc".index(letter) for letter in draws]
-        leaf = hand.tree.sampled()
+        leaf = hand.tree.sample()
         assert leaf is not None
         hand.finish(leaf, reward)
     hand.told.next = [0]
-    under_way = hand.tree.sampled()
+    under_way = hand.tree.sample()
     assert under_way is not None
     assert letters(under_way) == "ca"
     node = under_way.parent
@@ -214,33 +214,33 @@ def test_a_branch_under_way_is_a_visit_without_a_reward_until_it_is_finished() -
     # c: Q 1*1/2, N 1 + 1, below a root of 3 + 1.
     assert hand.tree.uct(node) == pytest.approx(1 / 2 + math.sqrt((math.log(4) + 1) / 2) / 2)
     assert (node.value, node.visits) == (1, 1)
-    hand.tree.give_up(under_way)
+    hand.tree.discard(under_way)
     assert hand.tree.uct(node) == pytest.approx(1 + math.sqrt(math.log(3) + 1) / 2)
     assert [letters(child) for child in node.children] == ["cb"]
 
 
 def test_a_branch_that_is_given_up_goes_and_what_it_shared_stays() -> None:
-    tree = Tree(found(3, 2, 1), 3, width=2, random=Random(0))
-    leaves = [tree.greedy(), *(tree.sampled() for _ in range(3))]
+    tree = MonteCarloTree(found(3, 2, 1), 3, width=2, random=Random(0))
+    leaves = [tree.greedy(), *(tree.sample() for _ in range(3))]
     for leaf in leaves[1:]:
         assert leaf is not None
-        tree.give_up(leaf)
-    assert [node for node in tree.root.down() if not node.children] == leaves[:1]
-    assert {node.pending for node in tree.root.down()} == {1}
+        tree.discard(leaf)
+    assert [node for node in tree.root.by_level() if not node.children] == leaves[:1]
+    assert {node.pending for node in tree.root.by_level()} == {1}
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_where_nothing_can_grow(depth: int) -> None:
-    tree = Tree(found() if depth else found(1), depth, random=Random(0))
+    tree = MonteCarloTree(found() if depth else found(1), depth, random=Random(0))
     assert tree.greedy() is None
-    assert tree.sampled() is None
+    assert tree.sample() is None
     assert tree.best() is None
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     for wrong in ({"width": 0}, {"exploration": -1.0}, {"exploration": math.nan}):
         with pytest.raises(SettingError) as raised:
-            Tree(found(1), 1, random=Random(0), **wrong)
+            MonteCarloTree(found(1), 1, random=Random(0), **wrong)
         assert raised.value.hint
 
 
@@ -266,14 +266,14 @@ def grown(
     rewards: Sequence[float],
     parallel: int,
     exploration: float,
-) -> Tree:
+) -> MonteCarloTree:
     """A search with these rewards, the first branch of which is greedy."""
     settings: dict[str, Any] = {"width": width, "exploration": exploration, "variant": variant}
-    tree = Tree(found(*scores), depth, random=Random(7), **settings)
+    tree = MonteCarloTree(found(*scores), depth, random=Random(7), **settings)
     left = list(rewards)
     batch = [tree.greedy()]
     while left:
-        batch += [tree.sampled() for _ in range(min(parallel, len(left)) - len(batch))]
+        batch += [tree.sample() for _ in range(min(parallel, len(left)) - len(batch))]
         leaves = [leaf for leaf in batch if leaf is not None]
         if not leaves:
             break
@@ -289,31 +289,31 @@ def letters_of(node: TreeNode) -> str:
 
 
 def leaves_below(node: TreeNode) -> list[TreeNode]:
-    return [one for one in node.down() if not one.children]
+    return [one for one in node.by_level() if not one.children]
 
 
 @given(**SHAPES)
 def test_what_holds_in_every_tree(**shape: Any) -> None:
     tree = grown(**shape)
-    for node in tree.root.down():
+    for node in tree.root.by_level():
         below = leaves_below(node)
         assert node.visits == len(below)
         assert node.pending == 0
-        rewards = [leaf.worth.value for leaf in below]
+        rewards = [leaf.reward.value for leaf in below]
         assert min(rewards) - 1e-9 <= node.value <= max(rewards) + 1e-9
         assert len(set(node.path)) == len(node.path) <= tree.depth
         assert len(node.children) <= shape["width"]
         assert bool(node.children) == (len(node.path) < tree.depth)
         if shape["variant"] == "paper":
-            assert len({child.place for child in node.children}) == len(node.children)
+            assert len({child.index for child in node.children}) == len(node.children)
     ended = len(leaves_below(tree.root)) < len(shape["rewards"])
-    assert (tree.sampled() is None) or not ended
+    assert (tree.sample() is None) or not ended
 
 
 @given(**SHAPES)
 def test_the_same_seed_grows_the_same_tree(**shape: Any) -> None:
     one, other = grown(**shape), grown(**shape)
-    assert one.frozen(one.root) == other.frozen(other.root)
+    assert one.record(one.root) == other.record(other.root)
 
 
 @given(**SHAPES)
@@ -321,17 +321,17 @@ def test_the_best_branch_has_the_largest_sum(**shape: Any) -> None:
     tree = grown(**shape)
     best = tree.best()
     assert best is not None
-    sums = [sum(node.value for node in leaf.up()) for leaf in leaves_below(tree.root)]
-    assert sum(node.value for node in best.up()) == max(sums)
-    assert [one.example.answer for one in tree.shown(best)] == list(letters_of(best))
+    sums = [sum(node.value for node in leaf.to_root()) for leaf in leaves_below(tree.root)]
+    assert sum(node.value for node in best.to_root()) == max(sums)
+    assert [one.example.answer for one in tree.demonstrations(best)] == list(letters_of(best))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nearer_candidates_are_drawn_more_often(variant: Variant) -> None:
     drawn = [0, 0, 0, 0]
     for seed in range(400):
-        tree = Tree(found(4, 3, 2, 1), 1, variant=variant, random=Random(seed))
-        leaf = tree.sampled()
+        tree = MonteCarloTree(found(4, 3, 2, 1), 1, variant=variant, random=Random(seed))
+        leaf = tree.sample()
         assert leaf is not None
         drawn[leaf.path[0]] += 1
     # s is 1, 2/3, 1/3 and 0, and 0.001 more: a has about a half of 400, b a third, c a sixth.

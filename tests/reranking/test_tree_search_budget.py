@@ -89,10 +89,10 @@ async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
     costs = iter([4, 1, 4, 4, 4])
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
     ) -> RewardValue:
         for number in range(next(costs)):
-            await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
+            await budgeted.generate(reminded(query, f"{said.text} {number}"), SHORT)
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, rewards of 4 and 1, and 6 calls left: for one more branch of 5, not for two.
@@ -106,13 +106,13 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
     under_way, most = 0, 0
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
     ) -> RewardValue:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         for number in range(4):
-            await asker.ask(reminded(query, f"{said.text} {number}"), SHORT)
+            await budgeted.generate(reminded(query, f"{said.text} {number}"), SHORT)
         under_way -= 1
         return RewardValue(0.5, {"paid": 0.5})
 
@@ -128,9 +128,9 @@ async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
     four = replace(SHORT, n=4, temperature=0.8)
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], asker: BudgetedGenerator, /
+        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
     ) -> RewardValue:
-        await asker.ask(reminded(query, said.text), four)
+        await budgeted.generate(reminded(query, said.text), four)
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers and one reward of 4: the 3 calls left do not pay for the other one.

@@ -1,4 +1,4 @@
-"""Which candidates are shown, and in which order."""
+"""Re-rankers and searches: the choice and order of demonstrations."""
 
 from bottega.reranking.flat_search import FlatSearch
 from bottega.reranking.joint import JointChoiceSearch

@@ -1,4 +1,4 @@
-"""What a tree search has to beat: as many answers, judged by the same reward, without a tree."""
+"""Baseline of tree search: as many answers with the same reward, without a tree."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Shown = tuple[Candidate, ...]
 
 
 @dataclass(frozen=True)
-class Branch:
+class BranchAnswer:
     shown: Shown
     prompt: Prompt
     reply: Reply
@@ -49,16 +49,17 @@ class Branch:
     answer: Answer
 
 
-Judged = tuple[Branch, RewardValue | None]
+ScoredAnswer = tuple[BranchAnswer, RewardValue | None]
 
 
 class FlatSearch:
-    """Best of `branches` answers by `reward`, all of them asked at once; the first of equals.
+    """Searcher that takes the best of `branches` concurrent answers by `reward`; the first of
+    equals.
 
     `sequences="nearest"` shows the k nearest candidates, the nearest last, and samples all answers
-    in one request: best of n. `"random"` shows each answer's own k candidates in an order by the
-    seed, one answer each by `sampling`. A `Searcher`, with a budget as `TreeSearch` has one: within
-    it the first answer is judged before others are asked for, as many as can be judged too.
+    in one request: best of n. `"random"` shows k random candidates per answer, ordered by the seed,
+    and samples one answer for each. The budget works as in `TreeSearch`: the first answer is scored
+    before others are requested, to learn how many fit.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class FlatSearch:
         check_budget(most_calls, most_tokens)
         if sequences not in get_args(Sequences):
             raise SettingError(
-                f"there are no sequences {sequences!r}", hint='use "random" or "nearest"'
+                f"unknown sequences, got {sequences!r}", hint='use "random" or "nearest"'
             )
         self._generator = generator
         self._prompt = prompt
@@ -99,59 +100,62 @@ class FlatSearch:
     async def search(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> SearchResult:
-        """Raises `SettingError` if the budget does not allow one answer."""
+        """Return the best answer. Raises `SettingError` if the budget does not allow one."""
         check_depth(k)
-        ask = BudgetedGenerator(
+        budgeted = BudgetedGenerator(
             self._generator,
             seed=self._seed,
             most_calls=self._most_calls,
             most_tokens=self._most_tokens,
         )
-        judged = await self._judged(query, candidates, k, ask)
-        if not judged:
+        scored = await self._scored_answers(query, candidates, k, budgeted)
+        if not scored:
             raise SettingError(
                 "the budget of the search does not allow a single answer",
                 hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
             )
-        best = max(range(len(judged)), key=lambda i: _value(judged[i][1]))
-        chains = tuple(_chain(branch, worth or RewardValue()) for branch, worth in judged)
-        chosen = judged[best][0]
-        whole = len(judged) == self._branches and all(worth for _, worth in judged)
+        best = max(range(len(scored)), key=lambda i: _value(scored[i][1]))
+        chains = tuple(_chain(branch, reward or RewardValue()) for branch, reward in scored)
+        chosen = scored[best][0]
+        whole = len(scored) == self._branches and all(reward for _, reward in scored)
         tree = SearchTree(
             SearchNode(children=chains, visits=len(chains)),
             (best, *(0 for _ in chosen.shown[1:])),
             "rollouts" if whole else "budget",
-            ask.requests,
-            ask.calls,
-            ask.usage,
+            budgeted.requests,
+            budgeted.calls,
+            budgeted.usage,
         )
         reply = replace(chosen.reply, completions=(chosen.completion,))
         return SearchResult(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
 
-    async def _judged(
-        self, query: Query, candidates: Sequence[Candidate], k: int, ask: BudgetedGenerator
-    ) -> list[Judged]:
-        """As many as the budget pays for, wave by wave: what a branch takes shows in the last."""
+    async def _scored_answers(
+        self, query: Query, candidates: Sequence[Candidate], k: int, budgeted: BudgetedGenerator
+    ) -> list[ScoredAnswer]:
+        """Return as many scored answers as the budget allows.
+
+        Each wave shows the cost of a branch, which sets the size of the next wave.
+        """
         sequences = self._sequences(query, candidates, k)
-        found: list[Judged] = []
-        size = 1 if ask.is_limited else self._branches
+        found: list[ScoredAnswer] = []
+        size = 1 if budgeted.is_limited else self._branches
         while size:
-            before, start = ask.reserved, len(found)
-            found += await self._wave(query, candidates, sequences[start : start + size], ask)
-            ask.settle()
-            if len(found) < start + size or not all(worth for _, worth in found):
+            before, start = budgeted.reserved, len(found)
+            found += await self._wave(query, candidates, sequences[start : start + size], budgeted)
+            budgeted.settle()
+            if len(found) < start + size or not all(reward for _, reward in found):
                 break
             price = ReservedCost(
-                ceil((ask.reserved.calls - before.calls) / size),
-                ceil((ask.reserved.tokens - before.tokens) / size),
+                ceil((budgeted.reserved.calls - before.calls) / size),
+                ceil((budgeted.reserved.tokens - before.tokens) / size),
             )
-            size = int(min(max(1, ask.room(price)), self._branches - len(found)))
+            size = int(min(max(1, budgeted.room(price)), self._branches - len(found)))
         return found
 
     def _sequences(
         self, query: Query, candidates: Sequence[Candidate], k: int
     ) -> list[tuple[int, Shown]]:
-        """Each branch's place and what it shows."""
+        """Return each branch's index and demonstrations."""
         if not self._random:
             return list(enumerate([tuple(reversed(candidates[:k]))] * self._branches))
         rng, count = query_rng(query, self._seed), min(k, len(candidates))
@@ -162,43 +166,43 @@ class FlatSearch:
         query: Query,
         candidates: Sequence[Candidate],
         wave: Sequence[tuple[int, Shown]],
-        ask: BudgetedGenerator,
-    ) -> list[Judged]:
+        budgeted: BudgetedGenerator,
+    ) -> list[ScoredAnswer]:
         requests = [(shown, self._sampling) for _, shown in wave]
         if not self._random:
             first, shown = wave[0]
-            requests = [(shown, self._drawn(first, len(wave)))]
-        answered = await gather_affordable(self._ask(query, *one, ask) for one in requests)
+            requests = [(shown, self._wave_sampling(first, len(wave)))]
+        answered = await gather_affordable(self._ask(query, *one, budgeted) for one in requests)
         branches = [branch for some in answered if some is not None for branch in some]
-        worths = await gather_affordable(
-            checked_reward(self._reward, query, branch.answer, candidates, ask)
+        rewards = await gather_affordable(
+            checked_reward(self._reward, query, branch.answer, candidates, budgeted)
             for branch in branches
         )
-        return list(zip(branches, worths, strict=True))
+        return list(zip(branches, rewards, strict=True))
 
-    def _drawn(self, first: int, count: int) -> Sampling:
-        """Equal seeds would draw the answers of the wave before again."""
+    def _wave_sampling(self, first: int, count: int) -> Sampling:
+        """Shift the seed per wave: an equal seed would repeat the answers of the previous wave."""
         seed = self._sampling.seed
         return replace(self._sampling, n=count, seed=None if seed is None else seed + first)
 
     async def _ask(
-        self, query: Query, shown: Shown, sampling: Sampling, ask: BudgetedGenerator
-    ) -> list[Branch]:
+        self, query: Query, shown: Shown, sampling: Sampling, budgeted: BudgetedGenerator
+    ) -> list[BranchAnswer]:
         prompt = self._prompt(query, shown)
-        reply = await ask.ask(prompt, sampling)
-        said = [(one, self._parse(query, one)) for one in reply.completions]
-        return [Branch(shown, prompt, reply, one, answer) for one, answer in said]
+        reply = await budgeted.generate(prompt, sampling)
+        parsed = [(one, self._parse(query, one)) for one in reply.completions]
+        return [BranchAnswer(shown, prompt, reply, one, answer) for one, answer in parsed]
 
 
-def _value(worth: RewardValue | None) -> float:
-    """An answer that was judged goes before one that was not."""
-    return -inf if worth is None else worth.value
+def _value(reward: RewardValue | None) -> float:
+    """Return the reward; an answer without one ranks last."""
+    return -inf if reward is None else reward.value
 
 
-def _chain(branch: Branch, worth: RewardValue) -> SearchNode:
-    """One node below the other; the answer is the last one's."""
+def _chain(branch: BranchAnswer, reward: RewardValue) -> SearchNode:
+    """Return a chain of nodes, one per demonstration; the last node has the answer."""
     last, *above = reversed(branch.shown or (None,))
-    node = SearchNode(last, worth.value, 1, (), branch.answer, worth.parts)
+    node = SearchNode(last, reward.value, 1, (), branch.answer, reward.parts)
     for candidate in above:
-        node = SearchNode(candidate, worth.value, 1, (node,))
+        node = SearchNode(candidate, reward.value, 1, (node,))
     return node

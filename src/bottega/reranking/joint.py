@@ -1,4 +1,4 @@
-"""An answer from each candidate alone; the likeliest of candidate and answer together is taken."""
+"""Joint choice of candidate and answer by probability (RAVQA-v2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Parser, Prompter
-from bottega.reranking.search_budget import BudgetedGenerator, together
+from bottega.reranking.search_budget import BudgetedGenerator, gather_all
 from bottega.reranking.selection import check_depth, check_scores
 from bottega.types import (
     Answer,
@@ -23,13 +23,13 @@ from bottega.types import (
     SearchTree,
 )
 
-ROUNDING = 1e-3  # above zero, of a sum of log probabilities
-RETRIEVED, SAID = "log retrieval", "log answer"
+ROUNDING = 1e-3  # tolerated excess of a log probability over 0
+RETRIEVED, ANSWERED = "log retrieval", "log answer"
 
 
 @dataclass(frozen=True)
-class Read:
-    """What was answered after one candidate. `joint` is a log probability."""
+class CandidateAnswer:
+    """Answer of the model with one candidate. All scores are log probabilities."""
 
     candidate: Candidate
     retrieved: float
@@ -39,35 +39,37 @@ class Read:
     answer: Answer
 
     @property
-    def said(self) -> float:
-        told = self.completion.logprob
-        return math.nan if told is None else told
+    def answered(self) -> float:
+        """Log probability of the answer, or nan."""
+        logprob = self.completion.logprob
+        return math.nan if logprob is None else logprob
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.completion.finish_reason == "stop" and bool(self.completion.text.strip())
 
     @property
     def joint(self) -> float:
-        return self.retrieved + self.said
+        return self.retrieved + self.answered
 
 
 class JointChoiceSearch:
-    """The K candidates of RAVQA-v2 (Lin et al. 2023, after RAG): each is shown alone, and of the
-    answers the one is taken whose log_softmax(retrieval score) + log probability is greatest; the
-    first, and so the nearest, of equals. A `Searcher`: K requests, all at once.
+    """Searcher that answers with each of K candidates separately (RAVQA-v2, Lin et al. 2023, after
+    RAG).
 
-    The softmax is over the candidates that are shown, as in the paper, whose retriever was trained
-    for it. Scores of others have other scales, and are divided by `temperature` before: cosines
-    differ too little to weigh anything at 1, sums over tokens (late interaction) by several nats.
+    It returns the answer with the highest log_softmax(retrieval score) + log probability, and of
+    equals that of the nearest candidate. The K requests are concurrent.
 
-    A reply that is empty, refused or cut at its limit is taken where there is no whole one: of what
-    was left unsaid no probability tells.
+    The softmax is over the K candidates. The paper's retriever was trained for it; scores of other
+    retrievers are first divided by `temperature`. Cosines differ too little to matter at 1; sums
+    over tokens (late interaction) differ by several nats.
 
-    The trace's tree holds every candidate with its answer and both log probabilities. Raises
-    `SettingError` for scores that are not finite, and where the model gives no log probabilities;
-    an answer that alone has none, such as a refusal, is not taken, nor one that claims more than
-    certainty.
+    A reply that is empty, refused or truncated is used only if no reply is complete, because its
+    probability omits the missing text.
+
+    The tree of the trace holds each candidate with its answer and both log probabilities. Raises
+    `SettingError` for scores that are not finite, and if the model returns no valid log
+    probabilities. Answers without one, such as refusals, and answers with one above 0 are ignored.
     """
 
     def __init__(
@@ -81,12 +83,13 @@ class JointChoiceSearch:
     ) -> None:
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
             raise SettingError(
-                f"the temperature of scores is {temperature!r}, and no number",
-                hint="1 takes them as they are",
+                f"temperature must be a number, got {temperature!r}",
+                hint="set temperature to 1 for unscaled scores",
             )
         if not (math.isfinite(temperature) and temperature > 0):
             raise SettingError(
-                f"the temperature of scores is {temperature}", hint="1 takes them as they are"
+                f"temperature must be finite and above 0, got {temperature}",
+                hint="set temperature to 1 for unscaled scores",
             )
         self._generator = generator
         self._prompt, self._parse = prompt, parse
@@ -99,19 +102,19 @@ class JointChoiceSearch:
         check_depth(k)
         shown = tuple(candidates[:k])
         if not shown:
-            return await self._alone(query)
+            return await self._answer_without(query)
         weights = self._weights([one.score for one in shown])
-        ask = BudgetedGenerator(self._generator)
+        budgeted = BudgetedGenerator(self._generator)
         pairs = zip(shown, weights, strict=True)
-        reads = await together(self._read(query, *pair, ask) for pair in pairs)
+        reads = await gather_all(self._read(query, *pair, budgeted) for pair in pairs)
         best = self._best(reads)
         tree = SearchTree(
             SearchNode(children=tuple(map(_node, reads)), visits=len(reads)),
             (best,),
             "exhausted",
-            ask.requests,
-            ask.calls,
-            ask.usage,
+            budgeted.requests,
+            budgeted.calls,
+            budgeted.usage,
         )
         chosen = reads[best]
         return SearchResult((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
@@ -121,48 +124,48 @@ class JointChoiceSearch:
         weights = log_softmax([score / self._temperature for score in scores])
         if not all(map(math.isfinite, weights)):
             raise SettingError(
-                f"scores from {min(scores)} to {max(scores)} are too large to be compared at a"
-                f" temperature of {self._temperature}",
-                hint="set the temperature higher, about as large as their usual difference",
+                f"scores from {min(scores)} to {max(scores)} are too large for a temperature of"
+                f" {self._temperature}",
+                hint="set temperature to about the typical difference of the scores",
             )
         return weights
 
-    async def _alone(self, query: Query) -> SearchResult:
+    async def _answer_without(self, query: Query) -> SearchResult:
         prompt = self._prompt(query, ())
         reply = await self._generator.generate(prompt, self._sampling)
         return SearchResult((), prompt, reply, self._parse(query, reply.completions[0]))
 
     async def _read(
-        self, query: Query, candidate: Candidate, retrieved: float, ask: BudgetedGenerator
-    ) -> Read:
+        self, query: Query, candidate: Candidate, retrieved: float, budgeted: BudgetedGenerator
+    ) -> CandidateAnswer:
         prompt = self._prompt(query, (candidate,))
-        reply = await ask.ask(prompt, self._sampling)
-        said = reply.completions[0]
-        return Read(candidate, retrieved, prompt, reply, said, self._parse(query, said))
+        reply = await budgeted.generate(prompt, self._sampling)
+        first = reply.completions[0]
+        return CandidateAnswer(
+            candidate, retrieved, prompt, reply, first, self._parse(query, first)
+        )
 
-    def _best(self, reads: Sequence[Read]) -> int:
-        known = [place for place, one in enumerate(reads) if -math.inf < one.said <= ROUNDING]
-        if not known:
-            given = [one.said for one in reads if not math.isnan(one.said)]
-            told = (
-                f"log probabilities that are none ({given[0]})" if given else "no log probabilities"
-            )
+    def _best(self, reads: Sequence[CandidateAnswer]) -> int:
+        usable = [i for i, one in enumerate(reads) if -math.inf < one.answered <= ROUNDING]
+        if not usable:
+            given = [one.answered for one in reads if not math.isnan(one.answered)]
             raise SettingError(
-                f"{self._generator.name} gives {told}, by which answers from"
-                " several candidates are compared",
-                hint="ask an endpoint for them, OpenAIGenerator(..., extra_body={'logprobs':"
-                " True}), or use a model that has them",
+                f"{self._generator.name} must return log probabilities, got"
+                f" {given[0] if given else 'none'}",
+                hint="request them with OpenAIGenerator(..., extra_body={'logprobs': True}), or"
+                " use a model that returns them",
             )
-        whole = [place for place in known if reads[place].is_whole]
-        return max(whole or known, key=lambda place: reads[place].joint)
+        complete = [i for i in usable if reads[i].is_complete]
+        return max(complete or usable, key=lambda i: reads[i].joint)
 
 
 def log_softmax(scores: Sequence[float]) -> list[float]:
+    """Return the log softmax of at least one score."""
     most = max(scores)
     total = most + math.log(sum(math.exp(score - most) for score in scores))
     return [score - total for score in scores]
 
 
-def _node(read: Read) -> SearchNode:
-    parts = {RETRIEVED: read.retrieved, SAID: read.said}
+def _node(read: CandidateAnswer) -> SearchNode:
+    parts = {RETRIEVED: read.retrieved, ANSWERED: read.answered}
     return SearchNode(read.candidate, read.joint, 1, (), read.answer, parts)

@@ -1,4 +1,4 @@
-"""What an answer is worth where nobody knows whether it is right: the rewards of RCTS."""
+"""Rewards of answers without gold labels: those of RCTS (eq. 7 to 9) and an ensemble."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol, get_args
 from bottega._util.rng import query_rng
 from bottega.errors import SettingError
 from bottega.protocols import Parser, Prompter
-from bottega.reranking.search_budget import BudgetedGenerator, together
+from bottega.reranking.search_budget import BudgetedGenerator, gather_all
 from bottega.reranking.selection import scaled
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
@@ -21,7 +21,7 @@ SAMPLED = Sampling(temperature=0.8)
 
 
 def exact_agreement(one: Answer, other: Answer, query: Query, /) -> float:
-    """1 if the labels are the same, or the texts up to case and spacing; else 0."""
+    """Return 1 for equal labels, or texts equal up to case and spacing; else 0."""
     if one.labels and other.labels:
         return float(set(one.labels) == set(other.labels))
     return float(_plain(one.text) == _plain(other.text))
@@ -33,32 +33,43 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class RewardValue:
-    """`value` from 0 to 1. `parts` are what it was put together from, by name, for the trace.
-    Where a reward could not be asked for, `asked` is False, and the value counts for nothing."""
+    """Reward of an answer: a value from 0 to 1 and, for the trace, its named parts.
+
+    `available` is False if the reward could not be computed; the value is then ignored.
+    """
 
     value: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
-    asked: bool = True
+    available: bool = True
 
 
-UNAVAILABLE = RewardValue(asked=False)
+UNAVAILABLE = RewardValue(available=False)
 
 
 class RewardFunction(Protocol):
-    """What an answer that was given to a query is worth. `known` are the candidates of the query,
-    nearest first. Raises what `ask` raises: a request that failed is worth nothing, not even 0."""
+    """Function that rewards an answer to a query.
+
+    `candidates` are the retrieved examples, nearest first. Errors of `generator` pass through: a
+    failed request yields no reward, not a reward of 0.
+    """
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        generator: BudgetedGenerator,
+        /,
     ) -> RewardValue: ...
 
 
 class SelfConsistencyReward:
-    """Equation 7: the query is asked again, with the rationale of the answer and without
-    demonstrations; the reward is the share of `n` samples, drawn in one request, that agree.
+    """Self-consistency reward (eq. 7).
 
-    `prompt(query, rationale)` shows the rationale. Without one there is nothing to ask: the reward
-    is not asked then, whereas `variant="released"` makes it 0 (eq. 7 says nothing about it).
+    The model answers the query again from the answer's rationale, without demonstrations. The
+    reward is the share of `n` samples of one request that agree. `prompt(query, rationale)` builds
+    the prompt. For an answer without a rationale, which eq. 7 leaves open, the reward is
+    unavailable; `variant="released"` makes it 0.
     """
 
     def __init__(
@@ -80,24 +91,30 @@ class SelfConsistencyReward:
         self._variant = variant
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        generator: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        if not said.valid:
+        if not answer.valid:
             return RewardValue(0.0, {"self": 0.0})
-        if not said.rationale:
+        if not answer.rationale:
             return RewardValue(0.0, {"self": 0.0}) if self._variant == "released" else UNAVAILABLE
-        reply = await ask.ask(self._prompt(query, said.rationale), self._sampling)
+        reply = await generator.generate(self._prompt(query, answer.rationale), self._sampling)
         answers = [self._parse(query, one) for one in reply.completions]
-        agreeing = share(answers, said, query, self._agree)
+        agreeing = share(answers, answer, query, self._agree)
         return RewardValue(agreeing, {"self": agreeing})
 
 
 class MutualReward:
-    """Equation 8: the query with its answer becomes the demonstration for the first `n` candidates
-    whose answers are known; the reward is the share of them that is answered right.
+    """Mutual reward (eq. 8).
 
-    Each is sampled once, as eq. 8 has it; `variant="released"` samples each 5 times, in one
-    request. `samples` is any other number. Nothing is asked where no answer is known.
+    The query with its answer is the demonstration for the first `n` labelled candidates. The reward
+    is the share of correct answers to them. Each candidate is sampled once (eq. 8), with
+    `variant="released"` 5 times in one request, or `samples` times. Without labelled candidates the
+    reward is unavailable.
     """
 
     def __init__(
@@ -123,22 +140,27 @@ class MutualReward:
         self._agree = agree
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        generator: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        if not said.valid:
+        if not answer.valid:
             return RewardValue(0.0, {"mutual": 0.0})
-        answered = [one.example for one in known if one.example.answer][: self._n]
-        if not answered:
+        labelled = [one.example for one in candidates if one.example.answer][: self._n]
+        if not labelled:
             return UNAVAILABLE
-        shown = Example(query, said.text, rationale=said.rationale)
-        shares = await together(self._right(shown, example, ask) for example in answered)
+        shown = Example(query, answer.text, rationale=answer.rationale)
+        shares = await gather_all(self._right(shown, example, generator) for example in labelled)
         right = sum(shares) / len(shares)
         return RewardValue(right, {"mutual": right})
 
-    async def _right(self, shown: Example, example: Example, ask: BudgetedGenerator) -> float:
+    async def _right(self, shown: Example, example: Example, generator: BudgetedGenerator) -> float:
         query = _with_choices(example, shown.query)
         prompt = self._prompt(query, [Candidate(shown, 1.0)])
-        reply = await ask.ask(prompt, self._sampling)
+        reply = await generator.generate(prompt, self._sampling)
         option = (example.answer,) if example.answer in query.choices else ()
         gold = Answer(example.answer, labels=example.labels or option)
         answers = [self._parse(query, one) for one in reply.completions]
@@ -146,81 +168,95 @@ class MutualReward:
 
 
 class WeightedReward:
-    """Equation 9: alpha * self + (1 - alpha) * mutual. Where one of them could not be asked for,
-    the other alone: answers without a rationale are worth what is mutual (as the paper does for
-    VizWiz and VSR, whose answers have none). Both are asked at once."""
+    """Weighted reward (eq. 9): alpha * self + (1 - alpha) * mutual, computed concurrently.
+
+    If one part is unavailable, the other is the reward: answers without a rationale get the mutual
+    reward, as the paper does for VizWiz and VSR.
+    """
 
     def __init__(self, own: RewardFunction, mutual: RewardFunction, alpha: float = 0.2) -> None:
         if not 0 <= alpha <= 1:
-            raise SettingError(f"alpha is {alpha}", hint="set it between 0 and 1")
+            raise SettingError(f"alpha must be from 0 to 1, got {alpha}", hint="set alpha to 0.2")
         self._own = own
         self._mutual = mutual
         self._alpha = alpha
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        generator: BudgetedGenerator,
+        /,
     ) -> RewardValue:
         rewards = (self._own, self._mutual)
-        own, mutual = await together(
-            checked_reward(reward, query, said, known, ask) for reward in rewards
+        own, mutual = await gather_all(
+            checked_reward(reward, query, answer, candidates, generator) for reward in rewards
         )
         parts = {**own.parts, **mutual.parts}
-        if not own.asked or not mutual.asked:
-            return replace(own if own.asked else mutual, parts=parts)
+        if not own.available or not mutual.available:
+            return replace(own if own.available else mutual, parts=parts)
         return RewardValue(self._alpha * own.value + (1 - self._alpha) * mutual.value, parts)
 
 
 async def checked_reward(
     reward: RewardFunction,
     query: Query,
-    said: Answer,
-    known: Sequence[Candidate],
-    ask: BudgetedGenerator,
+    answer: Answer,
+    candidates: Sequence[Candidate],
+    generator: BudgetedGenerator,
 ) -> RewardValue:
-    """What the reward says, unless nobody could compare it with another."""
-    worth: object = await reward(query, said, known, ask)
-    if not isinstance(worth, RewardValue):
+    """Return the reward of an answer. Raises `SettingError` for a value outside 0..1."""
+    value: object = await reward(query, answer, candidates, generator)
+    if not isinstance(value, RewardValue):
         raise SettingError(
-            f"a reward gave {worth!r}", hint="return bottega.Worth(value), the value from 0 to 1"
+            f"a reward must be a RewardValue, got {value!r}",
+            hint="return bottega.RewardValue(value), with a value from 0 to 1",
         )
-    if not 0 <= worth.value <= 1:
+    if not 0 <= value.value <= 1:
         raise SettingError(
-            f"a reward gave a value of {worth.value}", hint="scale its values to 0..1"
+            f"a reward must be from 0 to 1, got {value.value}", hint="scale its values to 0..1"
         )
-    return worth
+    return value
 
 
 def check_at_least_one(name: str, count: int) -> None:
     if not isinstance(count, int) or count < 1:
-        raise SettingError(f"{name} is {count}", hint=f"set {name} to a whole number of 1 or more")
+        raise SettingError(
+            f"{name} must be at least 1, got {count}", hint=f"set {name} to 1 or more"
+        )
 
 
 def check_variant(variant: str) -> None:
     if variant not in get_args(Variant):
-        raise SettingError(f"there is no variant {variant!r}", hint='use "paper" or "released"')
+        raise SettingError(f"unknown variant, got {variant!r}", hint='use "paper" or "released"')
 
 
 def share(
     answers: Sequence[Answer], right: Answer, query: Query, agree: AgreementFunction
 ) -> float:
-    """Over all answers: an invalid one agrees with nothing."""
+    """Return the share of answers that agree with `right`; an invalid answer never agrees."""
     return sum(agree(one, right, query) for one in answers if one.valid) / len(answers)
 
 
 def _with_choices(example: Example, query: Query) -> Query:
-    """Examples of a classification seldom bring the choices that all of them share."""
-    asked, labels = example.query, example.labels or (example.answer,)
-    if asked.choices or not set(labels) <= set(query.choices):
-        return asked
-    return replace(asked, choices=query.choices)
+    """Return the example's query with the choices of `query` if its labels are among them.
+
+    Stored examples of a classification task rarely repeat the common choices.
+    """
+    own, labels = example.query, example.labels or (example.answer,)
+    if own.choices or not set(labels) <= set(query.choices):
+        return own
+    return replace(own, choices=query.choices)
 
 
 class EnsembleReward:
-    """The share of `n` other draws of `shots` candidates after which the model says the same.
+    """Ensemble reward: the share of `n` other samples of `shots` demonstrations with the same
+    answer.
 
-    Not the paper's: the self reward (eq. 7) starts from a rationale, and where a model copies what
-    it is shown the mutual reward (eq. 8) only counts labels. Candidates are drawn as branches are
-    (eq. 6). All answers to a query are compared with the same draws, which are asked once.
+    This reward is ours. The self-consistency reward (eq. 7) needs a rationale, and for a model that
+    copies labels the mutual reward (eq. 8) only counts them. Candidates are sampled like branches
+    (eq. 6). All answers to a query are compared with the same samples, which are requested once.
     """
 
     def __init__(
@@ -245,27 +281,32 @@ class EnsembleReward:
         self._seed = seed
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        generator: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        if not said.valid:
+        if not answer.valid:
             return RewardValue(0.0, {"ensemble": 0.0})
-        if not known:
+        if not candidates:
             return UNAVAILABLE
-        prompts = [self._prompt(query, shown) for shown in self._draws(query, known)]
-        replies = await together(ask.ask(prompt, self._sampling) for prompt in prompts)
+        prompts = [self._prompt(query, shown) for shown in self._samples(query, candidates)]
+        replies = await gather_all(generator.generate(prompt, self._sampling) for prompt in prompts)
         answers = [self._parse(query, reply.completions[0]) for reply in replies]
-        agreeing = share(answers, said, query, self._agree)
+        agreeing = share(answers, answer, query, self._agree)
         return RewardValue(agreeing, {"ensemble": agreeing})
 
-    def _draws(self, query: Query, known: Sequence[Candidate]) -> list[list[Candidate]]:
-        rng = query_rng(query, f"ensemble:{self._seed}")  # not those of the branches
-        return [self._draw(known, rng) for _ in range(self._n)]
+    def _samples(self, query: Query, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+        rng = query_rng(query, f"ensemble:{self._seed}")  # independent of the branches
+        return [self._sample(candidates, rng) for _ in range(self._n)]
 
-    def _draw(self, known: Sequence[Candidate], rng: Random) -> list[Candidate]:
-        left, weights = list(known), scaled([one.score for one in known])
-        drawn: list[Candidate] = []
-        while left and len(drawn) < self._shots:
-            place = rng.choices(range(len(left)), weights)[0]
-            drawn.append(left.pop(place))
-            weights.pop(place)
-        return drawn
+    def _sample(self, candidates: Sequence[Candidate], rng: Random) -> list[Candidate]:
+        left, weights = list(candidates), scaled([one.score for one in candidates])
+        sample: list[Candidate] = []
+        while left and len(sample) < self._shots:
+            index = rng.choices(range(len(left)), weights)[0]
+            sample.append(left.pop(index))
+            weights.pop(index)
+        return sample

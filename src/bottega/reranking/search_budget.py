@@ -1,4 +1,4 @@
-"""Requests of one search: identical ones once, counted, within a budget."""
+"""Requests of one search: deduplicated, counted and limited by a budget."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from bottega.types import Prompt, Reply, Sampling, Usage
 
 T = TypeVar("T")
 
-# Tokens that templates may put around a message, and those of a large image in tiles.
+# Upper bounds: template tokens per message, and tokens of a large tiled image.
 MESSAGE_TOKENS = 32
 IMAGE_TOKENS = 4096
 
 
 class BudgetSpentError(Exception):
-    """A request that does not fit into the budget and was not sent: a search ends with what it has,
-    so it never leaves this room."""
+    """Request that was not sent because it exceeds the budget.
+
+    Searches catch it and return their best result so far.
+    """
 
 
 def most_prompt_tokens(prompt: Prompt) -> int:
-    """A bound where no tokenizer is at hand: every byte of text is a token, an image is 4,096."""
+    """Return an upper bound of tokens without a tokenizer: one per byte of text, 4,096 per
+    image."""
     parts = [part for message in prompt.messages for part in message.parts]
     sizes = [len(part.encode()) if isinstance(part, str) else IMAGE_TOKENS for part in parts]
     return sum(sizes) + MESSAGE_TOKENS * len(prompt.messages)
@@ -34,7 +37,7 @@ def most_prompt_tokens(prompt: Prompt) -> int:
 
 @dataclass(frozen=True)
 class ReservedCost:
-    """What is set aside before something is sent."""
+    """Calls and tokens that are reserved before a request is sent."""
 
     calls: int = 0
     tokens: int = 0
@@ -47,16 +50,17 @@ class Request:
 
 
 class BudgetedGenerator:
-    """A generator for the length of one search. Identical requests are sent once, also while the
-    first is under way. A sampled request without a seed gets one that follows from `seed` and from
-    what is asked, so that it does not matter when it is asked.
+    """Generator for one search, with a budget.
 
-    At most `most_calls` completions and `most_tokens` tokens are asked for; what does not fit is
-    not sent, `BudgetSpentError`. Tokens are set aside before sending: all that the completions may
-    have, and `count(prompt)`, which has to be a bound, for each of them, because a server that
-    ignores `n` reads the prompt for every sample. What the replies turn out to leave is free after
-    `settle()`, not before: who settles when nothing is under way has a budget that does not depend
-    on which reply was first. Errors of the generator pass through.
+    Identical requests are sent once, including concurrent ones. A sampled request without a seed
+    gets one derived from `seed` and its content, independent of the order of requests.
+
+    The budget allows `most_calls` completions and `most_tokens` tokens; a request that does not fit
+    raises `BudgetSpentError` instead of being sent. Tokens are reserved before sending: for each
+    completion its maximum length and `count(prompt)`, an upper bound, because a server that ignores
+    `n` reads the prompt for every sample. `settle()` frees reserved tokens that replies did not
+    use. Call it only when no request is pending, so the budget does not depend on the order of
+    replies. Errors of the generator pass through.
     """
 
     def __init__(
@@ -86,16 +90,17 @@ class BudgetedGenerator:
         return self._calls_left is not None or self._tokens_left is not None
 
     def room(self, price: ReservedCost) -> float:
-        """How many things of this price fit into what is left of the budget."""
+        """Return how many requests of this price fit into the remaining budget."""
         kinds = ((self._calls_left, price.calls), (self._tokens_left, price.tokens))
         return min((left // each for left, each in kinds if left is not None and each), default=inf)
 
     def settle(self) -> None:
+        """Free the reserved tokens that finished requests did not use."""
         if self._tokens_left is not None:
             self._tokens_left += self._tokens_freed
         self._tokens_freed = 0
 
-    async def ask(self, prompt: Prompt, sampling: Sampling) -> Reply:
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = prompt, sampling
         request = self._requests.get(key)
         if request is None:
@@ -135,7 +140,7 @@ class BudgetedGenerator:
             *(sum(pair) for pair in zip(astuple(self.usage), astuple(reply.usage), strict=True))
         )
         spent = reply.usage.prompt_tokens + reply.usage.completion_tokens
-        if spent:  # an endpoint may not say
+        if spent:  # some endpoints report no usage
             self._tokens_freed += bound - spent
         return reply
 
@@ -153,14 +158,17 @@ def check_budget(most_calls: int | None, most_tokens: int | None) -> None:
     for name, most in (("most_calls", most_calls), ("most_tokens", most_tokens)):
         if most is not None and not (isinstance(most, int) and most >= 1):
             raise SettingError(
-                f"{name} is {most}",
-                hint=f"set {name} to a whole number of 1 or more, or leave it out",
+                f"{name} must be at least 1, got {most}",
+                hint=f"set {name} to 1 or more, or omit it",
             )
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """All results in order. An error ends the others at once and is raised alone; a spent budget
-    lets them end first, because they are paid for."""
+async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return all results in order.
+
+    An error cancels the other tasks. A spent budget lets them finish, since their cost is already
+    reserved, and then raises `BudgetSpentError`.
+    """
     results = []
     for result in await gather_affordable(work):
         if result is None:
@@ -170,7 +178,7 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def gather_affordable(work: Iterable[Awaitable[T]]) -> list[T | None]:
-    """As `together`, but with None for those that the budget did not allow."""
+    """Return results like `gather_all`, with None for tasks that exceed the budget."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_unless_spent(one)) for one in work]

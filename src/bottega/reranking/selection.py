@@ -19,10 +19,10 @@ DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
 
 
 class TopKReranker:
-    """The first k candidates. The paper leaves their order open; it is a setting here.
+    """Re-ranker that selects the first k candidates. The paper leaves their order open.
 
     `nearest-last` (default) puts the best demonstration next to the query, where language models
-    read most; `shuffled` is seeded per query.
+    attend most; `shuffled` is seeded per query.
     """
 
     def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
@@ -38,23 +38,23 @@ class TopKReranker:
 
 def check_count(k: int) -> None:
     if k < 0:
-        raise SettingError(f"cannot choose {k} candidates", hint="use k >= 0")
+        raise SettingError(f"k must be at least 0, got {k}", hint="set k to 0 or more")
 
 
 def check_depth(k: int) -> None:
-    """Of a branch: the tree is recorded node within node, and JSON cannot go on for ever."""
+    """Raise `SettingError` for a branch too deep for the nested JSON of a recorded tree."""
     check_count(k)
     if k > MOST_SHOWN:
         raise SettingError(
-            f"a search cannot choose {k} demonstrations",
-            hint=f"show {MOST_SHOWN} or fewer, or leave the search out",
+            f"a search must select at most {MOST_SHOWN} demonstrations, got {k}",
+            hint=f"show {MOST_SHOWN} or fewer, or use no search",
         )
 
 
 def order_demonstrations(
     best: Sequence[Candidate], order: DemonstrationOrder, query: Query, seed: int
 ) -> list[Candidate]:
-    """Candidates that stand best first, in the order in which they will be shown."""
+    """Return candidates, given best first, in the order of the prompt."""
     shown = list(best)
     if order == "nearest-last":
         shown.reverse()
@@ -64,14 +64,13 @@ def order_demonstrations(
 
 
 class LabelCoverageReranker:
-    """Chooses candidates so that as many of their labels as possible are shown.
+    """Re-ranker that covers as many labels as possible.
 
-    Meant for multi-label sets, where the nearest examples often repeat the common labels. Greedy
-    set cover in rounds: each choice is the candidate that shows the most labels not yet shown in
-    this round, the nearer one of two equals; when nothing new is left a round ends, and all labels
-    are new again. A greedy cover shows at least 1 - 1/e of the labels that the best choice would.
-    A candidate without labels ("none of the classes") counts as showing a label of its own. The
-    pipeline's `fetch` must be larger than the number of shots for there to be a choice.
+    Use it for multi-label sets, where the nearest examples often repeat the common labels. It is a
+    greedy set cover in rounds: select the candidate with the most labels that this round has not
+    shown, and of equals the nearer one; when no candidate adds a label, start a new round. A greedy
+    cover shows at least 1 - 1/e of the labels of the best selection. The lack of labels ("none of
+    the classes") counts as a label. Set the pipeline's `fetch` above the number of shots.
     """
 
     def __init__(self, order: DemonstrationOrder = "nearest-last", *, seed: int = 0) -> None:
@@ -90,7 +89,7 @@ def _cover(candidates: Sequence[Candidate], k: int) -> list[Candidate]:
     chosen: list[Candidate] = []
     shown: set[str | None] = set()
     while rest and len(chosen) < k:
-        best = max(range(len(rest)), key=lambda place: len(rest[place][1] - shown))
+        best = max(range(len(rest)), key=lambda index: len(rest[index][1] - shown))
         if not rest[best][1] - shown:
             shown.clear()
             continue
@@ -107,14 +106,14 @@ def _labels(candidate: Candidate) -> set[str | None]:
 
 
 class MMRReranker:
-    """Chooses one candidate after the other by trade_off * relevance - (1 - trade_off) * likeness.
+    """Re-ranker by maximal marginal relevance (Carbonell and Goldstein 1998).
 
-    Carbonell and Goldstein 1998, whose lambda is `trade_off`: 1 shows the first k candidates, 0 the
-    nearest one and then always the one least like those chosen. Relevance is the retriever's score,
-    scaled to 0..1 over the candidates because every retriever has its own scale; likeness is the
-    cosine to the most similar chosen one, by `vectors(ids)`, which blocks. Candidates of which it
-    raises `NotFoundError`, deleted since they were retrieved, are left out. The pipeline's `fetch`
-    must be larger than the number of shots for there to be a choice.
+    Each step selects the candidate with the highest trade_off * relevance - (1 - trade_off) *
+    similarity. A `trade_off` (lambda) of 1 selects the first k candidates, 0 the nearest and then
+    always the least similar one. Relevance is the retriever's score, scaled to 0..1 over the
+    candidates. Similarity is the largest cosine to a selected candidate. `vectors(ids)` blocks;
+    candidates for which it raises `NotFoundError` were deleted since retrieval and are left out.
+    Set the pipeline's `fetch` above the number of shots.
     """
 
     def __init__(
@@ -126,7 +125,9 @@ class MMRReranker:
         seed: int = 0,
     ) -> None:
         if not 0 <= trade_off <= 1:
-            raise SettingError(f"trade_off is {trade_off}", hint="set it between 0 and 1")
+            raise SettingError(
+                f"trade_off must be from 0 to 1, got {trade_off}", hint="set trade_off to 0.7"
+            )
         self._vectors = vectors
         self._trade_off = trade_off
         self._order: DemonstrationOrder = order
@@ -138,8 +139,8 @@ class MMRReranker:
         check_count(k)
         if any(candidate.example.id is None for candidate in candidates):
             raise SettingError(
-                "a candidate has no id, by which its vector could be found",
-                hint="use it behind a retriever that searches a knowledge base",
+                "MMR needs candidates with ids, got one without",
+                hint="use a retriever that searches a knowledge base",
             )
         found = await asyncio.to_thread(self._present, candidates)
         if not found:
@@ -148,11 +149,11 @@ class MMRReranker:
         relevance = _scaled(np.array([candidate.score for candidate in candidates]))
         chosen = self._chosen(relevance, _likeness(vectors), k)
         return order_demonstrations(
-            [candidates[place] for place in chosen], self._order, query, self._seed
+            [candidates[index] for index in chosen], self._order, query, self._seed
         )
 
     def _present(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Vectors]]:
-        """Those that are still there, each with its vector."""
+        """Return the candidates that still exist, with their vectors (by bisection)."""
         if not candidates:
             return []
         try:
@@ -172,7 +173,7 @@ class MMRReranker:
                 closest = np.maximum(closest, likeness[chosen[-1]])
             gain = self._trade_off * relevance - (1 - self._trade_off) * closest
             gain[chosen] = -np.inf
-            chosen.append(int(gain.argmax()))  # the nearer one of two equals
+            chosen.append(int(gain.argmax()))  # of equals the nearer one
         return chosen
 
 
@@ -190,9 +191,12 @@ def _likeness(vectors: Vectors) -> Vectors:
 
 
 class GatedReranker:
-    """What `rerank` makes of the candidates, or nothing where `shows` does not allow it, such as
-    `BenefitGate.shows`. What is hidden is not re-ranked first. Who measures whether showing would
-    have helped asks `rerank` itself."""
+    """Re-ranker that returns no demonstrations if `shows`, such as `BenefitGate.shows`, forbids
+    them.
+
+    Hidden candidates are not re-ranked. To measure whether demonstrations would have helped, call
+    `rerank` directly.
+    """
 
     def __init__(self, rerank: Reranker, shows: Callable[[Sequence[Candidate]], bool]) -> None:
         self.rerank = rerank
@@ -208,16 +212,18 @@ LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
 
 
 def check_scores(scores: Sequence[float]) -> None:
+    """Raise `SettingError` unless all scores are finite."""
     if not all(map(math.isfinite, scores)):
         raise SettingError(
             "a candidate's score is not a finite number",
-            hint="a search goes by the scores: the retriever has to give each candidate one",
+            hint="use a retriever that gives each candidate a finite score",
         )
 
 
 def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:
     check_scores(scores)
-    # Halves, because the difference of two large numbers may be too large.
+    """Return scores scaled to 0..1 plus `LEAST_WEIGHT`, as sampling weights."""
+    # Halves: the difference of two large numbers may overflow.
     least = min(scores, default=0.0) / 2
     span = max(scores, default=0.0) / 2 - least + more_span / 2
     return [((score / 2 - least) / span if span else 1.0) + LEAST_WEIGHT for score in scores]

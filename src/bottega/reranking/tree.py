@@ -1,4 +1,4 @@
-"""The tree of MCTS-HR (RCTS, section 3.4 and appendix A), without anything that asks a model."""
+"""Search tree of MCTS-HR (RCTS, section 3.4 and appendix A), independent of models."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ EPSILON = 1e-10
 
 @dataclass(eq=False)
 class TreeNode:
-    """`place` is that of its candidate among all. `value` is Q, `visits` N; `pending` counts the
-    branches through it that are under way."""
+    """Node of the tree. `index` is that of its candidate; `value` is Q and `visits` N of the paper.
 
-    place: int | None = None
+    `pending` counts unfinished branches through the node.
+    """
+
+    index: int | None = None
     parent: TreeNode | None = None
     value: float = 0.0
     visits: int = 0
     pending: int = 0
     children: list[TreeNode] = field(default_factory=list)
     answer: Answer | None = None
-    worth: RewardValue = field(default_factory=RewardValue)
+    reward: RewardValue = field(default_factory=RewardValue)
 
-    def up(self) -> Iterator[TreeNode]:
-        """This node and all above it, the root last."""
+    def to_root(self) -> Iterator[TreeNode]:
+        """Yield this node and its ancestors, the root last."""
         node: TreeNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
-    def down(self) -> Iterator[TreeNode]:
-        """This node and all below it, level by level."""
+    def by_level(self) -> Iterator[TreeNode]:
+        """Yield this node and its descendants, level by level."""
         level = [self]
         while level:
             yield from level
@@ -45,33 +47,35 @@ class TreeNode:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The place of each node among its siblings, from the root to here."""
-        steps = [node.parent.children.index(node) for node in self.up() if node.parent is not None]
+        """The index of each node among its siblings, from the root to this node."""
+        steps = [
+            node.parent.children.index(node) for node in self.to_root() if node.parent is not None
+        ]
         return tuple(steps[::-1])
 
     @property
     def path(self) -> list[int]:
-        """The places of the candidates from the root to here."""
-        return [node.place for node in self.up() if node.place is not None][::-1]
+        """The candidates' indices from the root to this node."""
+        return [node.index for node in self.to_root() if node.index is not None][::-1]
 
 
-class Tree:
-    """Branches are ordered sequences of `depth` candidates; a node has at most `width` children.
+class MonteCarloTree:
+    """Tree whose branches are sequences of `depth` candidates; a node has up to `width` children.
 
-    Where the paper and the authors' released code differ, `variant` decides:
+    `variant` decides where the paper and the authors' released code differ:
 
     - Eq. 6, s_i: `paper` scales the scores to 0..1 over all candidates (as eq. 5 defines s_i),
-      `released` anew for each draw over the candidates that are not on the path.
-    - Eq. 6, A_valid: `paper` also leaves out what the parent's other children have, so that the
-      search ends when all sequences are traversed (appendix A); `released` may draw it again.
-    - Eq. 10, Q(c): `paper` hands the new value of each node on to its parent, `released` hands the
-      leaf's value to all nodes above it.
+      `released` for each sample over the candidates that are not on the path.
+    - Eq. 6, A_valid: `paper` also excludes the candidates of the parent's other children: the
+      search ends when all sequences are traversed (appendix A). `released` may repeat them.
+    - Eq. 10, Q(c): `paper` passes the new value of each node to its parent, `released` passes the
+      leaf's value to all ancestors.
     - Eq. 11, numerator: `paper` has ln N(father) + 1, as printed, `released` ln(N(father) + 1).
-    - Node expansion (appendix A, by eq. 11): `paper` takes the node of the highest UCT, `released`
-      draws one with the UCTs as weights.
+    - Node expansion (appendix A, by eq. 11): `paper` selects the node of the highest UCT,
+      `released` samples one with the UCTs as weights.
 
-    The root has no father for eq. 11: both expand it to its full width first, as released. A branch
-    under way counts as a visit without a reward to eq. 11 (virtual loss) until it is finished.
+    The root has no father for eq. 11: both variants first expand it to its full width, as released.
+    Until a branch is finished, eq. 11 counts it as a visit without a reward (virtual loss).
     """
 
     def __init__(
@@ -86,7 +90,10 @@ class Tree:
     ) -> None:
         check_at_least_one("width", width)
         if not (math.isfinite(exploration) and exploration >= 0):
-            raise SettingError(f"exploration is {exploration}", hint="set it to 0 or more")
+            raise SettingError(
+                f"exploration must be finite and at least 0, got {exploration}",
+                hint="set exploration to 0.5",
+            )
         self.root = TreeNode()
         self.depth = min(depth, len(candidates))
         self._candidates = candidates
@@ -97,24 +104,26 @@ class Tree:
         self._weights = scaled([one.score for one in candidates])
 
     def greedy(self) -> TreeNode | None:
-        """The leaf of the branch with the nearest candidates; None if it cannot grow."""
-        return self._grown(self.root, nearest=True) if self._is_open(self.root) else None
+        """Add the branch of the nearest candidates and return its leaf; None if it cannot grow."""
+        return self._grow(self.root, nearest=True) if self._is_open(self.root) else None
 
-    def sampled(self) -> TreeNode | None:
-        """The leaf of a new branch below the node that is to be expanded; None when all sequences
-        that the width allows are there. It is pending until it is finished or given up."""
-        ready = [node for node in self.root.down() if self._is_open(node)]
+    def sample(self) -> TreeNode | None:
+        """Add a sampled branch and return its leaf; None if the width allows no further branch.
+
+        The branch is pending until `finish` or `discard`.
+        """
+        ready = [node for node in self.root.by_level() if self._is_open(node)]
         if not ready:
             return None
         if self._released and ready[0] is not self.root:
             weights = [self.uct(node) for node in ready]
             [chosen] = self._random.choices(ready, weights if any(weights) else None)
         else:
-            chosen = max(ready, key=self.uct)  # the one nearer to the root of two equals
-        return self._grown(chosen)
+            chosen = max(ready, key=self.uct)  # of equals the one nearer to the root
+        return self._grow(chosen)
 
     def uct(self, node: TreeNode) -> float:
-        """Equation 11."""
+        """Return the UCT of a node (eq. 11); infinity for the root."""
         if node.parent is None:
             return math.inf
         visits, above = node.visits + node.pending, node.parent.visits + node.parent.pending
@@ -122,39 +131,43 @@ class Tree:
         numerator = math.log(above + 1) if self._released else math.log(above) + 1
         return value + self._exploration * math.sqrt(numerator / (visits + EPSILON))
 
-    def finish(self, leaf: TreeNode, worth: RewardValue) -> None:
-        """Equation 10, from the leaf up."""
+    def finish(self, leaf: TreeNode, reward: RewardValue) -> None:
+        """Propagate a leaf's reward to the root (eq. 10)."""
         self._settle(leaf)
-        leaf.worth, leaf.value, leaf.visits = worth, worth.value, 1
-        handed = leaf.value
-        for node in list(leaf.up())[1:]:
+        leaf.reward, leaf.value, leaf.visits = reward, reward.value, 1
+        propagated = leaf.value
+        for node in list(leaf.to_root())[1:]:
             best = max(child.value for child in node.children if child.visits)
-            mean = (node.value * node.visits + handed) / (node.visits + 1)
+            mean = (node.value * node.visits + propagated) / (node.visits + 1)
             node.value = (mean + best) / 2
             node.visits += 1
             if not self._released:
-                handed = node.value
+                propagated = node.value
 
-    def give_up(self, leaf: TreeNode) -> None:
-        """The branch was not answered, and goes."""
+    def discard(self, leaf: TreeNode) -> None:
+        """Remove an unanswered branch."""
         self._settle(leaf)
-        for node in list(leaf.up()):
+        for node in list(leaf.to_root()):
             if node.parent is not None and not node.children:
                 node.parent.children.remove(node)
 
     def best(self) -> TreeNode | None:
-        """The answered leaf with the largest sum of values from the root, the first of equals (as
-        released; the paper leaves it open)."""
-        leaves = [node for node in self.root.down() if node.answer and node.parent]
-        return max(leaves, key=lambda leaf: sum(node.value for node in leaf.up()), default=None)
+        """Return the answered leaf with the largest sum of values from the root.
 
-    def shown(self, leaf: TreeNode) -> list[Candidate]:
-        return [self._candidates[place] for place in leaf.path]
+        Of equals it is the first, as in the released code; the paper leaves this open.
+        """
+        leaves = [node for node in self.root.by_level() if node.answer and node.parent]
+        return max(
+            leaves, key=lambda leaf: sum(node.value for node in leaf.to_root()), default=None
+        )
 
-    def frozen(self, node: TreeNode) -> SearchNode:
-        candidate = None if node.place is None else self._candidates[node.place]
-        children = tuple(self.frozen(child) for child in node.children)
-        parts = dict(node.worth.parts)
+    def demonstrations(self, leaf: TreeNode) -> list[Candidate]:
+        return [self._candidates[index] for index in leaf.path]
+
+    def record(self, node: TreeNode) -> SearchNode:
+        candidate = None if node.index is None else self._candidates[node.index]
+        children = tuple(self.record(child) for child in node.children)
+        parts = dict(node.reward.parts)
         return SearchNode(candidate, node.value, node.visits, children, node.answer, parts)
 
     def _is_open(self, node: TreeNode) -> bool:
@@ -165,31 +178,31 @@ class Tree:
     def _valid(self, node: TreeNode) -> list[int]:
         taken = set(node.path)
         if not self._released:
-            taken.update(child.place for child in node.children if child.place is not None)
-        return [place for place in range(len(self._candidates)) if place not in taken]
+            taken.update(child.index for child in node.children if child.index is not None)
+        return [index for index in range(len(self._candidates)) if index not in taken]
 
-    def _grown(self, node: TreeNode, *, nearest: bool = False) -> TreeNode:
-        """The leaf of a new branch below the node."""
+    def _grow(self, node: TreeNode, *, nearest: bool = False) -> TreeNode:
+        """Add a branch below the node and return its leaf."""
         while len(node.path) < self.depth:
             valid = self._valid(node)
             weights = self._weights_of(valid)
             if nearest:
-                place = valid[weights.index(max(weights))]
+                index = valid[weights.index(max(weights))]
             else:
-                place = self._random.choices(valid, weights)[0]
-            child = TreeNode(place, node)
+                index = self._random.choices(valid, weights)[0]
+            child = TreeNode(index, node)
             node.children.append(child)
             node = child
-        for above in node.up():
+        for above in node.to_root():
             above.pending += 1
         return node
 
     def _weights_of(self, valid: Sequence[int]) -> list[float]:
-        """The s_i of equation 6."""
+        """Return s_i of eq. 6."""
         if not self._released:
-            return [self._weights[place] for place in valid]
-        return scaled([self._candidates[place].score for place in valid], LEAST_WEIGHT)
+            return [self._weights[index] for index in valid]
+        return scaled([self._candidates[index].score for index in valid], LEAST_WEIGHT)
 
     def _settle(self, leaf: TreeNode) -> None:
-        for node in leaf.up():
+        for node in leaf.to_root():
             node.pending -= 1

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search for the demonstrations that help, by what their answers are worth."""
+"""Monte Carlo tree search for helpful demonstrations, by the reward of their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bottega.reranking.search_budget import (
     most_prompt_tokens,
 )
 from bottega.reranking.selection import check_depth
-from bottega.reranking.tree import Tree, TreeNode
+from bottega.reranking.tree import MonteCarloTree, TreeNode
 from bottega.types import (
     Answer,
     Candidate,
@@ -47,24 +47,25 @@ Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """MCTS-HR, the re-ranking of RCTS (section 3.4, appendix A): which of the candidates are shown,
-    and in which order, is searched for by asking `generator` with them and judging what it says.
+    """MCTS-HR, the re-ranking of RCTS (section 3.4, appendix A).
 
-    First the query alone, with the nearest candidates and with a sampled branch: if the three
-    answers agree, the answer of the nearest is taken and nothing is judged. Otherwise `rollouts`
-    branches are answered and judged in all, these two included (the paper's 10; the released
-    settings say 8 and do not count the first two). The answer is that of the branch with the
-    largest sum of values. `children` is the width of the tree; `Tree` tells how the two variants
-    differ. A branch shows its demonstrations in the order in which they were chosen.
+    The search selects demonstrations and their order: `generator` answers with them, and `reward`
+    scores the answers.
 
-    `parallel` branches are chosen one after another, then answered at once and judged at once, and
-    only then enter the tree, in the order in which they were chosen: the result depends on the seed
-    and on what the model says, never on which reply was first. 1 is the paper's order.
+    It first answers without demonstrations, with the nearest candidates, and with a sampled branch.
+    If the three answers agree, it returns that of the nearest candidates, without a reward.
+    Otherwise it answers and scores `rollouts` branches, these two included (10 in the paper; the
+    released settings have 8 without the first two). The result is the answer of the branch with the
+    largest sum of values. `children` is the width of the tree; `MonteCarloTree` describes the two
+    variants. A branch shows its demonstrations in the order of their selection.
 
-    At most `most_calls` completions and `most_tokens` tokens are asked for by each search, see
-    `BudgetedGenerator`; when they are spent the best branch so far is taken. An error of the
-    generator ends the search. As a `Reranker` it gives the demonstrations only, and its answer is
-    lost.
+    `parallel` branches are selected in sequence, answered and scored concurrently, and added to the
+    tree in the order of their selection. The result depends on the seed and on the replies, never
+    on their order. 1 is the paper's order.
+
+    A search requests at most `most_calls` completions and `most_tokens` tokens, see
+    `BudgetedGenerator`; when the budget is spent, it returns the best branch so far. An error of
+    the generator ends the search. Called as a `Reranker` it returns only the demonstrations.
     """
 
     generator: Generator
@@ -90,27 +91,27 @@ class TreeSearch:
         check_variant(self.variant)
         if self.sampling.n != 1:
             raise SettingError(
-                f"sampling.n is {self.sampling.n}, but a branch is answered once",
-                hint="set it to 1; the rewards have samples of their own",
+                f"sampling.n must be 1, got {self.sampling.n}",
+                hint="set sampling.n to 1; rewards have their own samples",
             )
-        # What these refuse is refused before the first query.
+        # Report invalid settings before the first query.
         self._tree(Query(""), (), 0)
-        self._asker()
+        self._budgeted()
 
     async def search(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> SearchResult:
         check_depth(k)
         tree = self._tree(query, candidates, k)
-        return await Search(self, tree, self._asker(), query, candidates).found()
+        return await TreeSearchRun(self, tree, self._budgeted(), query, candidates).run()
 
     async def __call__(
         self, query: Query, candidates: Sequence[Candidate], k: int, /
     ) -> list[Candidate]:
         return list((await self.search(query, candidates, k)).shown)
 
-    def _tree(self, query: Query, candidates: Sequence[Candidate], k: int) -> Tree:
-        return Tree(
+    def _tree(self, query: Query, candidates: Sequence[Candidate], k: int) -> MonteCarloTree:
+        return MonteCarloTree(
             candidates,
             k,
             width=self.children,
@@ -119,7 +120,7 @@ class TreeSearch:
             random=query_rng(query, self.seed),
         )
 
-    def _asker(self) -> BudgetedGenerator:
+    def _budgeted(self) -> BudgetedGenerator:
         return BudgetedGenerator(
             self.generator,
             seed=self.seed,
@@ -129,28 +130,28 @@ class TreeSearch:
         )
 
 
-class Search:
-    """One query's."""
+class TreeSearchRun:
+    """State of one query's search."""
 
     def __init__(
         self,
         how: TreeSearch,
-        tree: Tree,
-        asker: BudgetedGenerator,
+        tree: MonteCarloTree,
+        budgeted: BudgetedGenerator,
         query: Query,
         candidates: Sequence[Candidate],
     ) -> None:
         self._how = how
         self._tree = tree
-        self._asker = asker
+        self._budgeted = budgeted
         self._query = query
         self._candidates = candidates
         self._replies: dict[TreeNode, tuple[Prompt, Reply]] = {}
         self._price: dict[str, ReservedCost] = {}
 
-    async def found(self) -> SearchResult:
-        ended = await self._searched()
-        root, asker = self._tree.root, self._asker
+    async def run(self) -> SearchResult:
+        ended = await self._search()
+        root, budgeted = self._tree.root, self._budgeted
         best = self._tree.best() or root
         if best.answer is None:
             raise SettingError(
@@ -158,47 +159,55 @@ class Search:
                 hint="raise most_calls or most_tokens, or lower sampling.max_tokens",
             )
         prompt, reply = self._replies[best]
-        frozen = self._tree.frozen(root)
-        tree = SearchTree(frozen, best.steps, ended, asker.requests, asker.calls, asker.usage)
-        return SearchResult(tuple(self._tree.shown(best)), prompt, reply, best.answer, tree)
+        frozen = self._tree.record(root)
+        tree = SearchTree(
+            frozen, best.steps, ended, budgeted.requests, budgeted.calls, budgeted.usage
+        )
+        return SearchResult(
+            tuple(self._tree.demonstrations(best)), prompt, reply, best.answer, tree
+        )
 
-    async def _searched(self) -> Ended:
+    async def _search(self) -> Ended:
         tree, left = self._tree, self._how.rollouts
-        begun = [grow() for grow in (tree.greedy, tree.sampled)[:left]]
+        begun = [grow() for grow in (tree.greedy, tree.sample)[:left]]
         leaves = [leaf for leaf in begun if leaf is not None]
-        answered = await self._answered([tree.root, *leaves])
+        answered = await self._answer([tree.root, *leaves])
         if self._agree([node.answer for node in answered if node.answer]):
             return "agreement"
         answered = [leaf for leaf in answered if leaf is not tree.root]
         while leaves:
-            if await self._judged(answered) < len(leaves):
+            if await self._score(answered) < len(leaves):
                 return "budget"
             left -= len(leaves)
             if left == 0:
                 return "rollouts"
-            leaves = self._chosen(left)
-            answered = await self._answered(leaves)
+            leaves = self._next_leaves(left)
+            answered = await self._answer(leaves)
         return "exhausted"
 
     def _agree(self, answers: Sequence[Answer]) -> bool:
-        """Early stopping (appendix A): the root's answer, the greedy and the sampled branch's."""
+        """Whether the answers of root, greedy and sampled branch agree (early stopping, appendix
+        A)."""
         return len(answers) == 3 and all(
             one.valid and other.valid and self._how.agree(one, other, self._query) == 1
             for one, other in combinations(answers, 2)
         )
 
-    def _chosen(self, most: int) -> list[TreeNode]:
-        """The leaves of the next batch: no more than the budget can pay for by what others took,
-        or all would be begun and none finished."""
+    def _next_leaves(self, most: int) -> list[TreeNode]:
+        """Return the leaves of the next batch.
+
+        Its size fits the budget by the cost of earlier branches; otherwise the search could start
+        all branches and finish no branch.
+        """
         prices = self._price.values()
         price = ReservedCost(sum(one.calls for one in prices), sum(one.tokens for one in prices))
-        size = min(most, self._how.parallel, max(1, self._asker.room(price)))
-        chosen = [self._tree.sampled() for _ in range(int(size))]
+        size = min(most, self._how.parallel, max(1, self._budgeted.room(price)))
+        chosen = [self._tree.sample() for _ in range(int(size))]
         return [leaf for leaf in chosen if leaf is not None]
 
-    async def _answered(self, nodes: Sequence[TreeNode]) -> list[TreeNode]:
-        """Those that the budget allowed an answer; the others are given up."""
-        replies = await self._paid("answer", [self._reply(node) for node in nodes])
+    async def _answer(self, nodes: Sequence[TreeNode]) -> list[TreeNode]:
+        """Answer the nodes; return those that the budget allowed and discard the others."""
+        replies = await self._within_budget("answer", [self._reply(node) for node in nodes])
         answered = []
         for node, reply in zip(nodes, replies, strict=True):
             if reply is not None:
@@ -206,41 +215,43 @@ class Search:
                 node.answer = self._how.parse(self._query, reply[1].completions[0])
                 answered.append(node)
             elif node.parent is not None:
-                self._tree.give_up(node)
+                self._tree.discard(node)
         return answered
 
     async def _reply(self, node: TreeNode) -> tuple[Prompt, Reply]:
-        prompt = self._how.prompt(self._query, self._tree.shown(node))
-        return prompt, await self._asker.ask(prompt, self._how.sampling)
+        prompt = self._how.prompt(self._query, self._tree.demonstrations(node))
+        return prompt, await self._budgeted.generate(prompt, self._how.sampling)
 
-    async def _judged(self, leaves: Sequence[TreeNode]) -> int:
-        """How many of them the budget allowed to be judged."""
-        # What one takes has to be known before many are under way.
-        alone = 1 if self._asker.is_limited and "reward" not in self._price else 0
-        judged = 0
+    async def _score(self, leaves: Sequence[TreeNode]) -> int:
+        """Score the leaves; return how many the budget allowed."""
+        # Score one leaf first to learn its cost.
+        alone = 1 if self._budgeted.is_limited and "reward" not in self._price else 0
+        scored = 0
         for batch in (leaves[:alone], leaves[alone:]):
-            worths = await self._paid(
-                "reward", [self._worth(leaf.answer) for leaf in batch if leaf.answer]
+            rewards = await self._within_budget(
+                "reward", [self._reward(leaf.answer) for leaf in batch if leaf.answer]
             )
-            for leaf, worth in zip(batch, worths, strict=True):
-                if worth is not None:
-                    self._tree.finish(leaf, worth)
-                    judged += 1
-        return judged
+            for leaf, value in zip(batch, rewards, strict=True):
+                if value is not None:
+                    self._tree.finish(leaf, value)
+                    scored += 1
+        return scored
 
-    async def _worth(self, said: Answer) -> RewardValue:
+    async def _reward(self, answer: Answer) -> RewardValue:
         how = self._how
-        return await checked_reward(how.reward, self._query, said, self._candidates, self._asker)
+        return await checked_reward(
+            how.reward, self._query, answer, self._candidates, self._budgeted
+        )
 
-    async def _paid(self, what: str, work: Sequence[Awaitable[T]]) -> list[T | None]:
-        """As far as the budget allows, and notes what one of them takes at most."""
+    async def _within_budget(self, what: str, work: Sequence[Awaitable[T]]) -> list[T | None]:
+        """Run the work within the budget, and record the highest cost of one item."""
         if not work:
             return []
-        before = self._asker.reserved
+        before = self._budgeted.reserved
         results = await gather_affordable(work)
-        self._asker.settle()
-        after, known = self._asker.reserved, self._price.get(what, ReservedCost())
+        self._budgeted.settle()
+        after, previous = self._budgeted.reserved, self._price.get(what, ReservedCost())
         calls = ceil((after.calls - before.calls) / len(work))
         tokens = ceil((after.tokens - before.tokens) / len(work))
-        self._price[what] = ReservedCost(max(known.calls, calls), max(known.tokens, tokens))
+        self._price[what] = ReservedCost(max(previous.calls, calls), max(previous.tokens, tokens))
         return results
