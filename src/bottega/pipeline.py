@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from typing import Protocol, TypeVar
 
 from PIL.Image import Image as PILImage
 
 from bottega._util.background_loop import BACKGROUND_LOOP
-from bottega.errors import BatchError, SettingError
+from bottega.errors import BatchError, BottegaError, SettingError
 from bottega.image import Image
 from bottega.protocols import (
     Escalation,
@@ -35,6 +36,7 @@ from bottega.types import (
     IMAGE_QUESTION,
     Answer,
     Candidate,
+    Completion,
     Query,
     Reply,
     Sampling,
@@ -44,6 +46,52 @@ from bottega.types import (
 )
 
 QueryInput = Query | Image | PILImage | str | os.PathLike[str]
+TierT = TypeVar("TierT")
+Outcome = TypeVar("Outcome")
+
+
+class Steps(Protocol[TierT, Outcome]):
+    """Steps of one query; `run` holds their order. Python runs those of a `Pipeline`; the gateway's
+    steps add access rights, costs, fallback and streams."""
+
+    async def route(self) -> TierT:
+        """Return the first tier."""
+        ...
+
+    async def demonstrations(self, tier: TierT, /) -> list[Candidate]:
+        """Return the retrieved and re-ranked demonstrations."""
+        ...
+
+    async def generate(self, tier: TierT, shown: list[Candidate], /) -> Outcome:
+        """Prompt the tier and return its parsed reply, or a stream that has begun."""
+        ...
+
+    async def recover(self, tier: TierT, error: BottegaError, /) -> TierT:
+        """Return the tier to ask after a failure of `generate`. Raises if there is none."""
+        ...
+
+    async def escalate(self, outcome: Outcome, /) -> TierT | None:
+        """Return the tier to ask next, None to keep this outcome."""
+        ...
+
+
+async def run(steps: Steps[TierT, Outcome]) -> tuple[Outcome, list[Outcome]]:
+    """Route, retrieve, rerank, prompt, generate and parse; again for each tier that the query
+    escalates to. Return the final outcome and the dismissed ones. The caller records the outcome,
+    of a stream at its end."""
+    tier, dismissed = await steps.route(), list[Outcome]()
+    while True:
+        shown = await steps.demonstrations(tier)
+        try:
+            outcome = await steps.generate(tier, shown)
+        except BottegaError as error:
+            tier = await steps.recover(tier, error)
+            continue
+        better = await steps.escalate(outcome)
+        if better is None:
+            return outcome, dismissed
+        dismissed.append(outcome)
+        tier = better
 
 
 @dataclass(frozen=True)
@@ -141,15 +189,8 @@ class Pipeline:
             query = Query(self.question, (await asyncio.to_thread(_image, query),))
         # Copy even if nothing changes: `retrieval.SharedRetriever` compares queries by identity.
         query = replace(query, choices=query.choices or self.choices)
-        tier, dismissed, spent = await self.route(query), list[Reply](), list[Reply]()
-        while True:
-            found = await self._found(query, tier)
-            spent.append(replace(found.reply, usage=_usage(found)))
-            better = await self.escalate(query, tier, found.answer) if self.escalate else None
-            if better is None:
-                break
-            dismissed.append(found.reply)
-            tier = better
+        (tier, found), dismissed = await run(_QuerySteps(self, query))
+        spent = [replace(one.reply, usage=_usage(one)) for _, one in (*dismissed, (tier, found))]
         trace = Trace(
             id=uuid.uuid4().hex[:16],
             time=started,
@@ -161,22 +202,12 @@ class Pipeline:
             answer=found.answer,
             seconds=time.perf_counter() - clock,
             cost_usd=self._cost(spent),
-            dismissed=tuple(dismissed),
+            dismissed=tuple(one.reply for _, one in dismissed),
             tree=found.tree,
         )
         if self.record is not None:
             await self.record(trace)
         return trace
-
-    async def _found(self, query: Query, tier: Tier) -> SearchResult:
-        if self.search is not None and self.retrieve is not None and tier.shots:
-            candidates = await self.retrieve(query, self.fetch or tier.shots)
-            return await self.search.search(query, candidates, tier.shots)
-        shown = await self.demonstrations(query, tier)
-        prompt = (tier.prompt or self.prompt)(query, shown)
-        reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
-        answer = self.choose([self.parse(query, one) for one in reply.completions])
-        return SearchResult(tuple(shown), prompt, reply, answer)
 
     async def demonstrations(self, query: Query, tier: Tier) -> list[Candidate]:
         """Return the demonstrations for this tier, in the order in which they are shown."""
@@ -187,12 +218,53 @@ class Pipeline:
             return candidates[: tier.shots]
         return await self.rerank(query, candidates, tier.shots)
 
+    async def generate(self, query: Query, tier: Tier, shown: Sequence[Candidate]) -> SearchResult:
+        """Return the reply and the answer of this tier, shown these demonstrations."""
+        prompt = (tier.prompt or self.prompt)(query, shown)
+        reply = await tier.generator.generate(prompt, tier.sampling or self.sampling)
+        return SearchResult(tuple(shown), prompt, reply, self.parse_reply(query, reply.completions))
+
+    def parse_reply(self, query: Query, completions: Sequence[Completion]) -> Answer:
+        """Return the answer that `choose` makes of those of all completions."""
+        return self.choose([self.parse(query, completion) for completion in completions])
+
     def _cost(self, replies: Sequence[Reply]) -> float | None:
         if self.price is None:
             return None
         costs = [self.price(reply.model, reply.usage) for reply in replies]
         known = [cost for cost in costs if cost is not None]
         return sum(known) if len(known) == len(costs) else None
+
+
+@dataclass(frozen=True)
+class _QuerySteps:
+    """Steps of a query without fallback."""
+
+    pipeline: Pipeline
+    query: Query
+
+    async def route(self) -> Tier:
+        return await self.pipeline.route(self.query)
+
+    async def demonstrations(self, tier: Tier) -> list[Candidate]:
+        pipeline = self.pipeline
+        if pipeline.search is None or pipeline.retrieve is None or not tier.shots:
+            return await pipeline.demonstrations(self.query, tier)
+        return await pipeline.retrieve(self.query, pipeline.fetch or tier.shots)
+
+    async def generate(self, tier: Tier, shown: Sequence[Candidate]) -> tuple[Tier, SearchResult]:
+        pipeline = self.pipeline
+        if pipeline.search is None or pipeline.retrieve is None or not tier.shots:
+            return tier, await pipeline.generate(self.query, tier, shown)
+        return tier, await pipeline.search.search(self.query, shown, tier.shots)
+
+    async def recover(self, tier: Tier, error: BottegaError) -> Tier:
+        raise error
+
+    async def escalate(self, outcome: tuple[Tier, SearchResult]) -> Tier | None:
+        tier, found = outcome
+        escalate = self.pipeline.escalate
+        return None if escalate is None else await escalate(self.query, tier, found.answer)
 
 
 def _usage(found: SearchResult) -> Usage:

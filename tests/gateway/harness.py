@@ -18,11 +18,10 @@ import uvicorn
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.chat import Gateway, Replaying
-from bottega.gateway.completion import Answering, Fallback
+from bottega.gateway.completion import Completer, Fallback
 from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
 from bottega.gateway.finalization import Finalizer
-from bottega.gateway.images import Fetch
-from bottega.gateway.limits import Limits
+from bottega.gateway.limits import Fetch, Limits
 from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
@@ -146,7 +145,7 @@ def harness(
     tenants = TenantPool(tiers, str(folder / "cache.db"), make, furnish)
     replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
     gateway = Gateway(
-        Answering(served, lambda image: image.data_url, fallback=fallback),
+        Completer(served, lambda image: image.data_url, fallback=fallback),
         tenants,
         Finalizer(lambda model, usage: usage.prompt_tokens * 1e-6),
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
@@ -157,9 +156,9 @@ def harness(
         background=re.compile(r"\A### Task:"),
     )
     found = Harness("", gateway, tenants.caches)
-    gateway.shadowing = ShadowRunner(
-        gateway.answering,
-        gateway.settle,
+    gateway.shadow = ShadowRunner(
+        gateway.completer,
+        gateway.finalizer,
         found.over.append,
         lambda record, similarity, pair: found.pairs.append((similarity, pair)),
         replaying.repeats,

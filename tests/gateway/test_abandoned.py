@@ -17,7 +17,7 @@ from aiohttp import web
 from bottega.errors import ServerFailedError
 from bottega.gateway import endpoint
 from bottega.gateway.endpoint import RequestRecord, shield_for
-from bottega.gateway.ports import Body
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
 from bottega.types import Answer, Completion, Query, Usage
@@ -175,7 +175,7 @@ async def test_an_unsure_answer_is_not_sent_on_for_a_client_that_left(tmp_path: 
 async def test_a_finished_call_has_a_bound(tmp_path: Path) -> None:
     slow = Late(seconds=30)
     with harness(tmp_path, apprentice=slow) as found:
-        found.gateway.answering.finish_seconds = 0.1
+        found.gateway.completer.finish_seconds = 0.1
         left = await leave(found, slow)
     assert slow.cancelled == 1
     assert left.usage.completion_tokens == pytest.approx(50 * left.seconds, rel=0.9)

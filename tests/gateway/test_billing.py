@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,9 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, Limiter, TokenEstimates
 from bottega.gateway.billing import Bill, allowed_output
 from bottega.gateway.endpoint import RequestRecord
-from bottega.gateway.ports import Call, Served, TierCapabilities
-from bottega.gateway.requests import BACKGROUND, read_chat
+from bottega.gateway.ports import Served, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator
+from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier
 from bottega.types import Candidate, Example, Query, Usage
 from tests.gateway.test_abandoned import Late
@@ -29,16 +28,14 @@ class Unspent:
 
 @pytest.fixture
 def bill() -> Bill:
-    chat = read_chat(
-        {"messages": [{"role": "user", "content": "hi"}]}, background=re.compile(BACKGROUND)
-    )
+    chat = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     account = Account("a", "a", usd_per_month=1e12)
     record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.completion_tokens, TokenEstimates())
 
 
-def call(**fields: Any) -> Call:
-    return Call(Served(TIER, Late(), output_tokens=1000), fields)
+def call(**fields: Any) -> UpstreamCall:
+    return UpstreamCall(Served(TIER, Late(), output_tokens=1000), fields)
 
 
 def reserved(bill: Bill, **fields: Any) -> float:
@@ -87,9 +84,7 @@ def test_a_prediction_is_reserved_as_output(bill: Bill, text: str, least: int) -
 
 def prompt_bill(text: str, estimates: TokenEstimates) -> Bill:
     """A bill that counts only prompt tokens."""
-    chat = read_chat(
-        {"messages": [{"role": "user", "content": text}]}, background=re.compile(BACKGROUND)
-    )
+    chat = parse_request({"model": "m", "messages": [{"role": "user", "content": text}]})
     account = Account("a", "a", usd_per_month=1e12)
     record = RequestRecord("r", account=account, hold=Limiter(Unspent()).hold(account))
     return Bill(record, chat, lambda model, usage: usage.prompt_tokens, estimates)
@@ -130,12 +125,14 @@ def test_a_reply_is_no_longer_than_the_context_of_its_tier(
     context: int | None, tokens: int
 ) -> None:
     served = Served(TIER, Late(), TierCapabilities(context=context), output_tokens=1000)
-    assert allowed_output(Call(served, {})) == tokens
-    assert allowed_output(Call(served, {"n": 3})) == 3 * tokens
-    assert allowed_output(Call(served, {"max_tokens": 10})) == 10
-    assert allowed_output(Call(served, {"max_tokens": 10, "max_completion_tokens": 20})) == 20
-    assert allowed_output(Call(served, {}), 900) == tokens
-    assert allowed_output(Call(served, {}), 2000) == min(2000, context or 2000)
+    assert allowed_output(UpstreamCall(served, {})) == tokens
+    assert allowed_output(UpstreamCall(served, {"n": 3})) == 3 * tokens
+    assert allowed_output(UpstreamCall(served, {"max_tokens": 10})) == 10
+    assert (
+        allowed_output(UpstreamCall(served, {"max_tokens": 10, "max_completion_tokens": 20})) == 20
+    )
+    assert allowed_output(UpstreamCall(served, {}), 900) == tokens
+    assert allowed_output(UpstreamCall(served, {}), 2000) == min(2000, context or 2000)
 
 
 def test_a_call_without_a_price_reserves_nothing_and_has_no_cost(bill: Bill) -> None:

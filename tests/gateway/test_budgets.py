@@ -114,9 +114,9 @@ def limited(found: Harness, budget: float) -> Limiter:
     limiter = Limiter(Spent())
     found.gateway.limiter = limiter
     found.gateway.authenticate = lambda token: account
-    found.gateway.settle = replace(found.gateway.settle, price=price)
-    assert found.gateway.shadowing is not None
-    found.gateway.shadowing.settle = found.gateway.settle
+    found.gateway.finalizer = replace(found.gateway.finalizer, price=price)
+    assert found.gateway.shadow is not None
+    found.gateway.shadow.finalizer = found.gateway.finalizer
     return limiter
 
 

@@ -246,7 +246,7 @@ def test_a_gate_remembers_what_it_measured(tmp_path: Path) -> None:
         gateway_server = build(config, ENVIRONMENT)
         try:
             tenant = await gateway_server.tenants.open("team")
-            assert gateway_server.gateway.shadowing is not None
+            assert gateway_server.gateway.shadow is not None
             assert isinstance(tenant.pipeline.rerank, GatedReranker)
             assert tenant.ungated is not None
             assert not isinstance(tenant.ungated.rerank, GatedReranker)

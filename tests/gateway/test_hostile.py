@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,10 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.endpoint import ChatEndpoint
 from bottega.gateway.limits import Limits
-from bottega.gateway.ports import Body
-from bottega.gateway.requests import read_chat
+from bottega.gateway.requests import context_of
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.builders import picture
 from tests.gateway.harness import QUESTION, Harness, harness, running
@@ -285,7 +284,7 @@ def test_a_picture_among_the_instructions_is_an_instruction() -> None:
         told = body()
         shown = body(shade=shade)["messages"][0]["content"][:1]
         told["messages"].insert(0, {"role": "system", "content": shown})
-        contexts.add(read_chat(told, background=re.compile("x")).context)
+        contexts.add(context_of(parse_request(told)))
     assert len(contexts) == 2
 
 

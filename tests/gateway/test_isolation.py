@@ -152,7 +152,7 @@ async def test_what_was_retrieved_is_never_an_instruction(shared: Harness) -> No
     poison["messages"][0]["content"][1]["text"] = forged
     poison["messages"][0]["content"][0]["image_url"]["url"] = picture(8).data_url
     await ask(shared, "sk-a", poison)
-    model: Any = shared.gateway.answering.served[0].tier.generator
+    model: Any = shared.gateway.completer.served[0].tier.generator
     await ask(shared, "sk-a", body())
     prompt = model.calls[-1].prompt
     assert [message.role for message in prompt.messages] == ["user", "assistant", "user"]

@@ -17,6 +17,7 @@ from PIL import Image as Pillow
 from bottega.gateway.limits import Limits
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.request import parse_request
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "detail": "low"}}
@@ -56,7 +57,7 @@ def asked(*content: object, **more: object) -> dict[str, object]:
 
 
 def test_a_body_within_the_limits_is_what_was_sent() -> None:
-    assert Limits().read(orjson.dumps(BODY)) == BODY
+    assert Limits().read(orjson.dumps(BODY)).body == BODY
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_what_is_not_json_is_refused(raw: bytes) -> None:
 
 def test_of_a_name_that_stands_twice_the_last_is_checked_and_kept() -> None:
     raw = b'{"model":"a","messages":[],"messages":[{"role":"user","content":"b"}],"model":"c"}'
-    assert Limits().read(raw)["model"] == "c"
+    assert Limits().read(raw).model == "c"
     with pytest.raises(ApiError, match="empty array"):
         Limits().read(b'{"model":"a","messages":[{"role":"user","content":"b"}],"messages":[]}')
 
@@ -162,7 +163,7 @@ def test_brackets_nest_no_deeper_than_the_limit(field: str, opening: Any) -> Non
             inner = {"a": inner} if isinstance(opening, dict) else [inner]
         return [{"a": inner}] if field == "tools" else {"a": inner}
 
-    Limits().check(BODY | {field: nested(60)})
+    parse_request(BODY | {field: nested(60)}, Limits())
     assert refused(BODY | {field: nested(200)}).code == "limit_exceeded"
 
 
@@ -172,9 +173,9 @@ def test_the_limit_of_nesting_is_exact(depth: int) -> None:
     for _ in range(depth - 1):
         value = [value]
     limits = Limits(depth=depth)
-    limits.check(asked({"type": "text", "text": "a"}, unknown=value))
+    parse_request(asked({"type": "text", "text": "a"}, unknown=value), limits)
     with pytest.raises(ApiError, match=f"nested deeper than {depth}"):
-        limits.check(asked({"type": "text", "text": "a"}, unknown=[value]))
+        parse_request(asked({"type": "text", "text": "a"}, unknown=[value]), limits)
 
 
 @pytest.mark.parametrize("kind", ["text", "image_url", "other"])
@@ -207,19 +208,19 @@ def test_an_error_names_the_type_that_an_image_url_should_have(
 
 def test_each_limit_holds() -> None:
     text = {"type": "text", "text": "abc"}
-    Limits(text_characters=6).check(asked(text, text))
+    parse_request(asked(text, text), Limits(text_characters=6))
     assert refused(asked(text, text, text), Limits(text_characters=6)).param == (
         "messages[0].content[2].text"
     )
-    Limits(images=2).check(asked(IMAGE, IMAGE))
+    parse_request(asked(IMAGE, IMAGE), Limits(images=2))
     assert refused(asked(IMAGE, IMAGE, IMAGE), Limits(images=2)).param == (
         "messages[0].content[2].image_url.url"
     )
     two = {"model": "m", "messages": [{"role": "user", "content": "a"}] * 2}
-    Limits(messages=2).check(two)
+    parse_request(two, Limits(messages=2))
     assert refused(two, Limits(messages=1)).code == "array_above_max_length"
     heavy = {"type": "image_url", "image_url": "data:image/png;base64," + "A" * 800_000}
-    Limits(image_mb=1).check(asked(heavy))
+    parse_request(asked(heavy), Limits(image_mb=1))
     assert refused(asked(heavy, heavy), Limits(image_mb=1)).param == (
         "messages[0].content[1].image_url"
     )
@@ -262,13 +263,13 @@ def test_limits_hold_to_the_last_one() -> None:
         return dataclasses.replace(PIXEL, data=b"x" * ((1 << 19) + more))
 
     wide = Image.from_pillow(Pillow.new("RGB", (10, 10)))
-    checks = [
+    checks: list[list[Callable[[], object]]] = [
         [partial(Limits(body_mb=1).check_size, (1 << 20) + n) for n in (0, 1)],
         [partial(Limits(headers=2).check_headers, [header] * n) for n in (2, 3)],
         [partial(Limits(header_bytes=20).check_headers, [header] * n) for n in (2, 3)],
-        [partial(Limits(text_characters=5).check, text(3, n)) for n in (2, 3)],
-        [partial(Limits(images=2).check, asked(*[image] * n)) for n in (2, 3)],
-        [partial(Limits(image_mb=1).check, weighs(mebibyte + n)) for n in (0, 4)],
+        [partial(parse_request, text(3, n), Limits(text_characters=5)) for n in (2, 3)],
+        [partial(parse_request, asked(*[image] * n), Limits(images=2)) for n in (2, 3)],
+        [partial(parse_request, weighs(mebibyte + n), Limits(image_mb=1)) for n in (0, 4)],
         [partial(Limits(image_pixels=n).check_image, wide, "p") for n in (100, 99)],
         [partial(Limits(image_mb=1).check_fetched, [fetched(n)] * 2, "p") for n in (0, 1)],
         [partial(Limits(request_pixels=500).check_fetched, [wide] * n, "p") for n in (5, 6)],

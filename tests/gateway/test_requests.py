@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bottega.gateway.demonstrations import augmented, expected_non_ascii_bytes, fitting
 from bottega.gateway.ports import TierCapabilities
-from bottega.gateway.requests import BACKGROUND, Chat, Needs, read_chat
+from bottega.gateway.requests import BACKGROUND, bypass_reason, context_of
+from bottega.openai_api.request import ChatRequest, parse_request
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, picture
 
@@ -15,10 +17,12 @@ URL = "data:image/png;base64,AAAA"
 ASK = {"role": "user", "content": "Which digit?"}
 
 
-def chat(*messages: dict[str, Any], **more: Any) -> Chat:
-    return read_chat(
-        {"model": "bottega", "messages": list(messages), **more}, background=re.compile(BACKGROUND)
-    )
+def chat(*messages: dict[str, Any], **more: Any) -> ChatRequest:
+    return parse_request({"model": "bottega", "messages": list(messages), **more})
+
+
+def reason_of(request: ChatRequest) -> str | None:
+    return bypass_reason(request, re.compile(BACKGROUND))
 
 
 def seen(text: str, *urls: str, detail: str | None = None) -> dict[str, Any]:
@@ -36,9 +40,10 @@ def test_the_question_is_the_last_user_turn_and_images_are_all_there_are() -> No
         {"role": "assistant", "content": "One."},
         seen("And these?", "data:b", "data:c"),
     )
-    assert read.asked == "And these?"
+    assert read.question == "And these?"
     assert [image.url for image in read.images] == [URL, "data:b", "data:c"]
-    assert (read.before, read.single_turn, read.passes) == (1, False, None)
+    assert (read.instruction_count, read.is_single_turn) == (1, False)
+    assert reason_of(read) is None
 
 
 def test_an_image_may_be_a_bare_string() -> None:
@@ -46,7 +51,7 @@ def test_an_image_may_be_a_bare_string() -> None:
         {"role": "user", "content": [{"type": "image_url", "image_url": URL}]},
     )
     assert [image.url for image in read.images] == [URL]
-    assert read.passes is None
+    assert reason_of(read) is None
 
 
 @pytest.mark.parametrize(
@@ -68,24 +73,23 @@ def test_an_image_may_be_a_bare_string() -> None:
         ([{"role": "user", "content": "My ### Task: is hard"}], {}, None),
         ([{"role": "user", "content": "  "}], {}, "nothing asked"),
         ([ASK, {"role": "system", "content": "x"}, ASK], {}, None),
-        ([ASK, {"role": "critic", "content": "x"}, ASK], {}, "roles"),
     ],
 )
 def test_what_cannot_be_augmented_says_why(
     messages: list[dict[str, Any]], more: dict[str, Any], reason: str | None
 ) -> None:
-    assert chat(*messages, **more).passes == reason
+    assert reason_of(chat(*messages, **more)) == reason
 
 
 def test_other_instructions_or_another_format_are_another_context() -> None:
     contexts = {
-        chat(ASK).context,
-        chat({"role": "system", "content": "Be brief."}, ASK).context,
-        chat({"role": "system", "content": "Be a pirate."}, ASK).context,
-        chat(ASK, response_format={"type": "json_object"}).context,
+        context_of(chat(ASK)),
+        context_of(chat({"role": "system", "content": "Be brief."}, ASK)),
+        context_of(chat({"role": "system", "content": "Be a pirate."}, ASK)),
+        context_of(chat(ASK, response_format={"type": "json_object"})),
     }
     assert len(contexts) == 4 and "" in contexts
-    assert chat(ASK).context == chat(seen("Other?"), temperature=0).context
+    assert context_of(chat(ASK)) == context_of(chat(seen("Other?"), temperature=0))
 
 
 def test_demonstrations_stand_between_instructions_and_conversation() -> None:
@@ -118,16 +122,17 @@ def test_what_a_tier_cannot_take_beside_the_question_is_left_out_worst_first() -
     kept = fitting(shown, read, TierCapabilities(images=3))
     assert [one.example.answer for one in kept] == ["b", "a"]
     assert fitting(shown, read, TierCapabilities(images=1)) == []
-    one = read.needs.tokens + 1150
+    one = read.prompt_tokens + 1150
     assert [c.example.answer for c in fitting(shown, read, TierCapabilities(context=one))] == ["a"]
 
 
-def test_needs_are_met_by_what_a_tier_takes() -> None:
-    assert Needs().met_by(TierCapabilities(images=0, tools=False, context=10))
-    assert not Needs(images=2).met_by(TierCapabilities(images=1))
-    assert not Needs(tools=True).met_by(TierCapabilities(tools=False))
-    assert not Needs(audio=True).met_by(TierCapabilities())
-    assert not Needs(tokens=11).met_by(TierCapabilities(context=10))
+def test_capabilities_support_a_request() -> None:
+    plain = TierCapabilities(images=0, tools=False, context=10)
+    assert plain.support(chat(ASK))
+    assert not TierCapabilities(images=1).support(chat(seen("Which?", URL, URL)))
+    assert not TierCapabilities(tools=False).support(chat(ASK, tools=[{"type": "function"}]))
+    assert not TierCapabilities().support(chat(ASK, modalities=["audio"]))
+    assert not TierCapabilities(context=10).support(replace(chat(ASK), prompt_tokens=11))
 
 
 @pytest.mark.parametrize(
@@ -147,17 +152,17 @@ def test_tokens_besides_the_texts_count(
     messages: list[dict[str, Any]], more: dict[str, Any]
 ) -> None:
     """A budget reserves for it."""
-    assert 1000 <= chat(*messages, **more).needs.tokens < 1200
+    assert 1000 <= chat(*messages, **more).prompt_tokens < 1200
 
 
 def test_text_in_other_parts_counts() -> None:
     part = {"type": "refusal", "refusal": "x" * 350_000}
-    assert chat({"role": "assistant", "content": [part]}).needs.tokens >= 100_000
+    assert chat({"role": "assistant", "content": [part]}).prompt_tokens >= 100_000
 
 
 def test_a_prediction_is_not_part_of_the_prompt() -> None:
     predicted = {"type": "content", "content": "x" * 3500}
-    assert chat(ASK, prediction=predicted).needs.tokens < 100
+    assert chat(ASK, prediction=predicted).prompt_tokens < 100
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,6 @@ def test_text_outside_ascii_counts_its_bytes(
 ) -> None:
     read = chat(*messages, **more)
     example = Candidate(Example(Query("\u732b?"), "\u732b"), 1.0)
-    assert read.needs.non_ascii_bytes == size
+    assert read.non_ascii_bytes == size
     assert expected_non_ascii_bytes(read, []) == size
     assert expected_non_ascii_bytes(read, [example]) == size + 6

@@ -15,8 +15,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from bottega.gateway.ports import Body
 from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion, parse_completions
 from tests.gateway.harness import Harness, harness
 from tests.gateway.test_responses import EVENT, asked

@@ -202,7 +202,7 @@ async def test_a_client_that_leaves_ends_a_call_that_costs_nothing(tmp_path: Pat
 
     slow = Slow(["never"])
     with harness(tmp_path, apprentice=slow) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=lambda model, usage: 0.0)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=lambda model, usage: 0.0)
         for stream in (False, True):
             body = {"model": "bottega", "messages": asked(1), "stream": stream}
             async with aiohttp.ClientSession() as session:

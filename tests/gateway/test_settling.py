@@ -13,10 +13,11 @@ import orjson
 import pytest
 
 from bottega.errors import RejectedError, StoreError
-from bottega.gateway.ports import Body, Tenant
+from bottega.gateway.ports import Tenant
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
@@ -59,10 +60,10 @@ def priced(model: str, usage: Usage) -> float:
 def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -> None:
     """As nothing it would never use up a budget, and a router would take the model for free."""
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         raw(found, asked(1))
         assert found.wait(1).cost_usd is None
-        found.gateway.settle = replace(found.gateway.settle, price=lambda model, usage: 0.0)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=lambda model, usage: 0.0)
         raw(found, asked(2))
         assert found.wait(2).cost_usd == 0.0
 
@@ -70,14 +71,14 @@ def test_what_nobody_counted_has_no_price(tmp_path: Path, usage: Usage | None) -
 @pytest.mark.parametrize("usage", [Usage(7, 7), Usage(7, 0), Usage(0, 7)])
 def test_any_counted_token_has_a_price(tmp_path: Path, usage: Usage) -> None:
     with harness(tmp_path, apprentice=Speaking(usage)) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         raw(found, asked(1))
         assert found.wait(1).cost_usd == pytest.approx(priced("", usage))
 
 
 def test_who_leaves_a_stream_pays_for_it(tmp_path: Path) -> None:
     with harness(tmp_path, apprentice=Speaking()) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         with client(found.url) as real:
             stream = real.chat.completions.create(model="bottega", messages=asked(1), stream=True)
             for _ in range(100):
@@ -110,7 +111,7 @@ def test_a_dismissed_answer_of_unknown_cost_makes_the_whole_cost_unknown(
 
     change = partial(replace, escalate=unsure)
     with harness(tmp_path, apprentice=Speaking(usage), change=change) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         raw(found, asked(1))
         over = found.wait(1)
     assert over.route == "master"
@@ -157,7 +158,7 @@ def test_a_request_passed_straight_through_has_a_cost(tmp_path: Path) -> None:
     """A request that passes straight through, as with tools, has a cost and no trace."""
     traces: list[Trace] = []
     with harness(tmp_path, master=Speaking(Usage(100, 10)), change=recording(traces)) as found:
-        found.gateway.settle = replace(found.gateway.settle, price=priced)
+        found.gateway.finalizer = replace(found.gateway.finalizer, price=priced)
         raw(found, asked(1), "bottega/master", tools=TOOLS)
         over = found.wait(1)
     assert over.usage == Usage(100, 10)
@@ -237,7 +238,9 @@ def test_an_answer_that_is_not_stored_is_counted(
         return replace(tenant, keeper=NotKept(error))
 
     with harness(tmp_path, furnish=furnish) as found:
-        found.gateway.settle = replace(found.gateway.settle, warn=WarningLogger(counted.append))
+        found.gateway.finalizer = replace(
+            found.gateway.finalizer, warn=WarningLogger(counted.append)
+        )
         assert raw(found, asked(1), "bottega/master").headers["x-bottega-route"] == "master"
         found.wait(1)
     assert counted == [what]
@@ -250,7 +253,9 @@ def test_a_trace_that_is_not_recorded_is_counted(tmp_path: Path) -> None:
         raise StoreError("the disk is full")
 
     with harness(tmp_path, change=partial(replace, record=fails)) as found:
-        found.gateway.settle = replace(found.gateway.settle, warn=WarningLogger(counted.append))
+        found.gateway.finalizer = replace(
+            found.gateway.finalizer, warn=WarningLogger(counted.append)
+        )
         raw(found, asked(1))
         assert found.wait(1).state == "answered"
     assert counted == ["not recorded"]

@@ -156,9 +156,7 @@ async def test_a_template_that_leaves_an_image_out(
     await fast.load()
     assert fast._loaded is not None
     monkeypatch.setattr(fast._loaded.processor, "chat_template", "no image")
-    with pytest.raises(
-        GenerationError, match="image tokens, got 0"
-    ) as caught:
+    with pytest.raises(GenerationError, match="image tokens, got 0") as caught:
         await fast.generate(shown(1, 2), SHORT)
     assert caught.value.hint
 

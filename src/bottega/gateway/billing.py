@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from bottega.gateway.accounting.limiter import TokenEstimates
 from bottega.gateway.demonstrations import expected_non_ascii_bytes, expected_tokens
 from bottega.gateway.endpoint import RequestRecord
-from bottega.gateway.ports import Body, Call
-from bottega.gateway.requests import Chat, max_text_tokens
+from bottega.gateway.ports import UpstreamCall
 from bottega.openai_api.chunks import count_tokens, reported_usage
+from bottega.openai_api.request import Body, ChatRequest, max_text_tokens
 from bottega.openai_api.response import add_usage
 from bottega.protocols import Pricer
 from bottega.types import Usage
@@ -28,11 +28,11 @@ class Bill:
     of a call is reserved from `reserve` until one of the other methods books or releases it."""
 
     record: RequestRecord
-    chat: Chat
+    request: ChatRequest
     price: Pricer
     estimates: TokenEstimates
 
-    def reserve(self, call: Call) -> None:
+    def reserve(self, call: UpstreamCall) -> None:
         """Reserve the expected cost of the call. Raises `BudgetError` if it does not fit."""
         if self.record.hold is not None:
             longest = min(
@@ -41,7 +41,7 @@ class Bill:
             most = Usage(self._max_prompt(call), allowed_output(call, longest))
             self.record.hold.reserve(self.price(call.model, most) or 0.0)
 
-    def paid(self, call: Call, usage: Usage | None, seconds: float | None = None) -> None:
+    def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
         reply, None for a stream."""
         if usage is None or not usage.prompt_tokens + usage.completion_tokens:
@@ -63,7 +63,7 @@ class Bill:
         if self.record.hold is not None:
             self.record.hold.settle(0.0)
 
-    def cut_off(self, call: Call, seconds: float, steps: Sequence[bytes] = ()) -> None:
+    def cut_off(self, call: UpstreamCall, seconds: float, steps: Sequence[bytes] = ()) -> None:
         """Book a call that ended early: by the last usage of its stream, else by its prompt and
         text so far. `seconds` is the time until the first text, or until the end without one: the
         model may have generated hidden reasoning, which is estimated from it."""
@@ -73,23 +73,23 @@ class Bill:
             usage = Usage(self._prompt(call), min(output, allowed_output(call, output)))
         self._add(call, usage, self.price(call.model, usage))
 
-    def is_free(self, call: Call) -> bool:
+    def is_free(self, call: UpstreamCall) -> bool:
         return self.price(call.model, ONE_OF_EACH) == 0
 
-    def _expected(self, call: Call) -> int:
-        return expected_tokens(self.chat, call.shown)
+    def _expected(self, call: UpstreamCall) -> int:
+        return expected_tokens(self.request, call.shown)
 
-    def _non_ascii_bytes(self, call: Call) -> int:
-        return expected_non_ascii_bytes(self.chat, call.shown)
+    def _non_ascii_bytes(self, call: UpstreamCall) -> int:
+        return expected_non_ascii_bytes(self.request, call.shown)
 
-    def _prompt(self, call: Call) -> int:
+    def _prompt(self, call: UpstreamCall) -> int:
         return min(self.estimates.prompt(call.model, self._expected(call)), self._max_prompt(call))
 
-    def _max_prompt(self, call: Call) -> int:
+    def _max_prompt(self, call: UpstreamCall) -> int:
         expected, more = self._expected(call), self._non_ascii_bytes(call)
         return self.estimates.max_prompt(call.model, expected, more)
 
-    def _add(self, call: Call, usage: Usage, cost: float | None) -> None:
+    def _add(self, call: UpstreamCall, usage: Usage, cost: float | None) -> None:
         record, call.cost_usd = self.record, cost
         record.route, record.model = call.served.name, call.model
         record.shots = len(call.shown)
@@ -100,11 +100,11 @@ class Bill:
             record.hold.settle(cost or 0.0)
 
 
-def dismissed_usd(calls: Iterable[Call]) -> float:
+def dismissed_usd(calls: Iterable[UpstreamCall]) -> float:
     return sum(call.cost_usd or 0.0 for call in calls)
 
 
-def allowed_output(call: Call, usual: int = 0) -> int:
+def allowed_output(call: UpstreamCall, usual: int = 0) -> int:
     """Return the maximum number of completion tokens of all choices together. Without a limit in
     the request, each choice counts the tier's `output_tokens`, or `usual` if that is more;
     `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are charged as
@@ -121,7 +121,7 @@ def allowed_output(call: Call, usual: int = 0) -> int:
     return each * _choices(fields)
 
 
-def _fields(call: Call) -> Body:
+def _fields(call: UpstreamCall) -> Body:
     return {**call.body, **call.served.extra}
 
 

@@ -15,19 +15,17 @@ from bottega.errors import BottegaError, EmbeddingError, StoreError
 from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter
-from bottega.gateway.completion import Answered, Answering, Asked, Question, Streaming
+from bottega.gateway.completion import ChatJob, ChatResult, ChatStream, Completer, TenantQuery
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.endpoint import ANONYMOUS, Reply, RequestRecord
 from bottega.gateway.errors import to_api_error, unknown_key
-from bottega.gateway.fields import allowed_fields
 from bottega.gateway.finalization import Finalizer
-from bottega.gateway.images import Fetch, is_web, pictures, with_fetched
-from bottega.gateway.limits import Limits
+from bottega.gateway.limits import Fetch, Limits, embed_fetched, is_web, read_images
 from bottega.gateway.origins import check_origin
 from bottega.gateway.overrides import PREFIX, Overrides, read_overrides
-from bottega.gateway.ports import Call, Tenants
+from bottega.gateway.ports import Tenants, UpstreamCall
 from bottega.gateway.reply import again, headers_of, replayed
-from bottega.gateway.requests import BACKGROUND, Chat, read_chat
+from bottega.gateway.requests import BACKGROUND, bypass_reason, to_query
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
 from bottega.gateway.response_cache.memory import (
     Asked as AskedBefore,
@@ -44,6 +42,7 @@ from bottega.gateway.shadow import ShadowRunner
 from bottega.image import Image
 from bottega.openai_api.chunks import count_tokens, from_chunks, has_only_usage
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.sse import DONE_EVENT, to_event
 
@@ -66,12 +65,12 @@ class Gateway:
     """`models` maps the model ids that clients may use to tiers, "" for the router's choice.
     Without `authenticate` everybody may ask: for loopback only."""
 
-    answering: Answering
+    completer: Completer
     tenants: Tenants
-    settle: Finalizer
+    finalizer: Finalizer
     models: Mapping[str, str]
     limits: Limits = field(default_factory=Limits)
-    shadowing: ShadowRunner | None = None
+    shadow: ShadowRunner | None = None
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     access: Access | None = None
@@ -106,37 +105,40 @@ class Gateway:
         scope = (record.namespace, rights, *told)
         if known := self._known(raw, scope):
             return replayed(record, *known)
-        allowed = allowed_fields(self.limits.read(raw), self.more_fields)
-        chat = read_chat(allowed, background=self.background)
-        overrides = self._overrides(chat.model, tuple(given.items()))
+        request = self.limits.read(raw)
+        request.body = allowed_fields(request.body, self.more_fields)
+        overrides = self._overrides(request.model, tuple(given.items()))
         namespace = _namespace(record.account, overrides)
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count refused names.
         record.namespace = namespace
-        found = await self._pictures(chat, overrides)
-        if any(map(is_web, found)):
-            body_with_fetched = partial(asyncio.to_thread, with_fetched, chat.body, found)
-            fetched = await self.decoding.run(found.values(), body_with_fetched, Image.wire_cost)
-            chat = replace(chat, body=fetched)
-        question = await self._question(chat, overrides, record, found)
-        key = await self._key(chat, overrides, record.namespace, found)
-        bill = self.settle.bill(record, chat)
-        may_use_master = self._may_use_master(record.account)
-        asked = Asked(chat, overrides, bill, question, key, may_use_master)
+        job = ChatJob(
+            request,
+            overrides,
+            self.finalizer.bill(record, request),
+            bypass_reason(request, self.background),
+            self._may_use_master(record.account),
+        )
+        images = await self._images(job)
+        if any(map(is_web, images)):
+            embed = partial(asyncio.to_thread, embed_fetched, request, images)
+            job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
+        job.query = await self._query(job, images)
+        key = job.key = await self._key(job, images)
         if key is None or self.replaying is None:
-            return await self._fresh(record, asked, ExitStack(), _ignore)
-        before = AskedBefore(key, chat.stream, chat.include_usage, record.namespace)
-        self.replaying.bodies.put(raw, scope, before, [image.url for image in chat.images])
+            return await self._answer(job, ExitStack(), _ignore)
+        before = AskedBefore(key, request.stream, request.include_usage, record.namespace)
+        self.replaying.bodies.put(raw, scope, before, [image.url for image in request.images])
         reply = self.replaying.repeats.get(key)
-        if reply is None and question is not None:
-            reply = await self._stored(key, question)
+        if reply is None and job.query is not None:
+            reply = await self._stored(key, job.query)
         # No other await before `lead`: otherwise two identical requests would both lead.
         reply = reply or await self.replaying.flights.wait(key)
         if reply is not None:
             return replayed(record, before, reply)
         leading = ExitStack()
         land = leading.enter_context(self.replaying.flights.lead(key))
-        return await self._fresh(record, asked, leading, self._lander(key, land))
+        return await self._answer(job, leading, self._lander(key, land))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Whose key the headers bear. Raises `ApiError`."""
@@ -183,7 +185,7 @@ class Gateway:
         record.hold = self.limiter.hold(account)
 
     def _may_use_master(self, account: Account) -> bool:
-        master = self.answering.served[-1].name
+        master = self.completer.served[-1].name
         if self.access is None or account is ANONYMOUS:
             return True
         return self.access.may_reach(account, master)
@@ -194,7 +196,7 @@ class Gateway:
         if overrides.tier is not None:
             self.access.check_tiers(account, [overrides.tier])
         if overrides.master_rate is not None:  # picks the first or the last tier at random
-            served = self.answering.served
+            served = self.completer.served
             self.access.check_tiers(account, [served[0].name, served[-1].name])
         await self.access.check_namespace(account, namespace)
 
@@ -206,63 +208,64 @@ class Gateway:
         reply = self.replaying.repeats.get(before.key) if before is not None else None
         return None if before is None or reply is None else (before, reply)
 
-    async def _pictures(self, chat: Chat, overrides: Overrides) -> dict[str, Image]:
-        """What must be looked at: nobody decodes the images of what passes straight through."""
-        replays = self.replaying is not None and overrides.replay
-        wanted = chat.passes is None and (replays or self._may_ask(chat, overrides))
-        parts = [one for one in chat.images if wanted or is_web(one.url)]
-        found = await pictures(parts, self.fetch, self.limits, chat.body) if parts else {}
-        self.limits.check_fetched(found.values(), "messages")
-        if found:
-            await asyncio.to_thread(self.decoding.check, found.values())
-        return found
+    async def _images(self, job: ChatJob) -> dict[str, Image]:
+        """Return the images that this request needs, by URL. Images of a request that is forwarded
+        unchanged are not decoded."""
+        may_repeat = self.replaying is not None and job.overrides.replay
+        wanted = job.bypass is None and (may_repeat or self._needs_pipeline(job))
+        parts = [part for part in job.request.images if wanted or is_web(part.url)]
+        images = await read_images(parts, self.fetch, self.limits) if parts else {}
+        self.limits.check_fetched(images.values(), "messages")
+        if images:
+            await asyncio.to_thread(self.decoding.check, images.values())
+        return images
 
-    def _may_ask(self, chat: Chat, overrides: Overrides) -> bool:
-        """Whether anything is looked up or kept for this request."""
-        return chat.passes is None and (
-            overrides.retrieve
-            or overrides.store
-            or overrides.tier is None
-            or any(one.prompt is not None for one in self.answering.served)
+    def _needs_pipeline(self, job: ChatJob) -> bool:
+        """Return whether anything is retrieved, stored or routed for this request."""
+        return job.bypass is None and (
+            job.overrides.retrieve
+            or job.overrides.store
+            or job.overrides.tier is None
+            or any(served.prompt is not None for served in self.completer.served)
         )
 
-    async def _question(
-        self, chat: Chat, overrides: Overrides, record: RequestRecord, found: Mapping[str, Image]
-    ) -> Question | None:
-        if not self._may_ask(chat, overrides):
+    async def _query(self, job: ChatJob, images: Mapping[str, Image]) -> TenantQuery | None:
+        if not self._needs_pipeline(job):
             return None
         try:
-            tenant = await self.tenants.open(record.namespace)
-        except (StoreError, EmbeddingError) as error:  # examples are not worth an answer
-            self.settle.warn("the cache cannot be opened", error)
+            tenant = await self.tenants.open(job.record.namespace)
+        except (StoreError, EmbeddingError) as error:  # answer without examples
+            self.finalizer.warn("the cache cannot be opened", error)
             return None
-        query = chat.query([found[one.url] for one in chat.images])
-        query = replace(query, choices=tenant.pipeline.choices)
-        return Question(query, tenant, found)
+        shown = [images[part.url] for part in job.request.images]
+        query = to_query(job.request, shown, tenant.pipeline.choices)
+        return TenantQuery(query, tenant, images)
 
-    async def _key(
-        self, chat: Chat, overrides: Overrides, namespace: str, found: Mapping[str, Image]
-    ) -> str | None:
+    async def _key(self, job: ChatJob, images: Mapping[str, Image]) -> str | None:
         replaying = self.replaying
-        if replaying is None or not overrides.replay or chat.passes is not None:
+        if replaying is None or not job.overrides.replay or job.bypass is not None:
+            return None
+        if any(map(is_web, images)):  # another image may be there next time
             return None
         if replaying.identity == "pixels":
-            decoded = partial(asyncio.to_thread, _digests, found, replaying.identity)
-            digests = await self.decoding.run(found.values(), decoded, Image.strips_cost)
+            work = partial(asyncio.to_thread, _digests, images, replaying.identity)
+            digests = await self.decoding.run(images.values(), work, Image.strips_cost)
         else:
-            digests = _digests(found, replaying.identity)
-        # What is asked for by the model's name or by headers, however it is said.
-        scope = (namespace, repr(replace(overrides, store=True, namespace=None)))
-        body = {name: value for name, value in chat.body.items() if name != "model"}
-        return exact_key(body, digests, scope=scope, sampled=replaying.sampled)
+            digests = _digests(images, replaying.identity)
+        # Overrides by the model's name and by headers are equivalent.
+        overrides = replace(job.overrides, store=True, namespace=None)
+        body = {name: value for name, value in job.request.body.items() if name != "model"}
+        request = replace(job.request, body=body)
+        scope = (job.record.namespace, repr(overrides))
+        return exact_key(request, digests, scope=scope, sampled=replaying.sampled)
 
-    async def _stored(self, key: str, question: Question) -> Remembered | None:
+    async def _stored(self, key: str, query: TenantQuery) -> Remembered | None:
         if self.stored is None or self.replaying is None:
             return None
         try:
-            found = await asyncio.to_thread(self.stored.find, key, question.tenant.example)
+            found = await asyncio.to_thread(self.stored.find, key, query.tenant.example)
         except StoreError as error:
-            self.settle.warn("stored repeats not read", error)
+            self.finalizer.warn("stored repeats not read", error)
             return None
         if found is None:
             return None
@@ -280,78 +283,70 @@ class Gateway:
 
         return remember
 
-    async def _fresh(
-        self, record: RequestRecord, asked: Asked, leading: ExitStack, remember: Land
-    ) -> Reply:
-        chat = asked.chat
-        record.state, record.why = ("passed", chat.passes) if chat.passes else ("answered", "")
+    async def _answer(self, job: ChatJob, leading: ExitStack, remember: Land) -> Reply:
+        record, request = job.record, job.request
+        record.state, record.why = ("passed", job.bypass) if job.bypass else ("answered", "")
         with leading:
-            if chat.stream and not self.answering.may_go_on(asked):
-                streaming = await self.answering.stream(asked)
-                self._begun(record, asked, streaming.call, streaming.failed)
-                events = self._events(record, asked, streaming, leading.pop_all(), remember)
+            if request.stream and not self.completer.needs_full_answer(job):
+                stream = await self.completer.stream(job)
+                self._note_call(job, stream.call, stream.failed)
+                events = self._events(job, stream, leading.pop_all(), remember)
                 return Reply(headers_of(record), events=events)
-            answered = await self.answering.complete(asked)
-            self._begun(record, asked, answered.call, answered.failed)
-            await self._settled(record, asked, answered)
+            result = await self.completer.complete(job)
+            self._note_call(job, result.call, result.failed)
+            await self._finalize(job, result)
             headers = headers_of(record)
-            _land(answered.completed, record, remember)
-        payload = answered.completed.payload
-        if chat.stream:
-            return Reply(headers, events=again(payload, chat.include_usage))
+            _land(result.completed, record, remember)
+        payload = result.completed.payload
+        if request.stream:
+            return Reply(headers, events=again(payload, request.include_usage))
         return Reply(headers, payload)
 
-    async def _settled(self, record: RequestRecord, asked: Asked, answered: Answered) -> None:
-        await self.settle(record, asked, answered)
-        if self.shadowing is not None:
-            self.shadowing.after(record, asked, answered)
+    async def _finalize(self, job: ChatJob, result: ChatResult) -> None:
+        await self.finalizer(job, result)
+        if self.shadow is not None:
+            self.shadow.after(job, result)
 
-    def _begun(
-        self, record: RequestRecord, asked: Asked, call: Call, failed: Sequence[str]
-    ) -> None:
+    def _note_call(self, job: ChatJob, call: UpstreamCall, failed: Sequence[str]) -> None:
+        record = job.record
         record.route, record.model = call.served.name, call.served.upstream.model
         record.shots, record.similarity = len(call.shown), call.similarity
-        if record.similarity is None and asked.question is not None:
-            record.similarity = asked.question.tenant.best(asked.question.query)
+        if record.similarity is None and job.query is not None:
+            record.similarity = job.query.tenant.best(job.query.query)
         record.fallback = ",".join(failed)
 
     async def _events(
-        self,
-        record: RequestRecord,
-        asked: Asked,
-        streaming: Streaming,
-        leading: ExitStack,
-        remember: Land,
+        self, job: ChatJob, stream: ChatStream, leading: ExitStack, remember: Land
     ) -> AsyncGenerator[bytes]:
-        steps: list[bytes] = []
-        first_text: float | None = None  # on the clock of `streaming.started`
+        record, call = job.record, stream.call
+        chunks: list[bytes] = []
+        first_text: float | None = None  # on the clock of `stream.started`
         completed: ChatCompletion | None = None
         has_failed = False
         with leading:
             try:
-                async for payload in streaming.events:
-                    steps.append(payload)
-                    if first_text is None and count_tokens([payload]):
+                async for chunk in stream.chunks:
+                    chunks.append(chunk)
+                    if first_text is None and count_tokens([chunk]):
                         first_text = perf_counter()
-                    if asked.chat.include_usage or not has_only_usage(payload):
-                        yield to_event(payload)
-                completed = from_chunks(steps)
-                asked.bill.paid(streaming.call, completed.usage)
+                    if job.request.include_usage or not has_only_usage(chunk):
+                        yield to_event(chunk)
+                completed = from_chunks(chunks)
+                job.bill.paid(call, completed.usage)
             except BottegaError as error:
                 has_failed = True
-                refusal = to_api_error(error)
-                record.state, record.status = "failed", refusal.status
-                record.why = refusal.code or type(error).__name__
-                yield to_event(refusal.body)
+                api_error = to_api_error(error)
+                record.state, record.status = "failed", api_error.status
+                record.why = api_error.code or type(error).__name__
+                yield to_event(api_error.body)
                 return
             finally:
                 if completed is None:
                     # Only a client that left pays for time: a stalled upstream may take minutes.
-                    silent = (first_text or perf_counter()) - streaming.started
-                    seconds = 0.0 if has_failed else silent
-                    asked.bill.cut_off(streaming.call, seconds, steps)
-                await streaming.events.aclose()
-            await self._settled(record, asked, Answered(streaming.call, completed))
+                    silent = (first_text or perf_counter()) - stream.started
+                    job.bill.cut_off(call, 0.0 if has_failed else silent, chunks)
+                await stream.chunks.aclose()
+            await self._finalize(job, ChatResult(call, completed))
             _land(completed, record, remember)
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Who answers: the tier that was chosen, with what it is shown; another one if it cannot."""
+"""Completion of chat requests: the routed tier with demonstrations, or a fallback on failure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import orjson
 
@@ -24,54 +24,67 @@ from bottega.errors import (
 from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.billing import Bill
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.demonstrations import DataUrl, augmented, fitting, prompted
-from bottega.gateway.endpoint import shield_for
+from bottega.gateway.demonstrations import augmented, fitting, prompted
+from bottega.gateway.endpoint import RequestRecord, shield_for
 from bottega.gateway.errors import MisconfiguredError, unsupported_request
 from bottega.gateway.overrides import Overrides
-from bottega.gateway.ports import Body, Call, Served, Tenant
-from bottega.gateway.requests import Chat, Part, parts_of
+from bottega.gateway.ports import Served, Tenant, UpstreamCall
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.client import track_call
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.request import Body, ChatRequest, DataUrl
 from bottega.openai_api.response import ChatCompletion
-from bottega.pipeline import Pipeline
+from bottega.pipeline import Pipeline, run
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
 
-# Why there is no question to be routed; None: the cache could not be opened.
+# Reasons of bypass for which the cheapest tier is enough; None: the cache cannot be opened.
 CHEAP = (None, "background")
-
-# Which tiers may answer for one that failed: all, dearer ones, none.
+# Tiers that may answer for one that failed: all, more expensive ones, none.
 Fallback = Literal["any", "up", "never"]
-
-Failure = TypeVar("Failure", bound=BottegaError)
 TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request. Without a `question`, the client's body is forwarded unchanged; without a `key`,
-    the reply is not repeated. `may_use_master`: whether a request without a question may reach the
-    master."""
+class ChatJob:
+    """One request. `bypass` is the reason why it gets no demonstrations. Without a `query`, the
+    client's body is forwarded unchanged; without a `key`, the reply is not repeated.
+    `may_use_master`: whether a request without a query may reach the master."""
 
-    chat: Chat
+    request: ChatRequest
     overrides: Overrides
     bill: Bill
-    question: Question | None = None
-    key: str | None = None
+    bypass: str | None = None
     may_use_master: bool = True
+    query: TenantQuery | None = None
+    key: str | None = None
+
+    @property
+    def record(self) -> RequestRecord:
+        return self.bill.record
+
+    @property
+    def escalates(self) -> bool:
+        """Whether the pipeline may send this request on to another tier after an answer."""
+        return (
+            self.query is not None
+            and self.query.pipeline.escalate is not None
+            and self.overrides.tier is None
+            and self.request.body.get("n") in (None, 1)
+        )
 
 
 @dataclass(slots=True)
-class Question:
-    """What examples are found for, and where. `pictures` are all images of the request by URL."""
+class TenantQuery:
+    """Query of a request and the tenant whose examples it may get. `images` are all images of the
+    request by URL."""
 
     query: Query
     tenant: Tenant
-    pictures: Mapping[str, Image]
+    images: Mapping[str, Image]
 
     @property
     def pipeline(self) -> Pipeline:
@@ -79,31 +92,35 @@ class Question:
 
 
 @dataclass(slots=True)
-class Answered:
-    """`dismissed` are the replies of tiers that were asked first and were not sure enough, `failed`
-    the tiers that were to answer and could not."""
+class ChatResult:
+    """Complete reply. `dismissed` are the replies of tiers that were asked first and were not
+    confident enough, `failed` the names of tiers that failed."""
 
-    call: Call
+    call: UpstreamCall
     completed: ChatCompletion
-    dismissed: tuple[tuple[Call, ChatCompletion], ...] = ()
+    dismissed: tuple[tuple[UpstreamCall, ChatCompletion], ...] = ()
     failed: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
-class Streaming:
-    """Stream of a reply that has begun; `events` includes the first event. `started` is the
+class ChatStream:
+    """Stream of a reply that has begun; `chunks` includes the first chunk. `started` is the
     `perf_counter` time at which the upstream call started."""
 
-    call: Call
-    events: AsyncGenerator[bytes]
+    call: UpstreamCall
+    chunks: AsyncGenerator[bytes]
     started: float
     failed: tuple[str, ...] = ()
 
 
+Outcome = TypeVar("Outcome", bound=ChatResult | ChatStream)
+
+
 @dataclass
-class Answering:
-    """`served` are the tiers, cheapest first. An upstream call whose client has left may take
-    another `finish_seconds`: it is paid for in any case, and its reply reports the usage."""
+class Completer:
+    """Completer of chat jobs. `served` are the tiers, cheapest first. An upstream call whose client
+    has left may take another `finish_seconds`: it costs the same, and its reply reports the usage.
+    """
 
     served: Sequence[Served]
     data_url: DataUrl
@@ -113,207 +130,159 @@ class Answering:
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     finish_seconds: float = 60.0
 
-    async def complete(self, asked: Asked) -> Answered:
+    async def complete(self, job: ChatJob) -> ChatResult:
         """Return the routed tier's answer, or that of a fallback. Raises the last tier's
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
         `BudgetError` if the key's budget does not allow it."""
-        waiting = await self._in_turn(asked)
-        dismissed: list[tuple[Call, ChatCompletion]] = []
-        failed: list[str] = []
-        failure: BottegaError | None = None
-        while waiting:
-            call = await self._call(asked, waiting.pop(0))
-            try:
-                completed = await self.call_upstream(asked, call)
-            except BudgetError as error:
-                failure = error
-                break
-            except (GenerationError, SettingError) as error:
-                failure = _named(error, call)
-                if asked.bill.record.has_left():
-                    raise asyncio.CancelledError from error  # no client: ask no other tier
-                if bare := _without(asked, call, error):
-                    asked, waiting = bare, [call.served, *waiting]
-                    continue
-                failed.append(call.served.name)
-                if not (waiting or dismissed) or _is_the_clients(error):
-                    break
-                self._fell_back(call, error)
-                continue
-            better = await self._better(asked, call, completed)
-            if better is not None and call.abandoned:
-                raise asyncio.CancelledError  # no client: do not escalate
-            if better is None:
-                completed = self.as_asked(asked, call, completed)
-                return Answered(call, completed, tuple(dismissed), tuple(failed))
-            dismissed.append((call, completed))
-            waiting = [better, *(one for one in waiting if one is not better)]
-        # A dismissed answer is better than no answer.
-        if dismissed and (self.fallback == "any" or isinstance(failure, BudgetError)):
-            call, completed = dismissed.pop()
-            completed = self.as_asked(asked, call, completed)
-            return Answered(call, completed, tuple(dismissed), tuple(failed))
-        assert failure is not None
-        raise failure
+        steps = _JobSteps(self, job, self.call_upstream)
+        try:
+            result, _ = await run(steps)
+        except (GenerationError, SettingError, BudgetError) as error:
+            # A dismissed answer is better than no answer.
+            if not steps.dismissed or not (
+                self.fallback == "any" or isinstance(error, BudgetError)
+            ):
+                raise
+            result = steps.dismissed.pop()
+        dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
+        completed = self.without_extras(job, result.call, result.completed)
+        return ChatResult(result.call, completed, dismissed, tuple(steps.failed))
 
-    async def call_upstream(self, asked: Asked, call: Call) -> ChatCompletion:
+    async def stream(self, job: ChatJob) -> ChatStream:
+        """Return the stream of the routed tier, or of a fallback: another tier may answer until the
+        first event. Raises like `complete`."""
+        steps = _JobSteps(self, job, self._open_stream)
+        stream, _ = await run(steps)
+        return replace(stream, failed=tuple(steps.failed))
+
+    async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
         """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
         errors of the upstream."""
-        asked.bill.reserve(call)
+        job.bill.reserve(call)
         # A free call has no cost to learn: cancel it when its client leaves.
-        seconds = 0.0 if asked.bill.is_free(call) else self.finish_seconds
-        has_left = asked.bill.record.has_left
+        seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
+        has_left = job.record.has_left
         try:
             with track_call() as state:
                 work = call.served.upstream.complete(call.body)
                 completed = await shield_for(work, seconds, has_left, state.idle)
         except asyncio.CancelledError:
             if state.is_waiting:
-                asked.bill.failed()
+                job.bill.failed()
             else:
-                asked.bill.cut_off(call, perf_counter() - state.started)
+                job.bill.cut_off(call, perf_counter() - state.started)
             raise
         except BaseException:
-            asked.bill.failed()
+            job.bill.failed()
             raise
         call.abandoned = has_left()
-        asked.bill.paid(call, completed.usage, perf_counter() - state.started)
-        return completed
+        job.bill.paid(call, completed.usage, perf_counter() - state.started)
+        return ChatResult(call, completed)
 
-    async def stream(self, asked: Asked) -> Streaming:
-        """Another tier is asked as long as nothing has come."""
-        waiting = await self._in_turn(asked)
-        failed: list[str] = []
-        while True:
-            call = await self._call(asked, waiting.pop(0))
-            asked.bill.reserve(call)
-            events = call.served.upstream.stream(call.body)
-            try:
-                with track_call() as state:
-                    first = await anext(events)
-            except StopAsyncIteration:
-                asked.bill.failed()
-                raise ApiError(
-                    "the model's stream was empty", status=502, type="server_error"
-                ) from None
-            except asyncio.CancelledError:
-                if state.is_waiting:
-                    asked.bill.failed()
-                else:
-                    asked.bill.cut_off(call, perf_counter() - state.started)
-                raise
-            except (GenerationError, SettingError) as error:
-                asked.bill.failed()
-                if bare := _without(asked, call, error):
-                    asked, waiting = bare, [call.served, *waiting]
-                    continue
-                if not waiting or _is_the_clients(error):
-                    _named(error, call)
-                    raise
-                failed.append(call.served.name)
-                self._fell_back(call, error)
-                continue
-            return Streaming(call, _from(first, events), state.started, tuple(failed))
+    async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
+        job.bill.reserve(call)
+        chunks = call.served.upstream.stream(call.body)
+        try:
+            with track_call() as state:
+                first = await anext(chunks)
+        except StopAsyncIteration:
+            job.bill.failed()
+            raise ApiError(
+                "the model's stream was empty", status=502, type="server_error"
+            ) from None
+        except asyncio.CancelledError:
+            if state.is_waiting:
+                job.bill.failed()
+            else:
+                job.bill.cut_off(call, perf_counter() - state.started)
+            raise
+        except (GenerationError, SettingError):
+            job.bill.failed()
+            raise
+        return ChatStream(call, _with_first(first, chunks), state.started)
 
-    def may_go_on(self, asked: Asked) -> bool:
-        """Whether an answer has to be whole before it is known that it is the one."""
-        return self._escalates(asked) and any(one.asks for one in self.served)
+    def needs_full_answer(self, job: ChatJob) -> bool:
+        """Return whether escalation needs the full answer before streaming."""
+        return job.escalates and any(served.asks for served in self.served)
 
-    def _fell_back(self, call: Call, error: BottegaError) -> None:
-        """What another tier answers may cost more than was planned: the operator must see it."""
-        name = call.served.name
-        self.warn(f"{name} failed, another tier asked", error)
-        log.warning("%s failed, another tier is asked: %s", name, error)
+    async def augmented(self, request: ChatRequest, shown: Sequence[Candidate]) -> Body:
+        """Return the body with the demonstrations; encode their images off the event loop."""
+        images = [image for one in shown for image in one.example.query.images]
+        if not images:
+            return augmented(request, shown, self.data_url)
+        encode = partial(asyncio.to_thread, augmented, request, shown, self.data_url)
+        return await self.decoding.run(images, encode, Image.wire_cost)
 
-    async def _in_turn(self, asked: Asked) -> list[Served]:
-        """The chosen tier, then dearer ones, then cheaper ones; a tier that was named is the only
-        one. Raises `ApiError` if none can take the request."""
-        chosen, named = await self._chosen(asked)
-        place = next(i for i, one in enumerate(self.served) if one.name == chosen)
-        others = [*self.served[place + 1 :], *reversed(self.served[:place])]
-        order = [self.served[place], *([] if named else others)]
-        able = [one for one in order if asked.chat.needs.met_by(one.capabilities)]
+    def without_extras(
+        self, job: ChatJob, call: UpstreamCall, completed: ChatCompletion
+    ) -> ChatCompletion:
+        """Return the reply that the client requested: one choice, without the log-probabilities or
+        further choices that only the gateway needed."""
+        if job.query is None or not (call.served.asks and job.escalates):
+            return completed
+        pipeline, query = job.query.pipeline, job.query.query
+        answers = [pipeline.parse(query, one) for one in completed.completions]
+        text = pipeline.choose(answers).text
+        chosen = next((i for i, one in enumerate(answers) if one.text == text), 0)
+        reply = orjson.loads(completed.payload)
+        choice = {**reply["choices"][chosen], "index": 0}
+        if not job.request.body.get("logprobs"):
+            choice.pop("logprobs", None)
+        payload = orjson.dumps({**reply, "choices": [choice]})
+        completion = completed.completions[chosen]
+        return ChatCompletion(payload, completed.model, (completion,), completed.usage)
+
+    async def tier_order(self, job: ChatJob) -> list[Served]:
+        """Return the tiers to try: the routed one, then more expensive ones, then cheaper ones; a
+        tier that the client named is the only one. Raises `ApiError` if none supports the request.
+        """
+        routed, is_named = await self._routed(job)
+        position = next(i for i, served in enumerate(self.served) if served.name == routed)
+        others = [*self.served[position + 1 :], *reversed(self.served[:position])]
+        order = [self.served[position], *([] if is_named else others)]
+        able = [served for served in order if served.capabilities.support(job.request)]
         if able:
-            return [able[0], *(one for one in able[1:] if self._may_follow(asked, able[0], one))]
-        raise unsupported_request(
-            asked.chat.needs, [one.capabilities for one in order], chosen if named else ""
-        )
+            return [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
+        capabilities = [served.capabilities for served in order]
+        raise unsupported_request(job.request, capabilities, routed if is_named else "")
 
-    def _may_follow(self, asked: Asked, failed: Served, other: Served) -> bool:
+    def _may_replace(self, job: ChatJob, failed: Served, other: Served) -> bool:
         # A client can make a tier fail, so a fallback must not reach the master either.
-        if asked.question is None and not asked.may_use_master and other is self.served[-1]:
+        if job.query is None and not job.may_use_master and other is self.served[-1]:
             return False
-        place = self.served.index
-        return self.fallback == "any" or (self.fallback == "up" and place(other) > place(failed))
+        position = self.served.index
+        is_above = position(other) > position(failed)
+        return self.fallback == "any" or (self.fallback == "up" and is_above)
 
-    async def _chosen(self, asked: Asked) -> tuple[str, bool]:
-        overrides, question = asked.overrides, asked.question
+    async def _routed(self, job: ChatJob) -> tuple[str, bool]:
+        """Return the name of the routed tier, and whether the client named it."""
+        overrides, query = job.overrides, job.query
         if overrides.tier is not None:
             return overrides.tier, True
         if overrides.master_rate is not None:
-            lucky = self.random.random() < overrides.master_rate
-            return self.served[-1 if lucky else 0].name, False
-        if question is None:
+            use_master = self.random.random() < overrides.master_rate
+            return self.served[-1 if use_master else 0].name, False
+        if query is None:
             # Clients control which requests pass, so the tiers of the key apply here, too.
-            cheap = asked.chat.passes in CHEAP or not asked.may_use_master
+            cheap = job.bypass in CHEAP or not job.may_use_master
             return self.served[0 if cheap else -1].name, False
         try:
-            return (await question.pipeline.route(question.query)).name, False
+            return (await query.pipeline.route(query.query)).name, False
         except ApiError:
             raise
         except BottegaError as error:
             self.warn("no tier chosen, the cheapest asked", error)
             return self.served[0].name, False
 
-    async def _call(self, asked: Asked, served: Served) -> Call:
-        shown = await self._shown(asked, served)
-        if served.prompt is not None:
-            return await self._prompted(asked, served, shown, served.prompt)
-        if not shown:
-            return Call(served, self._asking(asked, served, asked.chat.body))
-        kept = fitting(shown, asked.chat, served.capabilities)
-        body = await self.augmented(asked.chat, kept)
-        return Call(served, self._asking(asked, served, body), tuple(kept))
-
-    async def augmented(self, chat: Chat, shown: Sequence[Candidate]) -> Body:
-        """Return the body with the demonstrations; encode their images off the event loop."""
-        images = [image for one in shown for image in one.example.query.images]
-        if not images:
-            return augmented(chat, shown, self.data_url)
-        encoded = partial(asyncio.to_thread, augmented, chat, shown, self.data_url)
-        return await self.decoding.run(images, encoded, Image.wire_cost)
-
-    async def _prompted(
-        self, asked: Asked, served: Served, shown: Sequence[Candidate], prompter: Prompter
-    ) -> Call:
-        if asked.question is None:
-            raise ApiError(
-                "the pipeline served here cannot answer this request:"
-                f" {asked.chat.passes or 'it has no question'}",
-                code="unsupported",
-                hint="end with a user turn of text and images, without tools or audio",
-            )
-        kept = fitting(shown, asked.chat, served.capabilities)
-        prompt = prompter(_last_turn(asked.chat, asked.question.query), kept)
-        images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
-        encoded = partial(asyncio.to_thread, prompted, asked.chat, prompt, self.data_url)
-        body = await self.decoding.run(images, encoded, Image.wire_cost)
-        return Call(served, self._asking(asked, served, body), tuple(kept), prompt)
-
-    def _asking(self, asked: Asked, served: Served, body: Body) -> Body:
-        wanted = served.asks and self._escalates(asked)
-        return {**body, **served.asks} if wanted else body
-
-    async def _shown(self, asked: Asked, served: Served) -> list[Candidate]:
-        """An answer without examples is better than none."""
-        question = asked.question
-        if question is None or not asked.overrides.retrieve:
+    async def demonstrations(self, job: ChatJob, served: Served) -> list[Candidate]:
+        """Return the demonstrations for this tier, none if they cannot be found."""
+        query, tier = job.query, served.tier
+        if query is None or not job.overrides.retrieve:
             return []
-        tier = served.tier
-        if asked.overrides.shots is not None and tier.shots:
-            tier = replace(tier, shots=asked.overrides.shots)
+        if job.overrides.shots is not None and tier.shots:
+            tier = replace(tier, shots=job.overrides.shots)
         try:
-            return await question.pipeline.demonstrations(question.query, tier)
+            return await query.pipeline.demonstrations(query.query, tier)
         except EmptyKnowledgeBaseError:
             return []
         except ApiError:
@@ -322,79 +291,134 @@ class Answering:
             self.warn("no demonstrations", error)
             return []
 
-    async def _better(self, asked: Asked, call: Call, completed: ChatCompletion) -> Served | None:
-        question = asked.question
-        if question is None or not self._escalates(asked):
+    async def prompt(
+        self, job: ChatJob, served: Served, shown: Sequence[Candidate]
+    ) -> UpstreamCall:
+        """Return the call of this tier, with the demonstrations that it supports."""
+        if served.prompt is not None:
+            return await self._prompt_pipeline(job, served, shown, served.prompt)
+        kept = fitting(shown, job.request, served.capabilities)
+        body = await self.augmented(job.request, kept)
+        return UpstreamCall(served, _with_asks(job, served, body), tuple(kept))
+
+    async def _prompt_pipeline(
+        self, job: ChatJob, served: Served, shown: Sequence[Candidate], prompter: Prompter
+    ) -> UpstreamCall:
+        if job.query is None:
+            raise ApiError(
+                "the pipeline served here cannot answer this request:"
+                f" {job.bypass or 'it has no question'}",
+                code="unsupported",
+                hint="end with a user turn of text and images, without tools or audio",
+            )
+        kept = fitting(shown, job.request, served.capabilities)
+        prompt = prompter(_last_turn(job.request, job.query.query), kept)
+        images = [part for one in prompt.messages for part in one.parts if isinstance(part, Image)]
+        encode = partial(asyncio.to_thread, prompted, job.request, prompt, self.data_url)
+        body = await self.decoding.run(images, encode, Image.wire_cost)
+        return UpstreamCall(served, _with_asks(job, served, body), tuple(kept), prompt)
+
+    async def better_tier(self, job: ChatJob, result: ChatResult) -> Served | None:
+        """Return the tier that the pipeline escalates to after this answer."""
+        query = job.query
+        if query is None or query.pipeline.escalate is None or not job.escalates:
             return None
-        pipeline, query = question.pipeline, question.query
-        assert pipeline.escalate is not None
-        answer = pipeline.choose([pipeline.parse(query, one) for one in completed.completions])
-        tier = await pipeline.escalate(query, call.served.tier, answer)
+        answer = query.pipeline.parse_reply(query.query, result.completed.completions)
+        tier = await query.pipeline.escalate(query.query, result.call.served.tier, answer)
         found = [one for one in self.served if tier is not None and one.name == tier.name]
-        return next((one for one in found if asked.chat.needs.met_by(one.capabilities)), None)
-
-    def as_asked(self, asked: Asked, call: Call, completed: ChatCompletion) -> ChatCompletion:
-        """One choice of several, without the log-probabilities that only the gateway wanted."""
-        question = asked.question
-        if question is None or not (call.served.asks and self._escalates(asked)):
-            return completed
-        pipeline = question.pipeline
-        answers = [pipeline.parse(question.query, one) for one in completed.completions]
-        said = pipeline.choose(answers).text
-        chosen = next((i for i, one in enumerate(answers) if one.text == said), 0)
-        reply = orjson.loads(completed.payload)
-        choice = {**reply["choices"][chosen], "index": 0}
-        if not asked.chat.body.get("logprobs"):
-            choice.pop("logprobs", None)
-        payload = orjson.dumps({**reply, "choices": [choice]})
-        one = completed.completions[chosen]
-        return ChatCompletion(payload, completed.model, (one,), completed.usage)
-
-    def _escalates(self, asked: Asked) -> bool:
-        return (
-            asked.question is not None
-            and asked.question.pipeline.escalate is not None
-            and asked.overrides.tier is None
-            and asked.chat.body.get("n") in (None, 1)
-        )
+        return next((one for one in found if one.capabilities.support(job.request)), None)
 
 
-def _last_turn(chat: Chat, query: Query) -> Query:
+class _JobSteps(Generic[Outcome]):
+    """Steps of a chat job for `pipeline.run`: each failed tier is replaced by the next one."""
+
+    def __init__(
+        self,
+        completer: Completer,
+        job: ChatJob,
+        send: Callable[[ChatJob, UpstreamCall], Awaitable[Outcome]],
+    ) -> None:
+        self._completer, self._job, self._send = completer, job, send
+        self._waiting: list[Served] = []
+        self._call: UpstreamCall | None = None
+        self._without_examples = False
+        self.dismissed: list[ChatResult] = []
+        self.failed: list[str] = []
+
+    async def route(self) -> Served:
+        self._waiting = await self._completer.tier_order(self._job)
+        return self._waiting.pop(0)
+
+    async def demonstrations(self, served: Served) -> list[Candidate]:
+        if self._without_examples:
+            return []
+        return await self._completer.demonstrations(self._job, served)
+
+    async def generate(self, served: Served, shown: list[Candidate]) -> Outcome:
+        self._call = None
+        self._call = await self._completer.prompt(self._job, served, shown)
+        return await self._send(self._job, self._call)
+
+    async def recover(self, served: Served, error: BottegaError) -> Served:
+        call = self._call
+        if call is None or not isinstance(error, GenerationError | SettingError):
+            raise error
+        if isinstance(error, MisconfiguredError):
+            error.tier = served.name
+        if self._job.record.has_left():
+            raise asyncio.CancelledError from error  # no client: ask no other tier
+        if call.shown and _is_rejected(error):
+            # The demonstrations may be the cause: too long, too many images, or against a policy.
+            log.warning("%s refuses, it is asked without demonstrations: %s", served.name, error)
+            self._without_examples = True
+            return served
+        self.failed.append(served.name)
+        if _is_the_clients(error) or not (self._waiting or self.dismissed):
+            raise error
+        # Another tier may cost more than planned: the operator must see it.
+        self._completer.warn(f"{served.name} failed, another tier asked", error)
+        log.warning("%s failed, another tier is asked: %s", served.name, error)
+        if not self._waiting:
+            raise error
+        return self._waiting.pop(0)
+
+    async def escalate(self, outcome: Outcome) -> Served | None:
+        if not isinstance(outcome, ChatResult):
+            return None
+        better = await self._completer.better_tier(self._job, outcome)
+        if better is None:
+            return None
+        if outcome.call.abandoned:
+            raise asyncio.CancelledError  # no client: do not escalate
+        self.dismissed.append(outcome)
+        self._waiting = [served for served in self._waiting if served is not better]
+        return better
+
+
+def _with_asks(job: ChatJob, served: Served, body: Body) -> Body:
+    return {**body, **served.asks} if served.asks and job.escalates else body
+
+
+def _last_turn(request: ChatRequest, query: Query) -> Query:
     """Return the query without the images of earlier turns, which stay in those turns."""
-    messages = chat.body["messages"]
-    assert isinstance(messages, list)
-    images = sum(isinstance(part, Part) for part in parts_of(messages[-1]))
+    images = len(request.messages[-1].images)
     return replace(query, images=query.images[len(query.images) - images :])
 
 
-def _named(error: Failure, call: Call) -> Failure:
-    if isinstance(error, MisconfiguredError):
-        error.tier = call.served.name
-    return error
-
-
 def _is_the_clients(error: BottegaError) -> bool:
-    """Another tier would refuse it as well, unless it is only too long for this one."""
-    return _refuses(error) and not TOO_LONG.search(str(error))
+    """Return whether other tiers would reject the request, too; one that is too long for this tier
+    may fit into another."""
+    return _is_rejected(error) and not TOO_LONG.search(str(error))
 
 
-def _refuses(error: BottegaError) -> bool:
+def _is_rejected(error: BottegaError) -> bool:
     return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
 
 
-def _without(asked: Asked, call: Call, error: BottegaError) -> Asked | None:
-    """The request alone, where it may be what was shown with it that is refused: too long, too many
-    images, or against some policy."""
-    if not (call.shown and _refuses(error)):
-        return None
-    log.warning("%s refuses, it is asked without demonstrations: %s", call.served.name, error)
-    return replace(asked, overrides=replace(asked.overrides, retrieve=False))
-
-
-async def _from(first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     try:
         yield first
-        async for event in events:
-            yield event
+        async for chunk in chunks:
+            yield chunk
     finally:
-        await events.aclose()
+        await chunks.aclose()

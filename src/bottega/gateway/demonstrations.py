@@ -3,65 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bottega.gateway.ports import Body, TierCapabilities
-from bottega.gateway.requests import (
+from bottega.gateway.ports import TierCapabilities
+from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
+from bottega.openai_api.request import (
     IMAGE_TOKENS,
-    MOST_IMAGE_TOKENS,
-    Chat,
+    MAX_IMAGE_TOKENS,
+    Body,
+    ChatRequest,
+    DataUrl,
+    messages_json,
     non_ascii_bytes,
 )
-from bottega.image import Image
-from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
-from bottega.openai_api.request import messages_json
 from bottega.types import Candidate, Example, Prompt
-
-DataUrl = Callable[[Image], str]
 
 
 def fitting(
-    shown: Sequence[Candidate], chat: Chat, capabilities: TierCapabilities
+    shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities
 ) -> list[Candidate]:
     """Those that the tier can take beside the request, in their order: the least similar ones are
     left out first."""
     kept = list(shown)
-    while kept and not _fits(kept, chat, capabilities):
+    while kept and not _fits(kept, request, capabilities):
         kept.remove(min(kept, key=lambda candidate: candidate.score))
     return kept
 
 
-def augmented(chat: Chat, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
+def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
     """The body with each demonstration as a user turn and an assistant turn behind the
     instructions, in the order of the client's own: what was retrieved never stands in a system
     turn. Blocks: images are encoded."""
     if not shown:
-        return chat.body
-    messages = chat.body["messages"]
-    assert isinstance(messages, list)
-    turns = [turn for one in shown for turn in _turns(one.example, data_url, chat)]
-    joined = [*messages[: chat.before], *turns, *messages[chat.before :]]
-    return {**chat.body, "messages": joined}
+        return request.body
+    messages = request.raw_messages
+    turns = [turn for one in shown for turn in _turns(one.example, data_url, request)]
+    joined = [
+        *messages[: request.instruction_count],
+        *turns,
+        *messages[request.instruction_count :],
+    ]
+    return request.with_messages(joined)
 
 
-def prompted(chat: Chat, prompt: Prompt, data_url: DataUrl) -> Body:
+def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
     """Return the body with a pipeline's prompt in place of the last turn. The client's instructions
     precede the prompt; earlier turns directly precede the prompt's own question. Blocks: encodes
     images."""
-    messages = chat.body["messages"]
-    assert isinstance(messages, list)
+    messages = request.raw_messages
     own = messages_json(prompt.messages, data_url)
     last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
-    earlier = messages[chat.before : -1]
-    joined = [*messages[: chat.before], *own[:last], *earlier, *own[last:]]
-    return {**chat.body, "messages": joined}
+    earlier = messages[request.instruction_count : -1]
+    joined = [*messages[: request.instruction_count], *own[:last], *earlier, *own[last:]]
+    return request.with_messages(joined)
 
 
-def _turns(example: Example, data_url: DataUrl, chat: Chat) -> list[Body]:
-    asked, detail = example.query, _detail(chat)
+def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Body]:
+    asked, detail = example.query, _detail(request)
     pictures = [_picture(data_url(image), detail) for image in asked.images]
     texts: list[Body] = [{"type": "text", "text": asked.text}] if asked.text else []
-    parts = [*texts, *pictures] if chat.text_first else [*pictures, *texts]
+    parts = [*texts, *pictures] if request.text_first else [*pictures, *texts]
     content: object = parts if pictures else asked.text
     return [
         {"role": "user", "content": content},
@@ -79,28 +80,28 @@ def _picture(url: str, detail: str | None) -> Body:
     return {"type": "image_url", "image_url": image}
 
 
-def _detail(chat: Chat) -> str | None:
+def _detail(request: ChatRequest) -> str | None:
     """Examples are looked at as closely as the question is."""
-    return chat.images[-1].detail if chat.images else None
+    return request.images[-1].detail if request.images else None
 
 
-def expected_tokens(chat: Chat, shown: Sequence[Candidate]) -> int:
+def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     """Of the request with its demonstrations: an estimate."""
     examples = [candidate.example for candidate in shown]
     texts = sum(len(example.query.text) + len(worked(example)) for example in examples)
     images = sum(len(example.query.images) for example in examples)
-    seen = images * IMAGE_TOKENS.get(_detail(chat) or "", MOST_IMAGE_TOKENS)
-    return chat.needs.tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
+    seen = images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
+    return request.prompt_tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
 
 
-def expected_non_ascii_bytes(chat: Chat, shown: Sequence[Candidate]) -> int:
+def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
     texts = (text for one in shown for text in (one.example.query.text, worked(one.example)))
-    return chat.needs.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
+    return request.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
 
 
-def _fits(shown: Sequence[Candidate], chat: Chat, capabilities: TierCapabilities) -> bool:
+def _fits(shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities) -> bool:
     images = sum(len(candidate.example.query.images) for candidate in shown)
-    if capabilities.images is not None and chat.needs.images + images > capabilities.images:
+    if capabilities.images is not None and len(request.images) + images > capabilities.images:
         return False
-    return capabilities.context is None or expected_tokens(chat, shown) <= capabilities.context
+    return capabilities.context is None or expected_tokens(request, shown) <= capabilities.context

@@ -16,9 +16,9 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.gateway.ports import TierCapabilities
-from bottega.gateway.requests import Needs
 from bottega.openai_api.breaker import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
+from bottega.openai_api.request import ChatRequest
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -127,12 +127,12 @@ async def send_error(error: ApiError, send: Send) -> None:
 
 
 def unsupported_request(
-    needs: Needs, capabilities: Sequence[TierCapabilities], named: str = ""
+    request: ChatRequest, capabilities: Sequence[TierCapabilities], named: str = ""
 ) -> ApiError:
     """`named` is the tier that the client asked for: the only one that could have answered."""
     it = "it takes" if named else "they take"
-    found = list(_reasons(needs, capabilities))
-    if not found:  # each of the needs is met by some tier
+    found = list(_reasons(request, capabilities))
+    if not found:  # each property is supported by some tier
         found = [("all of this only apart", "send less at once")]
     said = ", ".join(reason for reason, _ in found)
     instead = " and ".join(dict.fromkeys(hint for _, hint in found))
@@ -144,23 +144,25 @@ def unsupported_request(
     )
 
 
-def _reasons(needs: Needs, capabilities: Sequence[TierCapabilities]) -> list[tuple[str, str]]:
+def _reasons(
+    request: ChatRequest, capabilities: Sequence[TierCapabilities]
+) -> list[tuple[str, str]]:
     images, context = (
         _most([one.images for one in capabilities]),
         _most([one.context for one in capabilities]),
     )
     found = []
-    if needs.tools and not any(one.tools for one in capabilities):
+    if request.has_tools and not any(one.tools for one in capabilities):
         found.append(("no tools", "leave the tools out"))
-    if needs.audio and not any(one.audio for one in capabilities):
+    if request.has_audio and not any(one.audio for one in capabilities):
         found.append(("no audio", "leave the audio out"))
-    if images == 0 and needs.images:
+    if images == 0 and request.images:
         found.append(("no images", "leave the images out"))
-    elif images is not None and needs.images > images:
-        said = f"at most {images} images, and these are {needs.images}"
+    elif images is not None and len(request.images) > images:
+        said = f"at most {images} images, and these are {len(request.images)}"
         found.append((said, "send fewer images"))
-    if context is not None and needs.tokens > context:
-        said = f"at most {context:,} tokens, and these are about {needs.tokens:,}"
+    if context is not None and request.prompt_tokens > context:
+        said = f"at most {context:,} tokens, and these are about {request.prompt_tokens:,}"
         found.append((said, "send a shorter text"))
     return found
 

@@ -1,57 +1,47 @@
-"""What a client may send. Everything else is refused by the name of its field, before it costs
-anything."""
+"""Limits of one request, and the images of a request: decoded, or fetched where allowed."""
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import orjson
 
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.gateway.fields import (
-    FIELDS,
-    LONGEST_NAME,
-    ROLES,
-    SPEECHLESS,
-    bad_image,
-    bad_role,
-    invalid,
-    required,
-    too_much,
-    wrong_type,
-)
-from bottega.gateway.ports import Body
 from bottega.image import MAX_PIXELS, Image
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import above_limit, image_error
+from bottega.openai_api.request import (
+    Body,
+    BodyLimits,
+    ChatMessage,
+    ChatRequest,
+    ImagePart,
+    parse_request,
+)
 
 MB = 1 << 20
-ONCE = (b"authorization", b"x-bottega-")
-ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+UNIQUE_HEADERS = (b"authorization", b"x-bottega-")
+WEB_SCHEMES = ("http://", "https://")
+Fetch = Callable[[str], Awaitable[Image]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(BodyLimits):
     """Limits of one request. `image_mb` is the total size of its images, decoded from base64 or
-    fetched; `image_pixels` applies to each, `request_pixels` to all of them together. `depth`
-    counts nested brackets."""
+    fetched; `image_pixels` applies to each, `request_pixels` to all of them together."""
 
     body_mb: int = 20
-    messages: int = 200
-    text_characters: int = 1_000_000
-    images: int = 16
-    image_mb: int = 20
     image_pixels: int = 40_000_000
     request_pixels: int = 50_000_000
     header_bytes: int = 32_768
     headers: int = 100
-    depth: int = 64
 
     def check_size(self, size: int) -> None:
-        """For a stated length and for the bytes that came so far."""
+        """Raise `ApiError` (413) if a stated or received length is too large."""
         if size > self.body_mb * MB:
             raise ApiError(
                 f"The request is larger than {self.body_mb} MB.",
@@ -61,9 +51,10 @@ class Limits:
             )
 
     def check_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Of a key that stands twice somebody may have checked the other one."""
-        named = list(headers)
-        sizes = [len(name) + len(value) for name, value in named]
+        """Raise `ApiError` for too many or too large headers, and for a duplicate of a header that
+        gives rights: a proxy may have validated the other copy."""
+        pairs = list(headers)
+        sizes = [len(name) + len(value) for name, value in pairs]
         if len(sizes) > self.headers or sum(sizes) > self.header_bytes:
             raise ApiError(
                 f"The headers are more than {self.headers} or larger than"
@@ -72,18 +63,21 @@ class Limits:
                 code="headers_too_large",
                 hint="send fewer or shorter headers",
             )
-        if len({name for name, _ in named}) < len(named):
-            for name, count in Counter(name for name, _ in named).items():
-                if count > 1 and name.startswith(ONCE):
+        if len({name for name, _ in pairs}) < len(pairs):
+            for name, count in Counter(name for name, _ in pairs).items():
+                if count > 1 and name.startswith(UNIQUE_HEADERS):
                     raise ApiError(
-                        f"The header {name.decode('latin-1')[:100]!r} stands there twice.",
+                        f"The header {name.decode('latin-1')[:100]!r} occurs twice.",
                         code="duplicate_header",
                         hint="send it once",
                     )
 
-    def read(self, raw: bytes) -> Body:
-        """Parsed and checked. Of a name that stands twice the last counts, for the checks as for
-        whatever is sent on: the body that goes upstream must be written anew from this one."""
+    def read(self, raw: bytes) -> ChatRequest:
+        """Return the parsed body. Raises `ApiError`.
+
+        Of duplicate names the last one counts, here and upstream: the body that is sent on is
+        written from the parsed one.
+        """
         self.check_size(len(raw))
         try:
             body = orjson.loads(raw)
@@ -94,42 +88,25 @@ class Limits:
                 code="invalid_json",
                 hint="send one JSON object in UTF-8, without NaN or Infinity",
             ) from error
-        self.check(body)
-        return cast(Body, body)
-
-    def check(self, body: object) -> None:
-        """Raises `ApiError` (400) for what is not a chat-completions body within the limits. Fields
-        that nobody knows may hold anything that is not nested deeper than `depth`."""
-        if not isinstance(body, dict):
-            wrong_type("", "an object", body)
-        for name, value in body.items():
-            if value is None or name == "messages":
-                continue
-            if (kind := FIELDS.get(name)) and not kind.fits(value):
-                kind.reject(name, value)
-            if isinstance(value, dict | list):
-                self._check_depth(value, name)
-        required(body, "model", "")
-        required(body, "messages", "")
-        self._check_messages(body["messages"])
+        return parse_request(body, self)
 
     def read_image(self, url: str, param: str) -> Image:
-        """Of a data URL; what it weighs is among what `check` has added up. Not for the event
-        loop."""
+        """Return the image of a data URL, whose size `read` has checked. Blocks: decodes. Raises
+        `ApiError`."""
         try:
             image = Image.from_data_url("data:" + url[5:])
         except TooManyPixelsError as error:
             most = min(self.image_pixels, MAX_PIXELS)
-            said = f"The image has more than {most:,} pixels."
-            raise bad_image(said, param, error.hint) from error
+            message = f"The image has more than {most:,} pixels."
+            raise image_error(message, param, error.hint) from error
         except ImageError as error:
-            raise bad_image(f"Invalid image: {error}.", param, error.hint) from error
+            raise image_error(f"Invalid image: {error}.", param, error.hint) from error
         self.check_image(image, param)
         return image
 
     def check_image(self, image: Image, param: str) -> None:
         if image.width * image.height > self.image_pixels:
-            raise bad_image(
+            raise image_error(
                 f"The image has {image.width} x {image.height} pixels, more than"
                 f" {self.image_pixels:,}.",
                 param,
@@ -137,147 +114,96 @@ class Limits:
             )
 
     def check_fetched(self, images: Collection[Image], param: str) -> None:
-        """Once those behind http(s) URLs are there too. What is one colour weighs next to nothing,
-        and is decoded like any other."""
+        """Check all images of a request, fetched ones included: a large image of one colour has few
+        bytes, but as many pixels to decode as any other."""
         for image in images:
             self.check_image(image, param)
         pixels = sum(image.width * image.height for image in images)
         if pixels > self.request_pixels:
-            too_much(param, f"images of more than {self.request_pixels:,} pixels together")
+            above_limit(param, f"images of more than {self.request_pixels:,} pixels together")
         if sum(len(image.data) for image in images) > self.image_mb * MB:
-            too_much(param, f"images of more than {self.image_mb} MB together")
-
-    def _check_messages(self, messages: object) -> None:
-        if not isinstance(messages, list):
-            wrong_type("messages", "an array of objects", messages)
-        if not messages:
-            raise invalid(
-                "Invalid 'messages': empty array. Expected at least 1.", "messages", "empty_array"
-            )
-        if len(messages) > self.messages:
-            too_much("messages", f"more than {self.messages} messages", "array_above_max_length")
-        count = _Count(self)
-        for number, message in enumerate(messages):
-            self._check_message(message, number, count)
-
-    def _check_message(self, message: object, number: int, count: _Count) -> None:
-        if not isinstance(message, dict):
-            wrong_type(f"messages[{number}]", "an object", message)
-        role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            bad_role(message, number)
-        content = message.get("content")
-        if isinstance(content, str):
-            count.text(content, "messages[{}].content", number)
-        elif isinstance(content, list):
-            self._check_parts(content, f"messages[{number}].content", count)
-        elif content is not None:
-            wrong_type(f"messages[{number}].content", "a string or an array of objects", content)
-        elif role not in SPEECHLESS:
-            required(message, "content", f"messages[{number}]")
-        self._check_rest(message, ("content", "role"), f"messages[{number}]")
-
-    def _check_parts(self, parts: list[object], where: str, count: _Count) -> None:
-        if not parts:
-            raise invalid(f"Invalid '{where}': empty array.", where, "empty_array")
-        for number, part in enumerate(parts):
-            here = f"{where}[{number}]"
-            if not isinstance(part, dict):
-                wrong_type(here, "an object", part)
-            known: tuple[str, ...] = ("type",)
-            kind = part.get("type")
-            if kind == "text":
-                required(part, "text", here)
-                if not isinstance(text := part["text"], str):
-                    wrong_type(f"{here}.text", "a string", text)
-                count.text(text, "{}.text", here)
-            elif kind == "image_url":
-                required(part, "image_url", here)
-                self._check_image_url(part["image_url"], f"{here}.image_url", count)
-                known += ("image_url",)
-            elif not isinstance(kind, str):
-                required(part, "type", here)
-                wrong_type(f"{here}.type", "a string", kind)
-            elif kind != "refusal":
-                _check_addresses(part, here)
-            self._check_rest(part, known, here)
-
-    def _check_image_url(self, reference: object, where: str, count: _Count) -> None:
-        if isinstance(reference, dict):
-            required(reference, "url", where)
-            url, here = reference["url"], f"{where}.url"
-            detail = reference.get("detail")
-            if detail is not None and not isinstance(detail, str):
-                wrong_type(f"{where}.detail", "a string", detail)
-            self._check_rest(reference, ("url",), where)
-        else:
-            url, here = reference, where
-        if not isinstance(url, str):
-            wrong_type(here, "a string" if url is not reference else "an object or a string", url)
-        count.image(url, here)
-
-    def _check_rest(self, found: dict[str, object], known: tuple[str, ...], where: str) -> None:
-        for name, value in found.items():
-            if name not in known and isinstance(value, dict | list):
-                self._check_depth(value, f"{where}.{name}")
-        if "name" in found and not isinstance(found["name"], str | None):
-            wrong_type(f"{where}.name", "a string", found["name"])
-
-    def _check_depth(self, value: object, where: str) -> None:
-        # Whole layers, since recursion would itself end at some depth.
-        layer = [value]
-        for _ in range(self.depth):
-            layer = [
-                inner
-                for outer in layer
-                for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined]
-                if isinstance(inner, dict | list)
-            ]
-            if not layer:
-                return
-        too_much(where, f"brackets nested deeper than {self.depth}")
+            above_limit(param, f"images of more than {self.image_mb} MB together")
 
 
-def _check_addresses(part: dict[str, object], where: str) -> None:
-    """Servers fetch videos and documents by their URL, from wherever they stand."""
-    for name, value in part.items():
-        inner = [value, *(value.values() if isinstance(value, dict) else ())]
-        if any(isinstance(one, str) and ADDRESS.match(one) for one in inner):
-            where = f"{where}.{name}"[:LONGEST_NAME]
-            raise ApiError(
-                f"Invalid '{where}': only images are fetched by their URL.",
-                code="url_not_fetched",
-                param=where,
-                hint="send what is there, as base64",
-            )
+def is_web(url: str) -> bool:
+    """Return whether the URL must be fetched."""
+    return url[:8].lower().startswith(WEB_SCHEMES)
 
 
-class _Count:
-    """What is added up over all messages."""
+async def read_images(
+    parts: Sequence[ImagePart], fetch: Fetch | None, limits: Limits
+) -> dict[str, Image]:
+    """Return the images by URL. Raises `ApiError`, with the position in the body, for invalid
+    images and for URLs that may not be fetched."""
+    params: dict[str, str] = {}
+    for part in parts:
+        params.setdefault(part.url, part.param)
+    inline = [url for url in params if not is_web(url)]
+    found = await asyncio.to_thread(_decode_all, inline, params, limits) if inline else {}
+    web = [url for url in params if is_web(url)]
+    if web and fetch is None:
+        raise ApiError(
+            "image URLs are not fetched here",
+            code="image_url_not_fetched",
+            param=params[web[0]],
+            hint="send the image as a data URL (data:image/png;base64,...)",
+        )
+    if web and fetch is not None:
+        fetched = await asyncio.gather(*(_fetch(url, params[url], fetch, limits) for url in web))
+        found |= dict(zip(web, fetched, strict=True))
+    return found
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._characters = self._images = self._bytes = 0
 
-    def text(self, text: str, where: str, named: object) -> None:
-        self._characters += len(text)
-        if self._characters > (most := self._limits.text_characters):
-            what = f"more than {most:,} characters of text"
-            too_much(where.format(named), what, "string_above_max_length")
+def _decode_all(urls: Sequence[str], params: Mapping[str, str], limits: Limits) -> dict[str, Image]:
+    return {url: _decode(url, params[url], limits) for url in urls}
 
-    def image(self, url: str, where: str) -> None:
-        scheme = url[:8].lower()
-        inline = scheme.startswith("data:")
-        if not inline and not scheme.startswith(("http://", "https://")):
-            raise bad_image(
-                f"Invalid '{where}': only data:, http:// and https:// URLs are images here.",
-                where,
-                "send the image as data:image/png;base64,...",
-            )
-        self._images += 1
-        if self._images > self._limits.images:
-            too_much(where, f"more than {self._limits.images} images")
-        if inline:
-            self._bytes += len(url) * 3 // 4
-            if self._bytes > self._limits.image_mb * MB:
-                too_much(where, f"images of more than {self._limits.image_mb} MB together")
+
+def _decode(url: str, param: str, limits: Limits) -> Image:
+    kind, comma, _ = url.partition(",")
+    if not (kind[:11].lower() == "data:image/" and kind.lower().endswith(";base64") and comma):
+        raise image_error(
+            "an image_url is neither an http(s) URL nor a data URL",
+            param,
+            "send data:image/png;base64,...",
+        )
+    return limits.read_image(url, param)
+
+
+async def _fetch(url: str, param: str, fetch: Fetch, limits: Limits) -> Image:
+    with _set_param(param):
+        image = await fetch(url)
+        limits.check_image(image, param)
+        return image
+
+
+@contextmanager
+def _set_param(param: str) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        error.param = param
+        raise
+
+
+def embed_fetched(request: ChatRequest, found: Mapping[str, Image]) -> ChatRequest:
+    """Return the request with data URLs of the fetched images in its body, since tiers never fetch.
+    Its parts keep the original URLs. Blocks: encodes images."""
+    urls = {url: image.data_url for url, image in found.items() if is_web(url)}
+    messages = [_with_urls(message, urls) for message in request.messages]
+    return replace(request, body=request.with_messages(messages))
+
+
+def _with_urls(message: ChatMessage, urls: Mapping[str, str]) -> Body:
+    if not any(image.url in urls for image in message.images):
+        return message.raw
+    parts = [
+        _with_url(part, urls) if isinstance(part, ImagePart) else part.raw
+        for part in message.parts or ()
+    ]
+    return {**message.raw, "content": parts}
+
+
+def _with_url(part: ImagePart, urls: Mapping[str, str]) -> Body:
+    reference = part.raw["image_url"]
+    other = reference if isinstance(reference, Mapping) else {}
+    return {**part.raw, "image_url": {**other, "url": urls.get(part.url, part.url)}}

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier
 from bottega.types import Candidate, Example, Prompt, Query
 
-# A chat-completions body: whatever JSON a client may send, fields that nobody knows included.
-Body = Mapping[str, object]
-
 
 @dataclass(frozen=True)
 class TierCapabilities:
-    """What a tier can be sent: so many images (None: any number), tools, audio, so many tokens of
-    context (None: any number)."""
+    """Requests that a tier supports: the number of images (None: any), tools, audio, the tokens of
+    context (None: any)."""
 
     images: int | None = None
     tools: bool = True
     audio: bool = False
     context: int | None = None
+
+    def support(self, request: ChatRequest) -> bool:
+        return (
+            (self.images is None or len(request.images) <= self.images)
+            and (self.tools or not request.has_tools)
+            and (self.audio or not request.has_audio)
+            and (self.context is None or request.prompt_tokens <= self.context)
+        )
 
 
 class Upstream(Protocol):
@@ -73,7 +79,7 @@ class Served:
 
 
 @dataclass(slots=True)
-class Call:
+class UpstreamCall:
     """One upstream call: the tier, the body sent to it, and the demonstrations and the pipeline's
     prompt in that body. `cost_usd` is set after the call, None if unknown. `abandoned` means that
     the client left before the reply."""

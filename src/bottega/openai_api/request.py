@@ -1,13 +1,440 @@
-"""Chat-completions requests: prompts as JSON."""
+"""Chat-completions requests: parsed bodies, and prompts as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import orjson
 
 from bottega.image import Image
+from bottega.openai_api.chunks import CHARACTERS_PER_TOKEN
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import (
+    FIELDS,
+    MAX_NAME,
+    ROLES,
+    ROLES_WITHOUT_CONTENT,
+    above_limit,
+    image_error,
+    invalid,
+    invalid_role,
+    require,
+    wrong_type,
+)
 from bottega.types import Message, Sampling
 
+Body = Mapping[str, object]
+JSONDict = dict[str, object]
 DataUrl = Callable[[Image], str]
+MB = 1 << 20
+INSTRUCTION_ROLES = ("system", "developer")
+TOOL_ROLES = ("tool", "function")
+TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
+# Fields that servers write into the prompt.
+PROMPT_FIELDS = ("tools", "functions", "response_format")
+# Parts with encoded media in the field of the same name; all other fields count as text.
+MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file")
+IMAGE_TOKENS = {"low": 85}
+MAX_IMAGE_TOKENS = 1100
+OTHER_PART_TOKENS = 1100  # a file, a sound
+ASCII = bytes(range(128))
+ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class TextPart:
+    """A text. `raw` is the part's JSON."""
+
+    text: str
+    raw: Body
+
+
+@dataclass(slots=True)
+class ImagePart:
+    """An image by its URL, with the requested `detail`. `param` is its position in the body."""
+
+    url: str
+    detail: str | None
+    param: str
+    raw: Body
+
+    @property
+    def tokens(self) -> int:
+        return IMAGE_TOKENS.get(self.detail or "", MAX_IMAGE_TOKENS)
+
+
+@dataclass(slots=True)
+class OtherPart:
+    """A part of another type: audio, a file, a refusal."""
+
+    kind: str
+    param: str
+    raw: Body
+
+
+Part = TextPart | ImagePart | OtherPart
+
+
+@dataclass(slots=True)
+class ChatMessage:
+    """One message; `parts` is None if it has no content. `raw` is its JSON."""
+
+    role: str
+    parts: tuple[Part, ...] | None
+    raw: Body
+
+    @property
+    def text(self) -> str:
+        """The texts, one a line."""
+        return "\n".join([part.text for part in self.parts or () if isinstance(part, TextPart)])
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        return tuple(part for part in self.parts or () if isinstance(part, ImagePart))
+
+
+@dataclass
+class ChatRequest:
+    """A parsed chat-completions body. `images` are those of the whole conversation; `prompt_tokens`
+    is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text outside ASCII."""
+
+    body: Body
+    messages: tuple[ChatMessage, ...]
+    images: tuple[ImagePart, ...] = ()
+    prompt_tokens: int = 0
+    non_ascii_bytes: int = 0
+    has_tools: bool = False
+    has_audio: bool = False
+    has_other_parts: bool = False
+
+    @property
+    def model(self) -> str:
+        return str(self.body.get("model"))
+
+    @property
+    def raw_messages(self) -> list[Body]:
+        return cast(list[Body], self.body["messages"])
+
+    @property
+    def stream(self) -> bool:
+        return self.body.get("stream") is True
+
+    @cached_property
+    def include_usage(self) -> bool:
+        options = self.body.get("stream_options")
+        return isinstance(options, dict) and options.get("include_usage") is True
+
+    @cached_property
+    def instruction_count(self) -> int:
+        """Number of system and developer messages before the conversation."""
+        count = 0
+        while count < len(self.messages) and self.messages[count].role in INSTRUCTION_ROLES:
+            count += 1
+        return count
+
+    @property
+    def instructions(self) -> tuple[ChatMessage, ...]:
+        return self.messages[: self.instruction_count]
+
+    @property
+    def turns(self) -> tuple[ChatMessage, ...]:
+        """The conversation: all messages after the instructions."""
+        return self.messages[self.instruction_count :]
+
+    @property
+    def last_user_turn(self) -> ChatMessage | None:
+        """The last turn if it is the user's."""
+        last = self.messages[-1] if self.turns else None
+        return last if last is not None and last.role == "user" else None
+
+    @cached_property
+    def question(self) -> str:
+        """The text of the last turn if it is the user's, else empty."""
+        last = self.last_user_turn
+        return "" if last is None else last.text
+
+    @cached_property
+    def text_first(self) -> bool:
+        """Whether the last turn has a text before its images."""
+        last = self.turns[-1:] and self.turns[-1]
+        parts = (last.parts or ()) if last else ()
+        shown = [part for part in parts if not isinstance(part, OtherPart)]
+        has_images = any(isinstance(part, ImagePart) for part in shown)
+        return has_images and isinstance(shown[0], TextPart)
+
+    @property
+    def is_single_turn(self) -> bool:
+        return len(self.messages) - self.instruction_count == 1
+
+    def with_messages(self, messages: Sequence[Body]) -> Body:
+        """Return the body with other messages."""
+        return {**self.body, "messages": list(messages)}
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """Limits of one body. `image_mb` is the total size of its images, decoded from base64; `depth`
+    counts nested brackets."""
+
+    messages: int = 200
+    text_characters: int = 1_000_000
+    images: int = 16
+    image_mb: int = 20
+    depth: int = 64
+
+
+UNLIMITED = BodyLimits(*[2**53] * 4)
+
+
+def parse_request(body: object, limits: BodyLimits = UNLIMITED) -> ChatRequest:
+    """Parse a body, in one walk over it. Raises `ApiError` (400) if it is no chat-completions body
+    or exceeds the limits. Unknown fields may hold anything that is not nested deeper than `depth`.
+    """
+    if not isinstance(body, dict):
+        wrong_type("", "an object", body)
+    for name, value in body.items():
+        if value is None or name == "messages":
+            continue
+        if (kind := FIELDS.get(name)) and not kind.fits(value):
+            kind.reject(name, value)
+        if isinstance(value, dict | list):
+            _check_depth(value, name, limits.depth)
+    require(body, "model", "")
+    require(body, "messages", "")
+    parser = _Parser(limits)
+    messages = parser.parse(body["messages"])
+    for name in PROMPT_FIELDS:
+        parser.add_json(body.get(name))
+    # "none" without tools changes nothing.
+    has_tools = any(body.get(name) and body[name] != "none" for name in TOOL_FIELDS)
+    has_audio = bool(body.get("audio")) or "audio" in str(body.get("modalities", ""))
+    return ChatRequest(
+        body,
+        messages,
+        tuple(parser.images),
+        parser.prompt_tokens,
+        parser.non_ascii_bytes,
+        has_tools or parser.has_tools,
+        has_audio or parser.has_audio,
+        parser.has_other_parts,
+    )
+
+
+def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
+    """Parse the messages of a body. Raises `ApiError` (400)."""
+    return _Parser(UNLIMITED).parse(messages)
+
+
+class _Parser:
+    """Parser of messages that adds up what the limits and the token estimate count."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._text_characters = self._image_bytes = 0
+        self._prompt_characters = self._other_parts = 0
+        self.images: list[ImagePart] = []
+        self.non_ascii_bytes = 0
+        self.has_tools = self.has_audio = self.has_other_parts = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        images = sum(image.tokens for image in self.images)
+        texts = int(self._prompt_characters / CHARACTERS_PER_TOKEN)
+        return texts + images + OTHER_PART_TOKENS * self._other_parts
+
+    def parse(self, messages: object) -> tuple[ChatMessage, ...]:
+        if not isinstance(messages, list):
+            wrong_type("messages", "an array of objects", messages)
+        if not messages:
+            raise invalid(
+                "Invalid 'messages': empty array. Expected at least 1.", "messages", "empty_array"
+            )
+        if len(messages) > self._limits.messages:
+            above_limit(
+                "messages", f"more than {self._limits.messages} messages", "array_above_max_length"
+            )
+        return tuple(self._message(message, number) for number, message in enumerate(messages))
+
+    def add_json(self, value: object) -> None:
+        """Count a JSON value that servers write into the prompt."""
+        if value:
+            self._add_text(orjson.dumps(value).decode())
+
+    def _message(self, message: object, number: int) -> ChatMessage:
+        if not isinstance(message, dict):
+            wrong_type(f"messages[{number}]", "an object", message)
+        role = message.get("role")
+        if not isinstance(role, str) or role not in ROLES:
+            invalid_role(message, number)
+        content = message.get("content")
+        parts: tuple[Part, ...] | None = None
+        if isinstance(content, str):
+            self._count_text(content, "messages[{}].content", number)
+            self._add_text(content)
+            parts = (TextPart(content, {"type": "text", "text": content}),)
+        elif isinstance(content, list):
+            parts = self._parts(content, f"messages[{number}].content")
+        elif content is not None:
+            wrong_type(f"messages[{number}].content", "a string or an array of objects", content)
+        elif role not in ROLES_WITHOUT_CONTENT:
+            require(message, "content", f"messages[{number}]")
+        if message.get("tool_calls") or message.get("function_call") or role in TOOL_ROLES:
+            self.has_tools = True
+        # Servers also write reasoning, names and refusals into the prompt.
+        self._add_fields(message, ("content", "role"), "messages[{}]", number)
+        return ChatMessage(role, parts, message)
+
+    def _parts(self, content: list[object], where: str) -> tuple[Part, ...]:
+        if not content:
+            raise invalid(f"Invalid '{where}': empty array.", where, "empty_array")
+        return tuple(self._part(part, f"{where}[{number}]") for number, part in enumerate(content))
+
+    def _part(self, part: object, where: str) -> Part:
+        if not isinstance(part, dict):
+            wrong_type(where, "an object", part)
+        kind = part.get("type")
+        if kind == "text":
+            require(part, "text", where)
+            if not isinstance(text := part["text"], str):
+                wrong_type(f"{where}.text", "a string", text)
+            self._count_text(text, "{}.text", where)
+            self._add_fields(part, ("type",), "{}", where)
+            return TextPart(text, part)
+        if kind == "image_url":
+            require(part, "image_url", where)
+            image = self._image(part, f"{where}.image_url")
+            self._add_fields(part, ("type", "image_url"), "{}", where)
+            return image
+        if not isinstance(kind, str):
+            require(part, "type", where)
+            wrong_type(f"{where}.type", "a string", kind)
+        if kind != "refusal":
+            _check_addresses(part, where)
+        self._add_fields(part, ("type",), "{}", where, kind if kind in MEDIA_PARTS else "")
+        self._other_parts += 1
+        self.has_audio |= kind == "input_audio"
+        self.has_other_parts |= kind != "input_audio"
+        return OtherPart(kind, where, part)
+
+    def _image(self, part: JSONDict, where: str) -> ImagePart:
+        reference, detail = part["image_url"], None
+        if isinstance(reference, dict):
+            require(reference, "url", where)
+            url, param = reference["url"], f"{where}.url"
+            detail = reference.get("detail")
+            if detail is not None and not isinstance(detail, str):
+                wrong_type(f"{where}.detail", "a string", detail)
+            self._check_fields(reference, ("url",), where)
+        else:
+            url, param = reference, where
+        if not isinstance(url, str):
+            expected = "a string" if url is not reference else "an object or a string"
+            wrong_type(param, expected, url)
+        image = ImagePart(url, detail, param, part)
+        self._count_image(image)
+        return image
+
+    def _count_text(self, text: str, where: str, position: object) -> None:
+        self._text_characters += len(text)
+        if self._text_characters > (most := self._limits.text_characters):
+            problem = f"more than {most:,} characters of text"
+            above_limit(where.format(position), problem, "string_above_max_length")
+
+    def _count_image(self, image: ImagePart) -> None:
+        scheme = image.url[:8].lower()
+        is_inline = scheme.startswith("data:")
+        if not is_inline and not scheme.startswith(("http://", "https://")):
+            raise image_error(
+                f"Invalid '{image.param}': only data:, http:// and https:// URLs are images here.",
+                image.param,
+                "send the image as data:image/png;base64,...",
+            )
+        self.images.append(image)
+        if len(self.images) > self._limits.images:
+            above_limit(image.param, f"more than {self._limits.images} images")
+        if is_inline:
+            self._image_bytes += len(image.url) * 3 // 4
+            if self._image_bytes > self._limits.image_mb * MB:
+                problem = f"images of more than {self._limits.image_mb} MB together"
+                above_limit(image.param, problem)
+
+    def _add_fields(
+        self, found: JSONDict, without: Sequence[str], where: str, position: object, media: str = ""
+    ) -> None:
+        """Check the fields that are not read elsewhere, and count all but `media` as text."""
+        for name, value in found.items():
+            if name in without:
+                continue
+            if isinstance(value, dict | list):
+                _check_depth(value, f"{where.format(position)}.{name}", self._limits.depth)
+            if name == media:
+                continue
+            if isinstance(value, str):
+                self._add_text(value)
+            elif isinstance(value, dict | list):
+                self.add_json(value)
+        _check_name(found, where, position)
+
+    def _check_fields(self, found: JSONDict, without: Sequence[str], where: str) -> None:
+        for name, value in found.items():
+            if name not in without and isinstance(value, dict | list):
+                _check_depth(value, f"{where}.{name}", self._limits.depth)
+        _check_name(found, "{}", where)
+
+    def _add_text(self, text: str) -> None:
+        self._prompt_characters += len(text)
+        self.non_ascii_bytes += non_ascii_bytes(text)
+
+
+def _check_name(found: Body, where: str, position: object) -> None:
+    if "name" in found and not isinstance(found["name"], str | None):
+        wrong_type(f"{where.format(position)}.name", "a string", found["name"])
+
+
+def _check_depth(value: object, where: str, depth: int) -> None:
+    # Layer by layer, since recursion would itself end at some depth.
+    layer = [value]
+    for _ in range(depth):
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if isinstance(outer, dict) else outer)  # type: ignore[attr-defined]
+            if isinstance(inner, dict | list)
+        ]
+        if not layer:
+            return
+    above_limit(where, f"brackets nested deeper than {depth}")
+
+
+def _check_addresses(part: JSONDict, where: str) -> None:
+    """Reject URLs in other parts: servers fetch videos and documents from any address."""
+    for name, value in part.items():
+        inner = [value, *(value.values() if isinstance(value, dict) else ())]
+        if any(isinstance(one, str) and ADDRESS.match(one) for one in inner):
+            param = f"{where}.{name}"[:MAX_NAME]
+            raise ApiError(
+                f"Invalid '{param}': only images are fetched by their URL.",
+                code="url_not_fetched",
+                param=param,
+                hint="send the content itself, as base64",
+            )
+
+
+def max_text_tokens(value: object) -> int:
+    """Return a cautious estimate of the tokens in the text of a JSON value."""
+    text = orjson.dumps(value).decode()
+    return int(len(text) / CHARACTERS_PER_TOKEN) + non_ascii_bytes(text)
+
+
+def non_ascii_bytes(text: str) -> int:
+    """Return the UTF-8 bytes of the text's characters outside ASCII."""
+    if text.isascii():
+        return 0
+    return len(text.encode("utf-8", "surrogatepass").translate(None, ASCII))
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, object]:

@@ -28,9 +28,9 @@ from bottega.gateway.config.settings import (
     TierSettings,
     reject_secrets,
 )
-from bottega.gateway.fields import SERVICE_TIER
 from bottega.gateway.origins import has_port
 from bottega.naming import REMOTE
+from bottega.openai_api.fields import SERVICE_TIER
 
 __all__ = ["Config", "load_config", "parse_config"]
 

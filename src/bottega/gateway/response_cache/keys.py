@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Literal
 
 import orjson
 from PIL import Image as Pillow
 
 from bottega import pixels
-from bottega.gateway.ports import Body
 from bottega.image import FORMATS, Image
+from bottega.openai_api.request import Body, ChatMessage, ChatRequest, ImagePart, OtherPart, Part
 
 Identity = Literal["bytes", "pixels"]
-# How the reply travels and who asked, not what it says.
+# Fields of transport and identity, which do not change the answer.
 LEFT_OUT = {
     "messages",
     "metadata",
@@ -60,20 +60,24 @@ EXACT_INTEGERS = 2**53
 
 
 def exact_key(
-    body: Body, images: Mapping[str, str], *, scope: tuple[str, ...], sampled: bool = False
+    request: ChatRequest,
+    images: Mapping[str, str],
+    *,
+    scope: tuple[str, ...],
+    sampled: bool = False,
 ) -> str | None:
-    """The same for requests that must be answered alike, streamed or not; None for those whose
-    answers are never repeated.
+    """Return a key that is equal for requests that must get the same answer, streamed or not; None
+    for requests whose answers are never repeated.
 
-    `images` gives for each URL in the body what `image_digest` says of its image; a request with
-    any other URL has no key, since nobody knows what it shows. `scope` is what decides the answer
-    outside of the body: namespace, route, overrides. An explicit temperature above 0 asks for a
-    new answer each time, unless `sampled`.
+    `images` gives the `image_digest` for each URL in the body; a request with any other URL has no
+    key, since its content is unknown. `scope` is everything outside of the body that decides the
+    answer: namespace and overrides. An explicit
+    temperature above 0 requests a new answer each time, unless `sampled`.
     """
     try:
-        messages = [_message(message, images) for message in _list(body.get("messages"))]
-        canonical = orjson.dumps((scope, _fields(body, sampled), messages))
-    except (_NotRepeatable, TypeError):  # orjson: nested too deeply, or not JSON
+        messages = [_message(message, images) for message in request.messages]
+        canonical = orjson.dumps((scope, _fields(request.body, sampled), messages))
+    except (_NotRepeatableError, TypeError):  # orjson: nested too deeply, or not JSON
         return None
     return hashlib.sha256(canonical).hexdigest()
 
@@ -93,7 +97,7 @@ def image_digest(image: Image, identity: Identity) -> str:
     return f"pixels:{digest.hexdigest()}"
 
 
-class _NotRepeatable(Exception):
+class _NotRepeatableError(Exception):
     pass
 
 
@@ -105,9 +109,9 @@ def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
         if name not in LEFT_OUT and (plain := _field(name, value)) is not _ABSENT
     }
     if fields.get("n", 1) != 1 or "modalities" in fields:
-        raise _NotRepeatable
+        raise _NotRepeatableError
     if not sampled and fields.get("temperature", 0) != 0:
-        raise _NotRepeatable
+        raise _NotRepeatableError
     if "max_completion_tokens" not in fields and "max_tokens" in fields:
         fields["max_completion_tokens"] = fields.pop("max_tokens")
     return sorted(fields.items())
@@ -117,7 +121,7 @@ def _field(name: str, value: object) -> object:
     if value is None and name in NULL_IS_ABSENT:
         return _ABSENT
     if name in EVEN_IF_EMPTY or (name in MORE_THAN_TEXT and value):
-        raise _NotRepeatable
+        raise _NotRepeatableError
     if name in MORE_THAN_TEXT:
         return _ABSENT
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT_INTEGERS:
@@ -131,47 +135,34 @@ def _field(name: str, value: object) -> object:
 _ABSENT = object()
 
 
-def _message(message: object, images: Mapping[str, str]) -> object:
-    if not isinstance(message, dict) or message.get("audio") is not None:
-        raise _NotRepeatable
+def _message(message: ChatMessage, images: Mapping[str, str]) -> object:
+    if message.raw.get("audio") is not None:
+        raise _NotRepeatableError
     rest = sorted(
         (name, value)
-        for name, value in message.items()
+        for name, value in message.raw.items()
         if name != "content" and not (value is None and name in NULL_IN_MESSAGES)
     )
-    return rest, _content(message.get("content"), images)
+    parts = message.parts
+    return rest, None if parts is None else [_part(part, images) for part in parts]
 
 
-def _content(content: object, images: Mapping[str, str]) -> object:
-    if content is None:
-        return None
-    if isinstance(content, str):
-        return [[("text", content), ("type", "text")]]
-    return [_part(part, images) for part in _list(content)]
+def _part(part: Part, images: Mapping[str, str]) -> list[tuple[str, object]]:
+    if isinstance(part, OtherPart) and part.kind != "refusal":
+        raise _NotRepeatableError  # the content of a file or a video by name may change
+    fields = dict(part.raw)
+    if isinstance(part, ImagePart):
+        fields["image_url"] = _image(part, images)
+    return sorted(fields.items())
 
 
-def _part(part: object, images: Mapping[str, str]) -> list[tuple[str, object]]:
-    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal", "image_url"):
-        raise _NotRepeatable  # a file or a video by name: what is in it may change
-    if part["type"] == "image_url":
-        part = part | {"image_url": _image(part.get("image_url"), images)}
-    return sorted(part.items())
-
-
-def _image(reference: object, images: Mapping[str, str]) -> object:
-    if isinstance(reference, str):
-        reference = {"url": reference}
-    url = reference.get("url") if isinstance(reference, dict) else None
-    if not isinstance(reference, dict) or not isinstance(url, str) or url not in images:
-        raise _NotRepeatable
-    rest = sorted(item for item in reference.items() if item[0] not in ("url", "detail"))
-    return images[url], reference.get("detail") or "auto", rest
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise _NotRepeatable
-    return cast(list[object], value)
+def _image(part: ImagePart, images: Mapping[str, str]) -> object:
+    if part.url not in images:
+        raise _NotRepeatableError
+    reference = part.raw["image_url"]
+    fields = reference if isinstance(reference, dict) else {}
+    rest = sorted(item for item in fields.items() if item[0] not in ("url", "detail"))
+    return images[part.url], part.detail or "auto", rest
 
 
 def _shows_its_pixels(image: Image) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar, cast
 
-from bottega.gateway.fields import JSON_NAMES, required, wrong_type
-from bottega.gateway.ports import Body
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
+from bottega.openai_api.request import Body
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)
@@ -96,7 +96,7 @@ def echoed_format(shape: object) -> Body:
 def _function(tool: object, where: str) -> Body:
     if not isinstance(tool, dict):
         wrong_type(where, "an object", tool)
-    required(tool, "type", where)
+    require(tool, "type", where)
     if tool["type"] != "function":
         _not_a_function(tool["type"], f"{where}.type")
     required_text(tool, "name", where)
@@ -116,7 +116,7 @@ def _named(choice: object, where: str) -> Body:
 
 
 def required_text(found: Body, name: str, where: str) -> str:
-    required(found, name, where)
+    require(found, name, where)
     value = found[name]
     if not isinstance(value, str):
         wrong_type(f"{where}.{name}", "a string", value)
@@ -219,7 +219,7 @@ def _call(item: Body, where: str) -> Body:
 
 
 def _content(item: Body, name: str, where: str) -> str | list[Body]:
-    required(item, name, where)
+    require(item, name, where)
     content = item[name]
     if isinstance(content, str):
         return content
@@ -242,7 +242,7 @@ def _part(part: object, where: str) -> Body:
     if kind == "input_file":
         hint = "send its text as input_text, or its pages as input_image"
         raise unsupported("files are not supported here", where, hint)
-    required(part, "type", where)
+    require(part, "type", where)
     hint = "parts are input_text, input_image, output_text and refusal"
     said = f"a part of type {named(kind)} is not supported here"
     raise unsupported(said, f"{where}.type", hint)
@@ -325,7 +325,7 @@ def translate(given: Body) -> ChatTranslation:
     conversation = Conversation()
     if instructions := optional(given, "instructions", str):
         conversation.say("system", instructions, "instructions")
-    required(given, "input", "")
+    require(given, "input", "")
     conversation.read(given["input"])
     body: dict[str, object] = {
         name: value for name, value in given.items() if value is not None and name not in OWN

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from bottega.gateway.ports import Body
 from bottega.gateway.responses.input import echoed_format, echoed_tool_choice, parse_functions
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
 
 Item = dict[str, object]

@@ -17,13 +17,12 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
 from bottega.gateway.chat import Gateway, Replaying
-from bottega.gateway.completion import Answering
+from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.image_fetcher import ImageFetcher
-from bottega.gateway.images import Fetch
-from bottega.gateway.limits import Limits
+from bottega.gateway.limits import Fetch, Limits
 from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
 from bottega.gateway.response_cache.replay import StoredRepeats
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
@@ -58,12 +57,12 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
     gateway = gateway_server.gateway
     repeats = gateway.replaying.repeats if gateway.replaying else None
     if repeats is not None:
-        gateway.settle = replace(gateway.settle, remember=ledger.set_repeat)
+        gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)
         gateway.stored = StoredRepeats(ledger.repeat)
     if config.shadow.rate:
-        gateway.shadowing = ShadowRunner(
-            gateway.answering,
-            gateway.settle,
+        gateway.shadow = ShadowRunner(
+            gateway.completer,
+            gateway.finalizer,
             gateway_server.over,
             file.record_shadow_sample,
             repeats,
@@ -120,7 +119,7 @@ def _gateway_server(
     limiter = Limiter(ledger)
     warn = WarningLogger(lambda what: metrics.warned.labels(what).inc())
     gateway = Gateway(
-        Answering(
+        Completer(
             tier_set.served,
             _data_urls(),
             warn=warn,

@@ -46,7 +46,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     gateway.limits, gateway.fetch = request_limits(applied.limits), build_fetch(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
     gateway.more_fields = frozenset(applied.limits.fields)
-    gateway.answering.finish_seconds = applied.gateway.finish_seconds
+    gateway.completer.finish_seconds = applied.gateway.finish_seconds
     if gateway.access is not None:
         gateway.access.defaults = key_defaults(applied)
     gateway_server.app.most = applied.gateway.max_concurrent

@@ -159,8 +159,8 @@ class GatewayServer:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def aclose(self) -> None:
-        if self.gateway.shadowing is not None:
-            await self.gateway.shadowing.aclose()
+        if self.gateway.shadow is not None:
+            await self.gateway.shadow.aclose()
         await self.tier_set.aclose()
         await self.tenants.aclose()
         await asyncio.to_thread(self.ledger.close)

@@ -7,11 +7,11 @@ from contextlib import aclosing, contextmanager
 
 from bottega.errors import RejectedError, SettingError
 from bottega.gateway.errors import MisconfiguredError
-from bottega.gateway.ports import Body
 from bottega.openai_api.breaker import Breaker
 from bottega.openai_api.client import ChatClient
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import error_body
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.retry import RetryPolicy
 from bottega.openai_api.transport import Timeouts

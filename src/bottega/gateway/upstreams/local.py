@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
@@ -12,9 +12,16 @@ import orjson
 
 from bottega.errors import SettingError
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.ports import Body
 from bottega.image import Image
 from bottega.openai_api.chunks import to_chunks
+from bottega.openai_api.request import (
+    Body,
+    ChatMessage,
+    OtherPart,
+    Part,
+    TextPart,
+    parse_messages,
+)
 from bottega.openai_api.response import ChatCompletion, completion_json
 from bottega.protocols import Generator
 from bottega.types import Message, Prompt, Reply, Role, Sampling
@@ -25,8 +32,8 @@ ROLES: Mapping[str, Role] = {
     "user": "user",
     "assistant": "assistant",
 }
-MOST_CHOICES = 128  # as OpenAI allows
-MOST_STOPS = 16
+MAX_CHOICES = 128  # as OpenAI allows
+MAX_STOPS = 16
 
 
 @runtime_checkable
@@ -100,84 +107,68 @@ def _reduced_as_for_endpoints(images: Collection[Image]) -> dict[object, Image]:
 
 
 async def body_to_prompt(body: Body) -> Prompt:
-    """Decodes data URLs off the event loop; other addresses must have been fetched before."""
-    turns = body.get("messages")
-    if not isinstance(turns, list) or not turns:
-        raise SettingError("messages must be a list that is not empty", hint="send some messages")
-    if any(_is_image(part) for turn in turns for part in _parts(turn)):
-        return await asyncio.to_thread(_prompt, turns)
-    return _prompt(turns)
+    """Return the prompt of a body; decode data URLs off the event loop. Raises `ApiError`,
+    `ImageError`, and `SettingError` for anything that the model does not support."""
+    messages = parse_messages(body.get("messages"))
+    if any(message.images for message in messages):
+        return await asyncio.to_thread(_prompt, messages)
+    return _prompt(messages)
 
 
-def _prompt(turns: list[object]) -> Prompt:
-    return Prompt(tuple(_message(turn, f"messages[{place}]") for place, turn in enumerate(turns)))
+def _prompt(messages: Sequence[ChatMessage]) -> Prompt:
+    return Prompt(tuple(_message(one, f"messages[{i}]") for i, one in enumerate(messages)))
 
 
-def _message(turn: object, place: str) -> Message:
-    role = ROLES.get(str(turn.get("role"))) if isinstance(turn, dict) else None
-    if not isinstance(turn, dict) or role is None:
+def _message(message: ChatMessage, where: str) -> Message:
+    role = ROLES.get(message.role)
+    if role is None:
         raise SettingError(
-            f"{place} has no role that this model takes",
+            f"{where}.role is not supported by this model, got {message.role!r}",
             hint=f"use one of {', '.join(ROLES)}",
         )
-    if turn.get("tool_calls") or turn.get("function_call"):
-        raise _cannot(f"{place}.tool_calls")
-    content = turn.get("content")
-    if not isinstance(content, str | list) or content == []:
-        raise SettingError(f"{place}.content must be a text or a list of parts", hint=PARTS)
-    if isinstance(content, str):
-        return Message(role, (content,))
-    parts = [_part(part, f"{place}.content[{number}]") for number, part in enumerate(content)]
-    return Message(role, tuple(parts))
+    if message.raw.get("tool_calls") or message.raw.get("function_call"):
+        raise _unsupported(f"{where}.tool_calls")
+    if message.parts is None:
+        raise SettingError(f"{where}.content is missing", hint="send a text or a list of parts")
+    return Message(role, tuple(_part(part, where, i) for i, part in enumerate(message.parts)))
 
 
-PARTS = 'a part is {"type": "text", "text": ...} or {"type": "image_url", "image_url": ...}'
-
-
-def _parts(turn: object) -> Iterator[object]:
-    content = turn.get("content") if isinstance(turn, dict) else None
-    yield from content if isinstance(content, list) else ()
-
-
-def _is_image(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image_url"
-
-
-def _part(part: object, place: str) -> str | Image:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return cast(str, part["text"])
-    if not (isinstance(part, dict) and part.get("type") == "image_url"):
-        raise SettingError(f"{place} is neither a text nor an image", hint=PARTS)
-    given = part.get("image_url")
-    url = given.get("url") if isinstance(given, dict) else given
-    if not isinstance(url, str) or not url.startswith("data:"):
-        raise SettingError(f"{place} is not a data URL", hint="send data:image/png;base64,...")
-    return Image.from_data_url(url, source=place)
+def _part(part: Part, where: str, number: int) -> str | Image:
+    if isinstance(part, TextPart):
+        return part.text
+    if isinstance(part, OtherPart):
+        raise SettingError(
+            f"{part.param} is not supported by this model, got a part of type {part.kind[:64]!r}",
+            hint="send parts of type text and image_url",
+        )
+    if not part.url.startswith("data:"):
+        raise SettingError(f"{part.param} is not a data URL", hint="send data:image/png;base64,...")
+    return Image.from_data_url(part.url, source=f"{where}.content[{number}]")
 
 
 def body_to_sampling(body: Body, base: Sampling) -> Sampling:
-    for name in CANNOT:
+    for name in UNSUPPORTED:
         if body.get(name) not in (None, False, [], 0, "none"):
-            raise _cannot(name)
+            raise _unsupported(name)
     kind = body.get("response_format")
     if isinstance(kind, dict) and kind.get("type") != "text":
-        raise _cannot("response_format")
+        raise _unsupported("response_format")
     if body.get("modalities") not in (None, ["text"]):
-        raise _cannot("modalities")
+        raise _unsupported("modalities")
     limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-    n = _whole(body, "n", base.n)
-    if n > MOST_CHOICES:
-        raise SettingError(f"n is {n}", hint=f"ask for {MOST_CHOICES} choices at most")
+    n = _integer(body, "n", base.n)
+    if n > MAX_CHOICES:
+        raise SettingError(f"n is {n}", hint=f"ask for {MAX_CHOICES} choices at most")
     return Sampling(
         temperature=_number(body, "temperature", base.temperature),
-        max_tokens=_whole(body, limit, base.max_tokens),
+        max_tokens=_integer(body, limit, base.max_tokens),
         n=n,
-        seed=base.seed if body.get("seed") is None else _whole(body, "seed", 0),
+        seed=base.seed if body.get("seed") is None else _integer(body, "seed", 0),
         stop=_stops(body.get("stop"), base.stop),
     )
 
 
-CANNOT = (
+UNSUPPORTED = (
     "tools",
     "functions",
     "logprobs",
@@ -190,9 +181,9 @@ CANNOT = (
 )
 
 
-def _cannot(name: str) -> SettingError:
+def _unsupported(name: str) -> SettingError:
     return SettingError(
-        f"{name} is nothing that this model can follow",
+        f"{name} is not supported by this model",
         hint="leave it out, or ask a model behind an endpoint",
     )
 
@@ -202,11 +193,13 @@ def _number(body: Body, name: str, base: float) -> float:
     if value is None:
         return base
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{name} must be a number", hint=f"send {name} as a JSON number")
+        raise SettingError(
+            f"{name} must be a number, got {value!r}"[:200], hint=f"send {name} as a JSON number"
+        )
     return float(value)
 
 
-def _whole(body: Body, name: str, base: int) -> int:
+def _integer(body: Body, name: str, base: int) -> int:
     found = body.get(name)
     if isinstance(found, int) and not isinstance(found, bool):
         return found
@@ -220,9 +213,9 @@ def _stops(given: object, base: tuple[str, ...]) -> tuple[str, ...]:
     stops = [given] if isinstance(given, str) else given
     if stops is None:
         return base
-    fits = isinstance(stops, list) and len(stops) <= MOST_STOPS
+    fits = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not fits or not all(isinstance(one, str) and one for one in cast(list[object], stops)):
         raise SettingError(
-            "stop must be a text or a list of texts", hint=f"send {MOST_STOPS} at most, none empty"
+            "stop must be a text or a list of texts", hint=f"send {MAX_STOPS} at most, none empty"
         )
     return tuple(cast(list[str], stops))

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import perf_counter
 
-from bottega.gateway.ports import Body, Keeper, Upstream
+from bottega.gateway.ports import Keeper, Upstream
 from bottega.gateway.telemetry.metrics import Histogram
+from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query

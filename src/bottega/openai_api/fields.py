@@ -1,4 +1,4 @@
-"""The fields of a chat-completions body, and how a refusal names them: as OpenAI's own does."""
+"""Fields of a chat-completions body: their types, and errors in the words of OpenAI's servers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
-from bottega.gateway.ports import Body
-from bottega.openai_api.errors import ApiError
+from bottega.openai_api.errors import ApiError, JSONObject
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
-# A tool call, or the answer to one, may be all that is said.
-SPEECHLESS = {"assistant", "tool", "function"}
-LONGEST_NAME = 200
+# A tool call, or the answer to one, may be without content.
+ROLES_WITHOUT_CONTENT = {"assistant", "tool", "function"}
+MAX_NAME = 200
 
 
 @dataclass(frozen=True)
 class _Kind:
-    named: str
+    expected: str
     fits: Callable[[object], bool]
     numbers: tuple[type, ...] = ()
-    """The types of what may be wrong by its value alone."""
+    """Types of which only the value can be wrong."""
 
     def reject(self, name: str, value: object) -> NoReturn:
         if type(value) not in self.numbers:
-            wrong_type(name, self.named, value)
+            wrong_type(name, self.expected, value)
         raise invalid(
-            f"Invalid value for '{name}': expected {self.named}, but got {value}.",
+            f"Invalid value for '{name}': expected {self.expected}, but got {value}.",
             name,
             "invalid_value",
         )
@@ -58,8 +57,10 @@ INTEGERS, NUMBERS = (int,), (int, float)
 NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
 COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
 NATURAL = _Kind("an integer of 0 or more", _is_integer, INTEGERS)
-WARMTH = _Kind("a number from 0 to 1e9", lambda v: _is_number(v) and cast(float, v) >= 0, NUMBERS)
-# Null stands for absent everywhere.
+TEMPERATURE = _Kind(
+    "a number from 0 to 1e9", lambda v: _is_number(v) and cast(float, v) >= 0, NUMBERS
+)
+# Null means absent everywhere.
 FIELDS: Mapping[str, _Kind] = {
     "frequency_penalty": NUMBER,
     "functions": OBJECTS,
@@ -80,7 +81,7 @@ FIELDS: Mapping[str, _Kind] = {
     "store": BOOLEAN,
     "stream": BOOLEAN,
     "stream_options": OBJECT,
-    "temperature": WARMTH,
+    "temperature": TEMPERATURE,
     "tools": OBJECTS,
     "top_logprobs": NATURAL,
     "top_p": NUMBER,
@@ -89,7 +90,7 @@ FIELDS: Mapping[str, _Kind] = {
 }
 
 
-def required(found: Mapping[str, object], name: str, where: str) -> None:
+def require(found: Mapping[str, object], name: str, where: str) -> None:
     if found.get(name) is None:
         param = f"{where}.{name}" if where else name
         raise invalid(
@@ -97,9 +98,9 @@ def required(found: Mapping[str, object], name: str, where: str) -> None:
         )
 
 
-def bad_role(message: dict[str, object], number: int) -> NoReturn:
+def invalid_role(message: dict[str, object], number: int) -> NoReturn:
     where = f"messages[{number}]"
-    required(message, "role", where)
+    require(message, "role", where)
     raise invalid(
         f"Invalid '{where}.role': expected one of {', '.join(sorted(ROLES))}.",
         f"{where}.role",
@@ -128,10 +129,10 @@ JSON_NAMES = {
 }
 
 
-def too_much(param: str, what: str, code: str = "limit_exceeded") -> NoReturn:
-    param = param[:LONGEST_NAME]  # clients name fields as they like
+def above_limit(param: str, problem: str, code: str = "limit_exceeded") -> NoReturn:
+    param = param[:MAX_NAME]  # a client may send names of any length
     raise ApiError(
-        f"Invalid '{param}': {what}.",
+        f"Invalid '{param}': {problem}.",
         status=400,
         code=code,
         param=param,
@@ -139,7 +140,7 @@ def too_much(param: str, what: str, code: str = "limit_exceeded") -> NoReturn:
     )
 
 
-def bad_image(message: str, param: str, hint: str) -> ApiError:
+def image_error(message: str, param: str, hint: str) -> ApiError:
     return ApiError(message, status=400, code="invalid_image", param=param, hint=hint)
 
 
@@ -199,7 +200,7 @@ SERVICE_TIER = "service_tier"
 PLAIN_TIERS = (None, "auto", "default")
 
 
-def allowed_fields(body: Body, more: Collection[str] = ()) -> Body:
+def allowed_fields(body: JSONObject, more: Collection[str] = ()) -> JSONObject:
     """Return the body without fields at their `DEFAULTS`. Raise `ApiError` for a field that is not
     allowed; `more` are fields that the operator allows. Other fields may change what a server does
     or costs: chat templates, priorities, logits processors. A null field counts as absent."""
@@ -211,15 +212,15 @@ def allowed_fields(body: Body, more: Collection[str] = ()) -> Body:
     return body
 
 
-def _check(body: Body, more: Collection[str]) -> None:
+def _check(body: JSONObject, more: Collection[str]) -> None:
     for name, value in body.items():
         if name == SERVICE_TIER and value not in PLAIN_TIERS:
-            problem = f"{name} {str(value)[:LONGEST_NAME]!r} is not available here"
+            problem = f"{name} {str(value)[:MAX_NAME]!r} is not available here"
             raise _refusal(problem, name, 'send "default"')
         allowed = name in ALLOWED or name in more or name == SERVICE_TIER
         allowed = allowed or (name == STRUCTURED and _only_constrains(value))
         if not allowed and value is not None:
-            name = name[:LONGEST_NAME]
+            name = name[:MAX_NAME]
             problem = f"{name!r} is not forwarded by this gateway"
             raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")
 
