@@ -10,7 +10,7 @@ from typing import Protocol
 
 from bottega.errors import BottegaError, GenerationError, NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.parsing import FinalAnswerParser, same_answer, spoken
+from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.protocols import Generator, Parser, Pricer, turns_only
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
@@ -126,7 +126,7 @@ class Rationales:
     def _whole(self, reply: Reply) -> list[str]:
         """Equal ones are verified once."""
         ended = (one for one in reply.completions if one.finish_reason == "stop")
-        texts = [spoken(one.text) for one in ended]
+        texts = [strip_thinking(one.text) for one in ended]
         # No store takes a NUL.
         whole = list(dict.fromkeys(text for text in texts if text and "\0" not in text))
         if whole:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.parsing import agreement
-from bottega.parsing.agreement import with_options
+from bottega.parsing.comparison import with_options
 from bottega.types import Query
 
 OPEN = Query("What is it?")

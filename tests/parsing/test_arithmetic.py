@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing.answer_equality import DEEPEST, LONGEST, value
+from bottega.parsing.formulas import MAX_DEPTH, MAX_LENGTH, formula_value
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ from bottega.parsing.answer_equality import DEEPEST, LONGEST, value
     ],
 )
 def test_values(formula: str, number: float) -> None:
-    assert value(formula) == pytest.approx(number, abs=1e-4)
+    assert formula_value(formula) == pytest.approx(number, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_values(formula: str, number: float) -> None:
         "2h 48m",
         "AB=3, CD=1",
         "__import__('os').getcwd()",
-        "9" * (LONGEST + 1),
+        "9" * (MAX_LENGTH + 1),
         "(" * 150,
         r"\sqrt" * 40,
         "(" * 60 + "1" + ")" * 60,
     ],
 )
 def test_what_has_no_value(formula: str) -> None:
-    assert value(formula) is None
+    assert formula_value(formula) is None
 
 
 def test_length_and_depth_have_exact_limits() -> None:
-    assert value("0" * (LONGEST - 1) + "7") == 7
-    assert value("0" * LONGEST + "7") is None
-    brackets = DEEPEST - 1  # the whole formula is a level too
-    assert value("(" * brackets + "7" + ")" * brackets) == 7
-    assert value("(" * DEEPEST + "7" + ")" * DEEPEST) is None
+    assert formula_value("0" * (MAX_LENGTH - 1) + "7") == 7
+    assert formula_value("0" * MAX_LENGTH + "7") is None
+    brackets = MAX_DEPTH - 1  # the whole formula is a level too
+    assert formula_value("(" * brackets + "7" + ")" * brackets) == 7
+    assert formula_value("(" * MAX_DEPTH + "7" + ")" * MAX_DEPTH) is None
 
 
 def test_adjacent_brackets_add_no_depth() -> None:
-    assert value("(1)" * (DEEPEST + 1)) == 1
+    assert formula_value("(1)" * (MAX_DEPTH + 1)) == 1
 
 
-@given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=LONGEST))
+@given(st.text(alphabet=r"0123456789.+-*/^(){}[], \fracsqtpi$", max_size=MAX_LENGTH))
 def test_no_formula_ever_raises_or_takes_long(formula: str) -> None:
     started = time.thread_time()
-    value(formula)
+    formula_value(formula)
     assert time.thread_time() - started < 1

@@ -13,7 +13,7 @@ CITIES = Query("Which?", choices=("Rome", "Paris", "New York"))
 OPEN = Query("How many?")
 MARKS = ("BECAUSE:", "**FINAL ANSWER:**", "THOUGHT PROCESS:", "The answer is", "A", "(B)", ".")
 letters = RationaleParser(ChoiceParser(whole_words=True))
-final = RationaleParser(FinalAnswerParser())
+parse = RationaleParser(FinalAnswerParser())
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_the_reasons_are_the_rationale_and_not_the_answer(reply: str, said: str,
     ],
 )
 def test_open_answers(reply: str, said: str, why: str | None) -> None:
-    answer = final(OPEN, Completion(reply))
+    answer = parse(OPEN, Completion(reply))
     assert (answer.text, answer.rationale) == (said, why)
 
 
 def test_a_box_around_the_letter_is_the_option() -> None:
-    assert final(CITIES, Completion(r"The answer is \boxed{B}. BECAUSE: A")).text == "Paris"
+    assert parse(CITIES, Completion(r"The answer is \boxed{B}. BECAUSE: A")).text == "Paris"
 
 
 @pytest.mark.parametrize("reply", ["", "The answer is D. BECAUSE: (A)"])
@@ -73,11 +73,11 @@ def test_reasons_alone_are_no_answer(reply: str) -> None:
 @given(st.text() | st.lists(st.sampled_from(MARKS)).map(" ".join))
 def test_no_text_is_too_odd(reply: str) -> None:
     letters(CITIES, Completion(reply))
-    final(OPEN, Completion(reply))
+    parse(OPEN, Completion(reply))
 
 
 @pytest.mark.parametrize("odd", ["*", "\n", "```", "BECAUSE:", "BECAUSE ", "the answer is ", " "])
 def test_replies_that_repeat_themselves_take_no_time(odd: str) -> None:
     started = time.process_time()
-    final(OPEN, Completion(odd * 20_000))
+    parse(OPEN, Completion(odd * 20_000))
     assert time.process_time() - started < 2

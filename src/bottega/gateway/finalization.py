@@ -22,7 +22,7 @@ from bottega.openai_api.request import (
     TextPart,
 )
 from bottega.openai_api.response import ChatCompletion
-from bottega.parsing import spoken
+from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Message, Prompt, Reply, Trace, Usage
 
@@ -63,7 +63,7 @@ class Finalizer:
         try:
             record.stored = await self._stored(job, job.query, result)
             text = result.completed.completions[0].text
-            if record.stored and job.key and spoken(text) == text.strip():
+            if record.stored and job.key and strip_thinking(text) == text.strip():
                 self.remember(job.key, record.stored)
         except BottegaError as error:
             self.warn("not stored", error)
@@ -72,7 +72,7 @@ class Finalizer:
         """Store a teacher's complete answer to a question that needs no earlier turns; return the
         example's id."""
         tenant, completions = query.tenant, result.completed.completions
-        answer = spoken(completions[0].text)  # reasoning is neither shown nor searched
+        answer = strip_thinking(completions[0].text)  # reasoning is neither shown nor searched
         may_store = (
             job.record.account.may_store
             and job.overrides.store

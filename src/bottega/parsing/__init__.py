@@ -1,11 +1,9 @@
-"""What was answered: a reply becomes an `Answer`, with the model's stated confidence or its own
-probability."""
+"""Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
-from bottega.parsing.agreement import agreement
-from bottega.parsing.answer_equality import same_answer, same_choice, same_number, same_words
 from bottega.parsing.choices import ChoiceParser, FinalAnswerParser, open_candidates
+from bottega.parsing.comparison import agreement, same_answer, same_choice, same_number, same_words
 from bottega.parsing.labels import LabelParser, plain_text
-from bottega.parsing.replies import RationaleParser, most_confident, most_frequent, spoken
+from bottega.parsing.replies import RationaleParser, most_confident, most_frequent, strip_thinking
 
 __all__ = [
     "ChoiceParser",
@@ -21,5 +19,5 @@ __all__ = [
     "same_choice",
     "same_number",
     "same_words",
-    "spoken",
+    "strip_thinking",
 ]

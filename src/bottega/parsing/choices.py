@@ -1,5 +1,7 @@
-"""Multiple choice as the MMMU benchmark reads it (`eval/eval_utils.py` of MMMU-Benchmark/MMMU), and
-its reading of open answers."""
+"""Parsers of choices and final answers: the official rules of MMMU, and worked solutions.
+
+MMMU's rules are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
+"""
 
 from __future__ import annotations
 
@@ -10,61 +12,61 @@ from string import ascii_uppercase
 from typing import Literal
 
 from bottega.parsing.replies import (
-    before,
-    confidence,
-    match,
-    plain,
-    spoken,
-    stated_answers,
-    without_confidence,
+    drop_confidence,
+    find_choice,
+    find_stated_answers,
+    normalize,
+    rationale_before,
+    read_confidence,
+    strip_thinking,
 )
 from bottega.types import Answer, Completion, Query
 
 ENDS = ",.!?;:'"
-FEWEST_WORDS = 6  # for an option's text to count inside of a reply
+MIN_WORDS = 6  # of a reply in which the text of an option counts
 LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-# Of whole words: a point inside of a number is none of their ends.
+# Word boundaries; a decimal point is not a boundary.
 START, END = r"(?<!\w)(?<!\.(?=\d))", r"(?!\w|(?<=\d)\.\d)"
 NUMBERS = (
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
-    # Without the look-behind a long row of digits would be read from each of them.
+    # Without the look-behind, a long row of digits takes quadratic time.
     re.compile(r"-?(?<!\d)\d+(?:\.\d+)?[eE][+-]?\d+"),
     re.compile(r"-?(?:(?<!\d)\d+\.\d+|\.\d+|(?<!\d)\d+\b)(?![eE][+-]?\d+)(?![,\d])"),
 )
 
 Unparsable = Literal["none", "random"]
-LetteredPrompter = Mapping[str, str]
+Options = Mapping[str, str]
 
 
 class ChoiceParser:
-    """Reads a letter, or an option's text, as the option: the query's choices are (A), (B) and so
-    on, up to Z. Options with the same text are the same answer, whichever letter was said.
+    """Parser of option letters (A to Z) and option texts, with the official rules of MMMU.
 
-    The official parse takes the last "(B)" of the reply, or else the last " B ", or else, in a
-    reply of more than five words, the last option that is named, as a piece of any word ("cat" in
-    "caterpillar") and the first of two that begin at one place. With `whole_words` it is named by
-    whole words only, and the longest counts ("in front of", not "in"). Where a line `Answer: ...`
-    is stated, that line is read before the rest. What this does not understand may still be a
-    choice that stands alone, in any case and punctuation ("**b**", "B. Paris", "paris").
+    The official rules take the last "(B)" of the reply, else the last " B ", else, in a reply of
+    more than five words, the last option text. An option text may be part of a word ("cat" in
+    "caterpillar"); of two that begin at the same index the first counts. With `whole_words` it must
+    consist of whole words, and the longest counts ("in front of", not "in"). A line `Answer: ...`
+    is read before the rest of the reply. If these rules find no option, the reply may be a single
+    choice in any case and punctuation ("**b**", "B. Paris", "paris"). Options with equal texts are
+    the same answer.
 
-    What remains is invalid. With `unparsable="random"` it is a choice drawn by the seed and the
-    query, as in the official code; such an answer has no confidence. A query without choices is
-    answered by the stated answer or the whole reply, for `open_candidates` to read.
+    Any other reply is invalid. With `unparsable="random"` it becomes a random choice, seeded by
+    `seed` and the query as in the official code, without a confidence. For a query without choices
+    the answer is the stated answer or the whole reply, for `open_candidates`.
     """
 
     def __init__(
         self, *, unparsable: Unparsable = "none", seed: int = 0, whole_words: bool = False
     ) -> None:
-        self.named = _named_by_words if whole_words else _named
+        self.find_named = _find_named_by_words if whole_words else _find_named
         self.unparsable = unparsable
         self.seed = seed
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = spoken(completion.text)
-        stated = stated_answers(reply)
-        rationale = before(reply, stated)
-        sure = confidence(reply, completion)
-        reply = without_confidence(reply)
+        reply = strip_thinking(completion.text)
+        stated = find_stated_answers(reply)
+        rationale = rationale_before(reply, stated)
+        sure = read_confidence(reply, completion)
+        reply = drop_confidence(reply)
         last = stated[-1][1].strip() if stated else reply
         if not query.choices:
             labels = (last,) if last else ()
@@ -75,70 +77,72 @@ class ChoiceParser:
             return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
         if self.unparsable == "none":
             return Answer(last, valid=False, rationale=rationale)
-        drawn = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
-        return Answer(drawn, labels=(drawn,), rationale=rationale)
+        sampled = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
+        return Answer(sampled, labels=(sampled,), rationale=rationale)
 
-    def _chosen(self, text: str, options: LetteredPrompter) -> str | None:
-        letter = _official(text, options, self.named)
+    def _chosen(self, text: str, options: Options) -> str | None:
+        letter = _official(text, options, self.find_named)
         return _alone(text, options) if letter is None else options[letter]
 
 
-def _named(text: str, options: LetteredPrompter) -> str | None:
-    """The letter of the option that begins last, the first of several; None if there is none."""
+def _find_named(text: str, options: Options) -> str | None:
+    """Return the letter of the option text that begins last, the first of several, or None."""
     folded = text.lower()
     return _last(options, lambda letter: folded.rfind(options[letter].lower()))
 
 
-def _named_by_words(text: str, options: LetteredPrompter) -> str | None:
-    """Of the options that stand as whole words the one that ends last, the longest of several."""
+def _find_named_by_words(text: str, options: Options) -> str | None:
+    """Return the letter of the whole-word option that ends last, the longest of several, or
+    None."""
 
     def ends(letter: str) -> tuple[int, int]:
         option = options[letter]
         whole = rf"{START}{re.escape(option)}{END}"
         found = re.finditer(whole, text, re.IGNORECASE)
-        return max((match.end() for match in found), default=-1), len(option)
+        return max((one.end() for one in found), default=-1), len(option)
 
     last = max(options, key=ends)
     return last if ends(last)[0] >= 0 else None
 
 
-def _last(options: LetteredPrompter, position: Callable[[str], int]) -> str | None:
-    last = max(options, key=position)  # the first of those that stand at the same place
+def _last(options: Options, position: Callable[[str], int]) -> str | None:
+    last = max(options, key=position)  # the first of several at the same index
     return last if position(last) >= 0 else None
 
 
 def _official(
-    text: str, options: LetteredPrompter, named: Callable[[str, LetteredPrompter], str | None]
+    text: str, options: Options, named: Callable[[str, Options], str | None]
 ) -> str | None:
-    """The letter by the official rules, None where the official code would draw one."""
-    for end in ENDS:  # one after the other, so that "B,." keeps its comma
+    """Return the letter by the official rules, or None where they would choose at random."""
+    for end in ENDS:  # one after the other: "B,." keeps its comma
         text = text.strip(end)
     text = f" {text} "
     lettered = _last(options, lambda letter: text.rfind(f"({letter})")) or _last(
         options, lambda letter: text.rfind(f" {letter} ")
     )
-    if lettered is None and len(text.split()) >= FEWEST_WORDS:
+    if lettered is None and len(text.split()) >= MIN_WORDS:
         return named(text, options)
     return lettered
 
 
-def _alone(text: str, options: LetteredPrompter) -> str | None:
-    """The option, if the text is nothing but it, its letter or both."""
-    named = match(text, tuple(dict.fromkeys(options.values())))
+def _alone(text: str, options: Options) -> str | None:
+    """Return the option if the text is only its letter, its text or both."""
+    named = find_choice(text, tuple(dict.fromkeys(options.values())))
     if named is not None:
         return named
-    said = plain(text)
+    said = normalize(text)
     for letter, option in options.items():
         both = (f"{letter}{mark} {option}" for mark in (".", ")", ":"))
-        if said in map(plain, (letter, *both)):
+        if said in map(normalize, (letter, *both)):
             return option
     return None
 
 
 def open_candidates(reply: str) -> list[str | float]:
-    """What an open answer may be, by the official rules: of each line the shortest tail behind
-    "is", "so", "therefore" and the like (the whole reply if there is none), and the numbers in
-    these, rounded to two decimals. Texts are in lower case.
+    """Return candidate texts and numbers of an open answer, by the official rules of MMMU.
+
+    These are the shortest tail of each line after "is", "so", "therefore" and similar words (or the
+    whole reply), in lower case, and the numbers in the tails, rounded to two decimals.
     """
     tails = _tails(reply.strip().strip(".").lower())
     numbers = [found for tail in tails for pattern in NUMBERS for found in pattern.findall(tail)]
@@ -146,8 +150,10 @@ def open_candidates(reply: str) -> list[str | float]:
 
 
 def open_forms(text: str) -> list[str | float]:
-    """How an open answer is compared: a number as a number, a text in lower case. A single letter
-    has a space before or behind it, or else it would be found in most words."""
+    """Return the forms of an open answer for comparison: a number, or texts in lower case.
+
+    A single letter gets a space before or after it, because most words contain it.
+    """
     text = text.strip()
     try:
         return [round(float(text.replace(",", "")), 2)]
@@ -161,15 +167,15 @@ def _tails(reply: str) -> list[str]:
     tails: list[str] = []
     for number, line in enumerate(lines, 1):
         leads = (*LEADS, "=") if number == len(lines) else LEADS
-        behind = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
-        shortest = _shortest(behind)
+        tails_of_line = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
+        shortest = _shortest(tails_of_line)
         if shortest and shortest not in tuple(ENDS):
             tails.append(shortest)
     return tails or [reply]
 
 
 def _shortest(tails: Sequence[str]) -> str:
-    """An empty tail counts only until another is seen, as in the official code."""
+    """Return the shortest tail; as in the official code, any later tail replaces an empty one."""
     shortest = ""
     for tail in tails:
         if not shortest or len(tail) < len(shortest):
@@ -187,22 +193,23 @@ AROUND = " \t\n*:$"
 
 
 class FinalAnswerParser:
-    r"""Reads the last `\boxed{...}` of the reply, or else the line `Answer: ...`, or else what
-    follows "the answer is" up to the end of the sentence, or else the whole reply.
+    r"""Parser of the final answer of a worked solution; options may be formulas.
 
-    Of a query with choices a letter is its option, and so is the last or the first letter of a
-    reply that names its answer nowhere. What is none of the options is kept as it is: 0.5 may be
-    the option \frac{1}{2}, which a metric can tell.
+    The answer is the last `\boxed{...}` of the reply, else the line `Answer: ...`, else the text
+    after "the answer is" up to the end of the sentence, else the whole reply. For a query with
+    choices a letter means its option; so does the first or last letter of a reply without a stated
+    answer. Other answers stay unchanged: 0.5 may equal the option \frac{1}{2}, which a metric
+    checks.
     """
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = spoken(completion.text)
-        stated = stated_answers(reply)
-        rationale, sure = before(reply, stated), confidence(reply, completion)
-        reply = without_confidence(reply)
+        reply = strip_thinking(completion.text)
+        stated = find_stated_answers(reply)
+        rationale, sure = rationale_before(reply, stated), read_confidence(reply, completion)
+        reply = drop_confidence(reply)
         line = stated[-1][1] if stated else None
-        ways = (_boxed(reply), line, _behind_phrase(reply))
-        found = next((way for way in ways if way is not None), None)
+        candidates = (_boxed(reply), line, _after_phrase(reply))
+        found = next((one for one in candidates if one is not None), None)
         said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
         if not said:
             return Answer("", valid=False, rationale=rationale)
@@ -212,7 +219,7 @@ class FinalAnswerParser:
 
 
 def _boxed(reply: str) -> str | None:
-    """The content of the last box, up to the brace that closes it."""
+    """Return the content of the last box, up to its closing brace."""
     opened = list(BOXED.finditer(reply))
     if not opened:
         return None
@@ -224,7 +231,7 @@ def _boxed(reply: str) -> str | None:
     return reply[start:]
 
 
-def _behind_phrase(reply: str) -> str | None:
+def _after_phrase(reply: str) -> str | None:
     phrases = list(PHRASE.finditer(reply))
     if not phrases:
         return None
@@ -244,10 +251,10 @@ def _letter_last(reply: str) -> str | None:
 
 
 def _option(letter: str | None, said: str, choices: Sequence[str]) -> str:
-    """What was said, if it is no option's letter or text."""
+    """Return the option with this letter or text, or else the text unchanged."""
     options = dict(zip(ascii_uppercase, choices, strict=False))
     if letter in options:
         return options[letter]
     bare = [choice.strip(AROUND) for choice in choices]
-    named = match(said, bare)
+    named = find_choice(said, bare)
     return said if named is None else choices[bare.index(named)]

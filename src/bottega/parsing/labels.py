@@ -1,5 +1,4 @@
-"""A reply becomes a label. Matching is by whole label, never by substring ("cat" is not in
-"caterpillar")."""
+"""Parser of labels. It matches whole labels, never substrings ("cat" is not in "caterpillar")."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from bottega.parsing.replies import (
     QUOTES,
     WORDS,
     ChoiceIndex,
-    before,
-    confidence,
-    plain,
-    spoken,
-    stated_answers,
-    without_confidence,
+    drop_confidence,
+    find_stated_answers,
+    normalize,
+    rationale_before,
+    read_confidence,
+    strip_thinking,
 )
 from bottega.types import Answer, Completion, Query
 
@@ -25,9 +24,9 @@ from bottega.types import Answer, Completion, Query
 WORD = re.compile(r"[a-z]+|[0-9]+|[^\W_]")
 TOKEN = re.compile(rf"{WORD.pattern}|[^\s\w]")
 ARTICLE = re.compile(r"\ba(?=[ \t]+[a-z])")
-# Shorter words and letters become other words with an "s": "as", "is", "its".
+# With an "s", shorter words become other words: "as", "is", "its".
 LAST_WORD = re.compile(r" [a-z]{3,} \Z")
-# After a label, these words may retract it. The "t" is that of "isn't".
+# After a label, these words may retract it. The "t" is from "isn't".
 DOUBTS = re.compile(
     " (?:actually|but|cannot|correction|false|however|incorrect|instead|mistake|mistaken|never|no"
     "|nor|not|rather|sorry|t|wait|wrong|不|错|錯) "
@@ -38,11 +37,11 @@ def contradicts(text: str, labels: Sequence[str], index: ChoiceIndex) -> bool:
     """Return whether the text contains a word of doubt, or a choice that is not one of the labels,
     in the singular or plural. The comparison runs with and without punctuation: the first
     distinguishes "C" from "C++", the second finds "salt-and-pepper"."""
-    folded = plain(text)
+    folded = normalize(text)
     if not folded:
         return False
     for pattern in (TOKEN, WORD):
-        own = [_tokens(plain(label), pattern) for label in labels]
+        own = [_tokens(normalize(label), pattern) for label in labels]
         choices = zip(index.choices, (_tokens(one, pattern) for one in index.texts), strict=True)
         others = [(choice, other) for choice, other in choices if other and other not in own]
         named = {other for _, other in others}
@@ -54,7 +53,7 @@ def contradicts(text: str, labels: Sequence[str], index: ChoiceIndex) -> bool:
             return True
         for choice, other in others:
             if other == " a " and not choice.islower():
-                if other in _tokens(plain(ARTICLE.sub("", text)), pattern):
+                if other in _tokens(normalize(ARTICLE.sub("", text)), pattern):
                     return True
                 continue
             # "hot dog" contains "dog", so only a "dog" outside it counts.
@@ -99,14 +98,15 @@ END_MARKERS = (
 
 
 def plain_text(query: Query, completion: Completion, /) -> Answer:
-    """The reply as it is, without its thinking; an empty one is invalid."""
-    text = spoken(completion.text)
+    """Return the reply without its thinking; an empty reply is invalid."""
+    text = strip_thinking(completion.text)
     return Answer(text, valid=bool(text))
 
 
 class LabelParser:
-    """Reads `Answer Choice: ...` and `Confidence Score: ...` (the last of each, as a model that
-    repeats the template answers last), or else takes the whole reply as the label.
+    """Parser of `Answer Choice: ...` and `Confidence Score: ...`, or else of the whole reply.
+
+    The last of each line counts, because a model may repeat the template before it answers.
 
     The label must equal one of the query's choices up to case, outer punctuation and spacing, with
     or without a bullet before it. It may be the whole first line of a longer reply ("biology" above
@@ -121,18 +121,18 @@ class LabelParser:
         self.multi_label = multi_label
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = spoken(completion.text)
+        reply = strip_thinking(completion.text)
         whole = reply in query.choices
         reply = reply if whole else _without_end_markers(reply)
-        stated = [] if whole else stated_answers(reply)
+        stated = [] if whole else find_stated_answers(reply)
         text = (stated[-1][1] if stated else reply).strip()
-        later = without_confidence(reply[stated[-1].end() :]) if stated else ""
-        rationale = before(reply, stated)
+        later = drop_confidence(reply[stated[-1].end() :]) if stated else ""
+        rationale = rationale_before(reply, stated)
         labels = self._labels(text, later, query.choices)
         if labels is None:
             return Answer(text, valid=False, rationale=rationale)
         shown = ", ".join(labels) or NO_LABEL
-        sure = confidence(reply, completion)
+        sure = read_confidence(reply, completion)
         return Answer(shown, labels=labels, confidence=sure, rationale=rationale)
 
     def _labels(self, text: str, later: str, choices: Sequence[str]) -> tuple[str, ...] | None:
@@ -152,7 +152,7 @@ class LabelParser:
             return (one,)
         if not self.multi_label:
             return None
-        if plain(text) == NO_LABEL:
+        if normalize(text) == NO_LABEL:
             return ()
         return _split(text, index)
 
@@ -207,10 +207,12 @@ def _introduced(line: str, index: ChoiceIndex) -> tuple[str | None, str]:
 
 
 def _split(text: str, index: ChoiceIndex) -> tuple[str, ...] | None:
-    """The labels of a list. A label may itself hold a separator, so the longest run of parts that
-    is a choice wins. None if any part belongs to no choice."""
-    parts = SEPARATORS.split(text)  # captured separators stand at the odd places
-    # No choice has more: each separator stands for one of its characters at least.
+    """Return the labels of a list, or None if any part belongs to no choice.
+
+    A label may contain a separator, so the longest run of parts that is a choice wins.
+    """
+    parts = SEPARATORS.split(text)  # captured separators are at the odd indices
+    # An upper bound: each separator is at least one character of a choice.
     most = 2 * max(map(len, index.texts)) + 1
     found: list[str] = []
     start = 0

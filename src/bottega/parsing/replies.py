@@ -1,4 +1,4 @@
-"""Parts of a reply: text after thinking, rationale, confidence; votes over samples."""
+"""Parts of a reply (thinking, rationale, confidence, choices) and votes over samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import replace
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
-# Some templates write the opening tag themselves, so that a reply only closes it.
+# Some chat templates write the opening tag, and the reply contains only the closing one.
 THINKING = re.compile(r"\A.*</think>", re.DOTALL)
 UNFINISHED = "<think>"
-# Before these words only marks of their own line may stand: a reply of marks alone would be read to
-# its end from each of its lines.
+# Only punctuation of the same line may precede these words: otherwise a reply of punctuation alone
+# takes quadratic time.
 STATED_ANSWER = re.compile(r"^[^\w\n]*answer(?: choice)?\W*:\s*(.*)$", re.IGNORECASE | re.MULTILINE)
 STATED_CONFIDENCE = re.compile(
     r"^[^\w\n]*confidence(?: score)?[^\w:]*:[^\d\n-]*?(\d*\.?\d+)\s*(%?)",
@@ -29,38 +29,39 @@ CONFIDENCE_LINE = re.compile(
 ANSWER_PHRASE = re.compile(r"\bthe (?:final |correct )?answer is\b:?\s*", re.IGNORECASE)
 WORDS = re.compile(r"\w")
 DASHES = str.maketrans(dict.fromkeys("‐‑‒–—―−", "-"))
-POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # that of ".5", which is no punctuation
+POINT = re.compile(r"(?<![\w.])\.(?=\d)")  # the decimal point of ".5"
 QUOTES = "\"'`*_[]().,;:!?“”‘’«» \t\n"
 
 
-def spoken(reply: str) -> str:
-    """The reply without its thinking; nothing if it was cut off while still thinking."""
-    said = THINKING.sub("", reply)
-    return "" if UNFINISHED in said else said.strip()
+def strip_thinking(reply: str) -> str:
+    """Return the reply without its thinking, or an empty text if the thinking was cut off."""
+    text = THINKING.sub("", reply)
+    return "" if UNFINISHED in text else text.strip()
 
 
-def stated_answers(reply: str) -> list[re.Match[str]]:
-    """The lines `Answer: ...`. A model that repeats the template answers last."""
+def find_stated_answers(reply: str) -> list[re.Match[str]]:
+    """Return the lines `Answer: ...`. The last one counts: a model may repeat the template
+    first."""
     return list(STATED_ANSWER.finditer(reply))
 
 
-def before(reply: str, stated: Sequence[re.Match[str]]) -> str | None:
-    """What was said before the first answer, if there is one: the rationale."""
+def rationale_before(reply: str, stated: Sequence[re.Match[str]]) -> str | None:
+    """Return the text before the first stated answer, which is the rationale."""
     if not stated:
         return None
     lines = TEMPLATE_OPENS.sub("", reply[: stated[0].start()]).split("\n")
-    while lines and not WORDS.search(lines[-1]):  # a rule above the answer
+    while lines and not WORDS.search(lines[-1]):  # a horizontal rule above the answer
         lines.pop()
     return "\n".join(lines).strip() or None
 
 
-def without_confidence(reply: str) -> str:
-    """The reply less the line of the template that is no part of the answer."""
+def drop_confidence(reply: str) -> str:
+    """Return the reply without its confidence line."""
     return CONFIDENCE_LINE.sub("", reply).strip()
 
 
-def confidence(reply: str, completion: Completion) -> float | None:
-    """As stated in the reply, or else the probability of the completion's tokens."""
+def read_confidence(reply: str, completion: Completion) -> float | None:
+    """Return the confidence stated in the reply, or else the probability of its tokens."""
     stated = STATED_CONFIDENCE.findall(reply)
     if stated:
         number, percent = stated[-1]
@@ -73,11 +74,11 @@ def confidence(reply: str, completion: Completion) -> float | None:
 
 
 class ChoiceIndex:
-    """The choices by their plain text, built once for many look-ups."""
+    """Index of choices by their normalized text, for repeated look-ups."""
 
     def __init__(self, choices: Sequence[str]) -> None:
         self.choices = choices
-        self.texts = [plain(choice) for choice in choices]
+        self.texts = [normalize(choice) for choice in choices]
         counts = Counter(self.texts)
         pairs = zip(self.texts, choices, strict=True)
         self._by_text = {text: choice for text, choice in pairs if text and counts[text] == 1}
@@ -87,30 +88,31 @@ class ChoiceIndex:
     def find(self, text: str) -> str | None:
         """Return the choice that equals the text up to case, outer punctuation and spacing. Return
         None if there is no such choice, or more than one."""
-        return text if text in self._exact else self._by_text.get(plain(text))
+        return text if text in self._exact else self._by_text.get(normalize(text))
 
     def has_signed(self, text: str) -> bool:
-        """Return whether a choice equals the text with any dash as minus sign, without spaces."""
-        return _signed(plain(text)) in self._signed
+        """Return whether a choice equals the text if all dashes are equal and spaces ignored."""
+        return _signed(normalize(text)) in self._signed
 
 
 def _signed(text: str) -> str:
     return "".join(text.translate(DASHES).split())
 
 
-def match(text: str, choices: Sequence[str]) -> str | None:
+def find_choice(text: str, choices: Sequence[str]) -> str | None:
     """Return the choice that equals the text, as `ChoiceIndex.find` does."""
     return text if text in choices else ChoiceIndex(choices).find(text)
 
 
-def plain(text: str) -> str:
+def normalize(text: str) -> str:
+    """Return the text without case, outer punctuation and repeated spaces, in NFKC form."""
     folded = unicodedata.normalize("NFKC", text).casefold().replace("_", " ")
     if "." in folded:
         folded = POINT.sub("0.", folded)
     return " ".join(folded.strip(QUOTES).split())
 
 
-# Marks around them are counted: a reply of asterisks alone would be read anew from each of them.
+# The number of asterisks is bounded: otherwise a reply of asterisks alone takes quadratic time.
 THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
 BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
@@ -119,19 +121,18 @@ FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
 
 
 class RationaleParser:
-    """Reads `The answer is X. BECAUSE: ...`, also below `THOUGHT PROCESS: ...` and behind `FINAL
-    ANSWER:`, as the prompts of RCTS want it: `parse` is given what the answer is, and what stands
-    before and behind it is the rationale. Of several final answers the last one counts, of several
-    reasons behind it all belong to it.
+    """Parser of the reply formats of RCTS: `The answer is X. BECAUSE: ...`.
 
-    A reply without these marks is read as `parse` reads it.
+    `THOUGHT PROCESS: ...` and `FINAL ANSWER:` may precede the answer. `parse` reads the answer; the
+    text before and after it is the rationale. The last of several final answers counts. A reply
+    without these marks goes to `parse` unchanged.
     """
 
     def __init__(self, parse: Parser) -> None:
         self._parse = parse
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = FENCE.sub("", spoken(completion.text)).strip()
+        reply = FENCE.sub("", strip_thinking(completion.text)).strip()
         thought, said, reason = _parts(reply)
         if said == reply:
             return self._parse(query, replace(completion, text=reply))
@@ -144,7 +145,7 @@ class RationaleParser:
 
 
 def _parts(reply: str) -> tuple[str, str, str]:
-    """What was thought before, the answer, and the reasons behind it."""
+    """Split a reply into thoughts, answer and reasons."""
     final = next(reversed(list(FINAL.finditer(reply))), None)
     thought, said = (reply[: final.start()], reply[final.end() :]) if final else ("", reply)
     said, reason = _cut(said)
@@ -156,31 +157,32 @@ def _parts(reply: str) -> tuple[str, str, str]:
 
 
 def _cut(said: str) -> tuple[str, str]:
-    """At the first reason that something was said before."""
-    for marked in BECAUSE.finditer(said):
-        if WORDS.search(said[: marked.start()]):
-            return said[: marked.start()], said[marked.end() :]
+    """Split at the first reason that has text before it."""
+    for mark in BECAUSE.finditer(said):
+        if WORDS.search(said[: mark.start()]):
+            return said[: mark.start()], said[mark.end() :]
     return said, ""
 
 
 def most_frequent(answers: Sequence[Answer]) -> Answer:
-    """Self-consistency: what most samples say, its confidence their share. Of several the one that
-    was said first; invalid samples count for nothing, unless there are no others."""
+    """Return the most frequent answer (self-consistency); its confidence is its share of samples.
+
+    The first answer wins a tie. Invalid samples count only if there are no valid ones.
+    """
     valid = [answer for answer in answers if answer.valid]
     if not valid:
         return answers[0]
-    votes = Counter(_said(answer) for answer in valid)
-    said, count = votes.most_common(1)[0]
-    chosen = next(answer for answer in valid if _said(answer) == said)
+    votes = Counter(_vote(answer) for answer in valid)
+    vote, count = votes.most_common(1)[0]
+    chosen = next(answer for answer in valid if _vote(answer) == vote)
     return replace(chosen, confidence=count / len(answers))
 
 
 def most_confident(answers: Sequence[Answer]) -> Answer:
-    """Best of n by the model's own confidence, stated or the probability of its tokens; the first
-    where there is none."""
+    """Return the answer with the highest confidence (best of n); the first one without any."""
     return max(answers, key=lambda answer: (answer.valid, answer.confidence or 0.0))
 
 
-def _said(answer: Answer) -> tuple[str, ...]:
-    """Texts without labels are compared up to case and spacing."""
+def _vote(answer: Answer) -> tuple[str, ...]:
+    """Return the labels, or the text without case and repeated spaces."""
     return answer.labels or (" ".join(answer.text.casefold().split()),)

@@ -9,8 +9,8 @@ from string import ascii_uppercase
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement
 from bottega.parsing import open_candidates
-from bottega.parsing.answer_equality import value
 from bottega.parsing.choices import open_forms
+from bottega.parsing.formulas import formula_value
 from bottega.types import Answer, Example
 
 SUBJECT = "subject"
@@ -131,5 +131,5 @@ def _elements(text: str) -> list[str]:
 
 
 def _same_value(one: str, other: str) -> bool:
-    ours, theirs = value(one), value(other)
+    ours, theirs = formula_value(one), formula_value(other)
     return ours is not None and theirs is not None and round(ours, 2) == round(theirs, 2)

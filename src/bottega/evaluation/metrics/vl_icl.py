@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.parsing.replies import plain
+from bottega.parsing.replies import normalize
 from bottega.types import Answer, Example
 
 SENTENCE_END = re.compile(r"\.\s")
@@ -33,7 +33,7 @@ class WholeMatch(ExactMatch):
     def score(self, item: Example, answer: Answer, /) -> float:
         line = answer.text.strip().partition("\n")[0]
         said, gold = (answer.text, line, SENTENCE_END.split(line)[0]), item.answer
-        equal = gold in said or plain(gold) in filter(None, map(plain, said))
+        equal = gold in said or normalize(gold) in filter(None, map(normalize, said))
         return float(answer.valid and equal)
 
 
