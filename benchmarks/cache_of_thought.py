@@ -34,11 +34,13 @@ from benchmarks.cache_streams import (
     table_one,
     voted,
 )
-from bottega import Example, KnowledgeBase, Retriever, always
+from bottega import Example, KnowledgeBase
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import Conditions, StreamResult, answering, evaluate
+from bottega.protocols import Retriever
+from bottega.routing import FixedRouter
 from bottega.types import Query
 
 DIGITS = Setting("digits:half=second", 1, "image", tuple(range(10, 100, 10)), seeds=(0, 1, 2, 3, 4))
@@ -195,7 +197,9 @@ def _voting(retrieve: Retriever, shots: int) -> Method:
 
 async def _alone(workshop: Workshop, data: Benchmark, place: int) -> StreamResult:
     with workshop.open() as cache:
-        by_name = pipeline(workshop, cache, lambda tiers: always(tiers[place]), labels=data.labels)
+        by_name = pipeline(
+            workshop, cache, lambda tiers: FixedRouter(tiers[place]), labels=data.labels
+        )
         return await _asked(data, answering("alone", replace(by_name, record=None)))
 
 
@@ -206,7 +210,7 @@ def _shown(
     answers = pipeline(
         workshop,
         cache,
-        lambda tiers: always(tiers[0]),
+        lambda tiers: FixedRouter(tiers[0]),
         retrieve=retrieving(cache),
         shots=shots,
         labels=data.labels,

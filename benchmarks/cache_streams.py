@@ -13,34 +13,21 @@ from pathlib import Path
 
 from bottega import (
     Candidate,
-    CrossModalRetriever,
     DenseRetriever,
     DualEmbedder,
-    EmptyOnMissing,
     Example,
-    Generator,
-    HashtagRetriever,
-    HashtagTree,
     InterleavedPrompter,
     KnowledgeBase,
     LabelParser,
     Pipeline,
     Query,
     ReplayGenerator,
-    ResponseProbeRetriever,
-    Retriever,
-    Router,
     Sampling,
-    TfidfKeywordExtractor,
     Tier,
     TokenEmbedder,
     TowerEmbedder,
-    View,
-    always,
     bundled,
     cache_of_thought,
-    coin,
-    cold_start,
 )
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
@@ -48,10 +35,19 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.memo import CachingEmbedder
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runner import StreamResult, answering, stream
-from bottega.protocols import Vectors
-from bottega.retrieval import LeaveOneOutGroupCount
-from bottega.retrieval.keywords import response
-from bottega.routing import CoverageRouter
+from bottega.knowledge import View
+from bottega.protocols import Generator, Retriever, Router, Vectors
+from bottega.retrieval import (
+    CrossModalRetriever,
+    EmptyTolerantRetriever,
+    HashtagRetriever,
+    HashtagTree,
+    LeaveOneOutGroupCount,
+    ResponseProbeRetriever,
+    TfidfKeywordExtractor,
+)
+from bottega.retrieval.keywords import response_text
+from bottega.routing import ColdStartRouter, CoverageRouter, FixedRouter, RandomRouter
 
 APPRENTICE, MASTER = "apprentice", "master"
 BRIEF = InterleavedPrompter(show_choices=False, repeat_question=False)
@@ -79,7 +75,7 @@ class Workshop:
             "image": View(self.image),
             "alone": View(self.dual, lambda example: replace(example.query, text="")),
             "response": View(
-                self.dual, lambda example: replace(example.query, text=response(example))
+                self.dual, lambda example: replace(example.query, text=response_text(example))
             ),
         }
 
@@ -100,7 +96,9 @@ class Workshop:
         return Settled(HashtagRetriever(cache.changes, vectors, self.dual, search, tree))
 
     def _responses(self, cache: KnowledgeBase) -> Callable[[Sequence[str]], Vectors]:
-        return lambda ids: self.text.embed([Query(response(one)) for one in cache.get_many(ids)])
+        return lambda ids: self.text.embed(
+            [Query(response_text(one)) for one in cache.get_many(ids)]
+        )
 
 
 class _Brief(ReplayGenerator):
@@ -171,7 +169,7 @@ async def mastered(
     filled before holds. What the master could not answer is left out."""
     asked = [example.query for example in examples]
     with closing(workshop.open()) as cache:
-        ask = pipeline(workshop, cache, lambda tiers: always(tiers[-1]), labels=labels)
+        ask = pipeline(workshop, cache, lambda tiers: FixedRouter(tiers[-1]), labels=labels)
         await asyncio.gather(*map(ask.answer, asked))
         return list(cache)
 
@@ -234,7 +232,7 @@ async def voted(
         async def answer(query: Query) -> Outcome:
             tier = await answers.route(query)
             if tier.name == MASTER:
-                asked = replace(answers, route=always(tier))
+                asked = replace(answers, route=FixedRouter(tier))
                 trace = await asked.trace(query)
                 return Outcome(trace.answer, trace)
             found = await retrieve(query, setting.shots) if len(cache) else []
@@ -245,7 +243,7 @@ async def voted(
 
 def flipped(rate: int, seed: int) -> Routing:
     """The paper's coin; `rate` is the apprentice's share in per cent."""
-    return lambda cache, tiers: coin(tiers, 1 - rate / 100, seed)
+    return lambda cache, tiers: RandomRouter(tiers, 1 - rate / 100, seed)
 
 
 def half_first(rate: int, seed: int, items: int) -> Routing:
@@ -254,7 +252,9 @@ def half_first(rate: int, seed: int, items: int) -> Routing:
     first = round((1 - rate / 100) * items / 2)
 
     def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
-        return cold_start(first, tiers[-1], then=coin(tiers, first / (items - first), seed))
+        return ColdStartRouter(
+            first, tiers[-1], then=RandomRouter(tiers, first / (items - first), seed)
+        )
 
     return route
 
@@ -263,7 +263,7 @@ def covered(setting: Setting, rate: int, seed: int) -> Routing:
     """The same budget from an empty cache, spent on what the cache covers least."""
 
     def route(cache: KnowledgeBase, tiers: Sequence[Tier]) -> Router:
-        retrieve = EmptyOnMissing(setting.dense(cache))
+        retrieve = EmptyTolerantRetriever(setting.dense(cache))
         return CoverageRouter(tiers, retrieve, master_rate=1 - rate / 100, seed=seed)
 
     return route
@@ -271,7 +271,7 @@ def covered(setting: Setting, rate: int, seed: int) -> Routing:
 
 def table_one(workshop: Workshop, corpus: Sequence[Example]) -> dict[str, Retrieving]:
     """Table 1's rows that the bundled parts can do, as "cached side | query's side"."""
-    words = TfidfKeywordExtractor((response(one) for one in corpus), longest=1)
+    words = TfidfKeywordExtractor((response_text(one) for one in corpus), longest=1)
 
     def by(view: str, cache: KnowledgeBase) -> Retriever:
         return DenseRetriever(partial(cache.search, by=view))

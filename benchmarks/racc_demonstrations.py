@@ -41,7 +41,7 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerE
 from bottega.kv_prefix import Geometry
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever
-from bottega.recipes import Classification, compressing
+from bottega.recipes import Classifier, compression_searcher
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Candidate, Query, Sampling
 from training.compressor import COURSE as OF_PASSAGES
@@ -144,7 +144,7 @@ def compressing_methods(
     of another question."""
     generator, store = bundled(), stored(knowledge, folder)
     retrieve = nearest(data, knowledge)
-    settings = Classification(generator, (), sampling=Sampling(max_tokens=64))
+    settings = Classifier(generator, (), sampling=Sampling(max_tokens=64))
     right = {item.query.id: item.answer for item in data.items}
 
     def told(query: Query, one: Candidate) -> float:
@@ -159,7 +159,7 @@ def compressing_methods(
     methods = []
     for name, found in ways.items():
         pipeline = replace(settings.pipeline(found, shots), parse=data.parse)
-        search = compressing(
+        search = compression_searcher(
             folder,
             generator,
             store=store,
@@ -203,7 +203,7 @@ def main() -> None:
     knowledge = base_of(data)
     baselines = args.work / "shown.json"
     if not baselines.exists():
-        settings = Classification(bundled(), data.labels)
+        settings = Classifier(bundled(), data.labels)
         methods = plan(SHOWN, (1, args.shots), data, knowledge, settings, seed=0)
         _say(baselines, {"rows": asked(data, methods)})
     lessons: Shelves | None = None

@@ -29,7 +29,7 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.recipes.racc_training import teaching
 from bottega.types import Sampling
 from training.compressor import COURSE, LAYER, FactLessons, fact_lessons, shape
@@ -123,7 +123,7 @@ async def asked(
     folder: Path, methods: Sequence[str], limit: int, hyper: str | None
 ) -> list[dict[str, object]]:
     data = load_benchmark("facts", seed=0, limit=limit)
-    settings = Classification(bundled(), (), sampling=Sampling(max_tokens=MOST))
+    settings = Classifier(bundled(), (), sampling=Sampling(max_tokens=MOST))
     rows: list[dict[str, object]] = []
     other = bundled(hyper) if hyper else None
     with KnowledgeBase.open(":memory:", embed=None) as empty:

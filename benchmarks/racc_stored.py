@@ -29,7 +29,7 @@ from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.knowledge import KnowledgeBase
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Sampling
 
 SHOTS, MOST = 5, 24
@@ -82,7 +82,7 @@ def built(
 def planned(
     data: Benchmark, model: TransformersGenerator, stores: Mapping[Precision, Path]
 ) -> dict[str, Method]:
-    settings = Classification(model, (), sampling=Sampling(max_tokens=MOST))
+    settings = Classifier(model, (), sampling=Sampling(max_tokens=MOST))
 
     def way(name: str, store: Path | None = None) -> Method:
         with KnowledgeBase.open(":memory:", embed=None) as empty:

@@ -10,19 +10,12 @@ from benchmarks.rcts_plan import SEARCHES, Setting, Way
 from bottega import (
     Answer,
     Candidate,
-    EnsembleReward,
     Example,
-    FlatSearch,
     KnowledgeBase,
-    MutualReward,
     Pipeline,
     Query,
     ReplayGenerator,
-    RewardFunction,
     Sampling,
-    SelfConsistencyReward,
-    TreeSearch,
-    WeightedReward,
     bundled,
 )
 from bottega.cli.parts import open_retrieval
@@ -32,8 +25,19 @@ from bottega.evaluation.methods import plan
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher
-from bottega.recipes import Classification
-from bottega.reranking import BudgetedGenerator, RewardValue, Variant
+from bottega.recipes import Classifier
+from bottega.reranking import (
+    BudgetedGenerator,
+    EnsembleReward,
+    FlatSearch,
+    MutualReward,
+    RewardFunction,
+    RewardValue,
+    SelfConsistencyReward,
+    TreeSearch,
+    Variant,
+    WeightedReward,
+)
 
 ANSWERS = Sampling(max_tokens=64)
 FETCH = 20
@@ -74,7 +78,7 @@ class Studio:
 
     def method(self, way: Way) -> Method:
         known = self._known if way.rationales else self._bare
-        settings = Classification(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
+        settings = Classifier(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
         if way.kind not in SEARCHES:
             [method] = plan(
                 [way.kind],

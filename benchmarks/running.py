@@ -28,7 +28,7 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase, load_digits
 from bottega.protocols import Generator
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Completion, Example, Prompt, Query, Reply, Sampling
 
 CONCURRENCY, LATENCY = 64, 0.1
@@ -102,7 +102,7 @@ async def timed(
 
 async def bare(data: Benchmark, generator: Generator) -> None:
     """The requests alone."""
-    settings = Classification(generator, data.labels)
+    settings = Classifier(generator, data.labels)
     prompt, waiting = settings.pipeline().prompt, iter(data.items)
 
     async def work() -> None:
@@ -127,7 +127,7 @@ def kept(folder: str, data: Benchmark) -> closing[RunStore]:
 
 
 def plan_zero_shot(data: Benchmark, generator: Generator) -> list[Method]:
-    settings = Classification(generator, data.labels)
+    settings = Classifier(generator, data.labels)
     with KnowledgeBase.open(":memory:", embed=None) as nothing:
         return plan(["zero-shot"], [1], data, nothing, settings, seed=0)
 

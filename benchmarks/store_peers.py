@@ -51,7 +51,8 @@ def peers() -> list[Peer]:
 
 def bottega_store(folder: Path, vectors: Vectors) -> Store:
     from benchmarks.stores import Given, examples
-    from bottega import Eq, Example, KnowledgeBase, Query
+    from bottega import Example, KnowledgeBase, Query
+    from bottega.knowledge import Eq
 
     given = Given(np.concatenate([vectors, np.zeros((100, vectors.shape[1]), np.float32)]))
     kb = KnowledgeBase.open(folder / "peer.db", given, hnsw_above=len(vectors) // 2)

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 
 from benchmarks.clocks import clocks, since
 from benchmarks.store_peers import Peer, peers
-from bottega import Eq, Example, Image, KnowledgeBase, Query
+from bottega import Example, Image, KnowledgeBase, Query
+from bottega.knowledge import Eq
 from bottega.knowledge.hnsw import EF_SEARCH
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors

@@ -16,7 +16,7 @@ from bottega.pipeline import Pipeline, QueryInput
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.reranking import TopKReranker
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import (
     IMAGE_QUESTION,
     Answer,
@@ -100,7 +100,7 @@ async def test_a_querys_own_choices_win() -> None:
 async def test_without_shots_nothing_is_retrieved() -> None:
     steps = Steps()
     alone = Pipeline(
-        route=always(Tier("alone", steps.model)),
+        route=FixedRouter(Tier("alone", steps.model)),
         retrieve=steps.retrieve,
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
@@ -112,7 +112,7 @@ async def test_without_shots_nothing_is_retrieved() -> None:
 async def test_without_a_reranker_the_nearest_are_shown() -> None:
     steps = Steps()
     plain = Pipeline(
-        route=always(Tier("small", steps.model, shots=3)),
+        route=FixedRouter(Tier("small", steps.model, shots=3)),
         retrieve=steps.retrieve,
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
@@ -123,7 +123,7 @@ async def test_without_a_reranker_the_nearest_are_shown() -> None:
 async def test_without_a_reranker_no_more_than_the_shots_are_shown() -> None:
     steps = Steps()
     plain = Pipeline(
-        route=always(Tier("small", steps.model, shots=2)),
+        route=FixedRouter(Tier("small", steps.model, shots=2)),
         retrieve=steps.retrieve,
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
@@ -170,7 +170,7 @@ def test_a_sync_method_inside_a_part_of_the_pipeline_is_an_error() -> None:
 def echo_pipeline(latency: float = 0.001) -> Pipeline:
     model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=latency)
     return Pipeline(
-        route=always(Tier("echo", model)), prompt=InterleavedPrompter(), parse=LabelParser()
+        route=FixedRouter(Tier("echo", model)), prompt=InterleavedPrompter(), parse=LabelParser()
     )
 
 
@@ -269,7 +269,7 @@ def test_progress_is_written_to_standard_error(
 async def test_many_queries_at_once_do_not_mix() -> None:
     model = ScriptedGenerator(lambda prompt: str(prompt.messages[-1].parts[-1]), latency=0.001)
     pipeline = Pipeline(
-        route=always(Tier("echo", model)),
+        route=FixedRouter(Tier("echo", model)),
         rerank=TopKReranker(),
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
@@ -286,7 +286,7 @@ async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> N
         return tiers[1] if answer.text == "a" else None
 
     steps = Steps()
-    pipeline = replace(steps.pipeline(), route=always(tiers[0]), escalate=unsure)
+    pipeline = replace(steps.pipeline(), route=FixedRouter(tiers[0]), escalate=unsure)
     trace = await pipeline.trace(QUERY)
     assert (trace.tier, trace.answer.text) == ("master", "b")
     assert [reply.model for reply in trace.dismissed] == ["small"]
@@ -295,13 +295,13 @@ async def test_an_answer_that_is_not_good_enough_goes_on_to_the_next_tier() -> N
     free = replace(pipeline, price=lambda model, usage: 0.25, tiers=tiers)
     small, large = ScriptedGenerator(["a"]), ScriptedGenerator(["b"])
     tiers = (Tier("apprentice", small), Tier("master", large))
-    assert (await replace(free, route=always(tiers[0])).trace(QUERY)).cost_usd == 0.5
+    assert (await replace(free, route=FixedRouter(tiers[0])).trace(QUERY)).cost_usd == 0.5
 
 
 async def test_a_tier_may_have_a_prompt_of_its_own() -> None:
     model = ScriptedGenerator(["a"])
     tier = Tier("master", model, prompt=InterleavedPrompter(show_choices=False))
-    await replace(Steps().pipeline(), route=always(tier)).trace(QUERY)
+    await replace(Steps().pipeline(), route=FixedRouter(tier)).trace(QUERY)
     assert model.calls[0].prompt.messages[-1].parts[-1] == QUESTION
 
 
@@ -336,5 +336,5 @@ async def test_a_search_chooses_and_answers_and_all_it_asked_is_paid() -> None:
 async def test_a_tier_without_demonstrations_is_not_searched_for() -> None:
     steps, search = Steps(), Chooses()
     bare = Tier("bare", steps.model)
-    trace = await replace(steps.pipeline(), route=always(bare), search=search).trace(QUERY)
+    trace = await replace(steps.pipeline(), route=FixedRouter(bare), search=search).trace(QUERY)
     assert (search.given, trace.tree) == ([], None)

@@ -13,7 +13,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought, visual_rag
 from bottega.recording import PriceTable, TokenPrice
-from bottega.routing import always, coin, cold_start
+from bottega.routing import ColdStartRouter, FixedRouter, RandomRouter
 from bottega.types import Answer, Prompt, Query, Trace
 from tests.knowledge.doubles import SeededEmbedder, asked, shown
 
@@ -44,7 +44,9 @@ def turns(generator: ScriptedGenerator, call: int = -1) -> list[str]:
 
 async def test_a_masters_answer_is_shown_to_the_apprentice(cache: KnowledgeBase) -> None:
     master, apprentice = ScriptedGenerator(large, name="gpt"), model("tiny")
-    first = cold_start(1, Tier("master", master), then=always(Tier("apprentice", apprentice, 1)))
+    first = ColdStartRouter(
+        1, Tier("master", master), then=FixedRouter(Tier("apprentice", apprentice, 1))
+    )
     workshop = cache_of_thought(cache, master=master, apprentice=apprentice, route=first)
     assert await workshop.answer(shown(1).query) == Answer(
         "cat", labels=("cat",), rationale="it has whiskers"
@@ -66,7 +68,7 @@ async def test_the_master_is_told_to_reason_unless_it_cannot(cache: KnowledgeBas
             cache,
             master=master,
             apprentice=apprentice,
-            route=lambda tiers: coin(tiers, 1.0),
+            route=lambda tiers: RandomRouter(tiers, 1.0),
             reasoning=reasoning,
             labels=("cat", "dog"),
         )
@@ -81,7 +83,7 @@ async def test_an_empty_cache_leaves_the_apprentice_alone(cache: KnowledgeBase) 
         master=model("gpt"),
         apprentice=apprentice,
         shots=3,
-        route=lambda tiers: coin(tiers, 0.0),
+        route=lambda tiers: RandomRouter(tiers, 0.0),
     )
     assert (await workshop.answer(shown(1).query)).text == "dog"
     assert len(cache) == 0
@@ -94,7 +96,7 @@ async def test_a_static_cache_stays_as_it_is(cache: KnowledgeBase) -> None:
         cache,
         master=model("gpt"),
         apprentice=model("tiny"),
-        route=lambda tiers: coin(tiers, 1.0),
+        route=lambda tiers: RandomRouter(tiers, 1.0),
         remember=False,
     )
     await workshop.answer(shown(1).query)
@@ -143,7 +145,7 @@ async def test_an_answer_that_is_not_good_enough_goes_up(cache: KnowledgeBase) -
         cache,
         master=model("gpt", "cat"),
         apprentice=model("tiny"),
-        route=lambda tiers: coin(tiers, 0.0),
+        route=lambda tiers: RandomRouter(tiers, 0.0),
         escalate=Always,
     )
     trace = await workshop.trace(shown(1).query)
@@ -157,7 +159,7 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
     workshop = cache_of_thought(
         cache,
         tiers=tiers,
-        route=cold_start(1, tiers[1], then=always(tiers[0])),
+        route=ColdStartRouter(1, tiers[1], then=FixedRouter(tiers[0])),
         price=PriceTable({"gpt": TokenPrice(0, 1e6), "tiny": TokenPrice(0, 0)}),
         remember=False,
     )
@@ -170,7 +172,7 @@ async def test_what_was_shown_counts_as_used(cache: KnowledgeBase) -> None:
 
 def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
     one = model("a")
-    route = always(Tier("a", one))
+    route = FixedRouter(Tier("a", one))
     with pytest.raises(SettingError, match="who shall answer"):
         cache_of_thought(cache, master=one, route=route)
     with pytest.raises(SettingError, match="who shall answer"):
@@ -183,7 +185,10 @@ def test_who_answers_has_to_be_clear(cache: KnowledgeBase) -> None:
 
 async def test_text_questions_are_remembered_too(cache: KnowledgeBase) -> None:
     workshop = cache_of_thought(
-        cache, master=model("gpt"), apprentice=model("tiny"), route=lambda tiers: coin(tiers, 1.0)
+        cache,
+        master=model("gpt"),
+        apprentice=model("tiny"),
+        route=lambda tiers: RandomRouter(tiers, 1.0),
     )
     await workshop.answer(asked("Capital of France?").query)
     assert [one.query.text for one in cache] == ["Capital of France?"]
@@ -193,8 +198,8 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
     cache: KnowledgeBase,
 ) -> None:
     apprentice = model("tiny")
-    routes = cold_start(
-        1, Tier("master", ScriptedGenerator(large)), then=always(Tier("a", apprentice, 4))
+    routes = ColdStartRouter(
+        1, Tier("master", ScriptedGenerator(large)), then=FixedRouter(Tier("a", apprentice, 4))
     )
     pipeline = cache_of_thought(
         cache, master=ScriptedGenerator(large), apprentice=apprentice, route=routes
@@ -210,7 +215,7 @@ async def test_a_second_question_about_an_image_is_shown_the_first_ones_answer(
 async def test_answers_to_one_text_with_other_choices_both_stay(cache: KnowledgeBase) -> None:
     master = Tier("master", ScriptedGenerator(large))
     pipeline = cache_of_thought(
-        cache, master=master.generator, apprentice=model("tiny"), route=always(master)
+        cache, master=master.generator, apprentice=model("tiny"), route=FixedRouter(master)
     )
     both = [replace(shown(1).query, choices=("cat", other)) for other in ("dog", "cow")]
     for query in (*both, *both):

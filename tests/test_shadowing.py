@@ -12,7 +12,7 @@ from bottega.pipeline import Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.reranking import GatedReranker, TopKReranker
-from bottega.routing import BenefitGate, ShadowSampler, always
+from bottega.routing import BenefitGate, FixedRouter, ShadowSampler
 from bottega.shadowing import ShadowRecorder
 from bottega.types import Candidate, Prompt, Query, Usage
 from tests.builders import candidates
@@ -43,7 +43,7 @@ class Workshop:
             return 1.0
 
         self.pipeline = Pipeline(
-            route=always(tiers[route]),
+            route=FixedRouter(tiers[route]),
             retrieve=retrieve,
             rerank=GatedReranker(TopKReranker(), self.shadow.gate.shows),
             prompt=InterleavedPrompter(),

@@ -9,7 +9,7 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.paired import PairedDifference, paired
 from bottega.evaluation.runner import Result
 from bottega.generation import TransformersGenerator
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 
 SEED = 0
 
@@ -94,7 +94,7 @@ def _run(folder: Path, setting: Setting) -> list[Run]:
     generator = TransformersGenerator(folder, device="cpu", threads=1, turns_only=True)
     work = Work(setting.methods.split(","), setting.shots, setting.retrieve)
     runs: list[Run] = []
-    measure(data, Classification(generator, labels=(), seed=SEED), work, runs)
+    measure(data, Classifier(generator, labels=(), seed=SEED), work, runs)
     return runs
 
 

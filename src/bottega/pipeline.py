@@ -9,11 +9,11 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from PIL.Image import Image as PILImage
 
@@ -45,6 +45,7 @@ from bottega.types import (
     Usage,
 )
 
+T = TypeVar("T")
 QueryInput = Query | Image | PILImage | str | os.PathLike[str]
 TierT = TypeVar("TierT")
 Outcome = TypeVar("Outcome")
@@ -94,6 +95,14 @@ async def run(steps: Steps[TierT, Outcome]) -> tuple[Outcome, list[Outcome]]:
         tier = better
 
 
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of any part, such as `retrieve(query, 5)`, and return its result.
+
+    The coroutine runs on the event loop of the `_sync` methods. Works inside a running loop.
+    """
+    return BACKGROUND_LOOP.run(work)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """Steps that turn a query into an answer, and the order of these steps.
@@ -133,18 +142,17 @@ class Pipeline:
 
     def answer_sync(self, query: QueryInput) -> Answer:
         """Return the answer to a query: `answer` for synchronous code."""
-        return BACKGROUND_LOOP.run(self.answer(query))
+        return run_sync(self.answer(query))
 
     def trace_sync(self, query: QueryInput) -> Trace:
         """Return the trace of a query: `trace` for synchronous code."""
-        return BACKGROUND_LOOP.run(self.trace(query))
+        return run_sync(self.trace(query))
 
     def answer_batch_sync(
         self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False
     ) -> list[Answer]:
         """Return the answers to many queries: `answer_batch` for synchronous code."""
-        work = self.answer_batch(queries, concurrency=concurrency, progress=progress)
-        return BACKGROUND_LOOP.run(work)
+        return run_sync(self.answer_batch(queries, concurrency=concurrency, progress=progress))
 
     async def answer_batch(
         self, queries: Iterable[QueryInput], *, concurrency: int = 8, progress: bool = False

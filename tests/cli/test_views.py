@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bottega import KnowledgeBase, PixelEmbedder, Query, TokenEmbedder, View, load_image_folder
+from bottega import KnowledgeBase, PixelEmbedder, Query, TokenEmbedder, load_image_folder
+from bottega.knowledge import View
 from bottega.types import Example
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder

@@ -14,7 +14,7 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import OpenAIGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Sampling
 from tests.server import Server, reply
 
@@ -25,7 +25,7 @@ def facts() -> Benchmark:
 
 
 def planned(name: str, data: Benchmark, generator: Generator) -> Method:
-    settings = Classification(generator, (), sampling=Sampling(max_tokens=16))
+    settings = Classifier(generator, (), sampling=Sampling(max_tokens=16))
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         return plan([name], (5,), data, empty, settings, seed=0)[0]
 

@@ -20,7 +20,7 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import ScriptedGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.types import Candidate, Example, Query, Sampling
 
@@ -32,8 +32,8 @@ def facts() -> Benchmark:
     return load_benchmark("facts", seed=0, limit=8)
 
 
-def settings(generator: Generator) -> Classification:
-    return Classification(generator, (), sampling=Sampling(max_tokens=16))
+def settings(generator: Generator) -> Classifier:
+    return Classifier(generator, (), sampling=Sampling(max_tokens=16))
 
 
 async def accuracies(data: Benchmark, generator: Generator) -> dict[str, float]:

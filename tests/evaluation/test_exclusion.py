@@ -17,7 +17,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Embedder
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Example, Prompt, Query
 from tests.builders import QUESTION, picture
 from tests.evaluation.report.builders import benchmark, kept, three_methods
@@ -53,7 +53,7 @@ async def test_another_question_about_the_items_image_is_never_shown(
     with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
         knowledge.add(DATA.knowledge)
         methods = ("random", "balanced", "visual-rag", "top-k", "majority")
-        settings = Classification(
+        settings = Classifier(
             ScriptedGenerator(record), labels=DATA.labels, prompt=InterleavedPrompter()
         )
         search = searching(retrieve, embed)

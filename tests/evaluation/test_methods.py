@@ -18,7 +18,7 @@ from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import InterleavedPrompter
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Prompt, Query, Trace
 from tests.builders import example
 from tests.evaluation.builders import episodic, telling
@@ -27,8 +27,8 @@ SHADES, HOMES = episodic(), telling()
 EMPTY = partial(KnowledgeBase.open, ":memory:", embed=None)
 
 
-def settings(script: ScriptedGenerator) -> Classification:
-    return Classification(script, [], prompt=InterleavedPrompter())
+def settings(script: ScriptedGenerator) -> Classifier:
+    return Classifier(script, [], prompt=InterleavedPrompter())
 
 
 @pytest.mark.parametrize(

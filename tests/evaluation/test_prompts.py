@@ -13,12 +13,12 @@ from bottega.evaluation.prompts import explained, prompt_for, with_rationales
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Candidate, Example, Query
 from tests.builders import picture
 
 MODEL = ScriptedGenerator([])
-AS_SUITS = Classification(MODEL, ())
+AS_SUITS = Classifier(MODEL, ())
 WHY = "Because I said so."
 ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
 KNOWN = Example(Query("Which?", (picture(1),), ("a", "b")), "a", rationale=WHY)
@@ -62,14 +62,14 @@ def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
 @pytest.mark.parametrize(
     ("settings", "data"),
     [
-        (Classification(Brief([]), ()), DATA),
-        (Classification(MODEL, (), prompt=InterleavedPrompter()), DATA),
+        (Classifier(Brief([]), ()), DATA),
+        (Classifier(MODEL, (), prompt=InterleavedPrompter()), DATA),
         (AS_SUITS, replace(DATA, prompt=InterleavedPrompter(), reasoned=None)),
     ],
     ids=["brief model", "chosen prompt", "benchmark of one prompt"],
 )
 def test_other_prompts_show_what_there_is_unless_told_not_to(
-    settings: Classification, data: Benchmark
+    settings: Classifier, data: Benchmark
 ) -> None:
     for name in ALL:
         assert shows(prompt_for(name, data, settings))
@@ -79,7 +79,7 @@ def test_other_prompts_show_what_there_is_unless_told_not_to(
 
 def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
     for settings, data in (
-        (Classification(MODEL, (), prompt=AppendixAPrompter()), DATA),
+        (Classifier(MODEL, (), prompt=AppendixAPrompter()), DATA),
         (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, reasoned=None)),
     ):
         assert explained(["rcts"], data, settings, None) == []

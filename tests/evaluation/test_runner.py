@@ -13,7 +13,7 @@ from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Answer, Query
 from tests.builders import example
 
@@ -73,12 +73,12 @@ async def test_web_pages_stop_the_run_unless_there_are_answers_among_them() -> N
     scripts: list[list[str | Exception]] = [[page, "a"] * 5, ["a", page] * 5]
     for script in scripts:
         model = ScriptedGenerator(script)
-        pipeline = Classification(model, ["a", "b"]).pipeline()
+        pipeline = Classifier(model, ["a", "b"]).pipeline()
         method = Method("m", 0, partial(traced, pipeline))
         result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
         assert (result.n, result.failed) == (5, 5)
     model = ScriptedGenerator([page] * 10)
-    method = Method("m", 0, partial(traced, Classification(model, ["a"]).pipeline()))
+    method = Method("m", 0, partial(traced, Classifier(model, ["a"]).pipeline()))
     with pytest.raises(GarbledError):
         await evaluate(BENCHMARK, method, Conditions(concurrency=3))
     assert len(model.calls) < 10

@@ -20,7 +20,7 @@ from bottega.knowledge import (
 )
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Retriever
-from bottega.recipes import Classification, visual_rag
+from bottega.recipes import Classifier, visual_rag
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import example
 
@@ -43,7 +43,7 @@ def last_shown(prompt: Prompt) -> str:
 async def run(
     name: str, script: ScriptedGenerator, samples: int | None = None
 ) -> tuple[Method, Result]:
-    settings = Classification(script, ANIMALS, prompt=InterleavedPrompter())
+    settings = Classifier(script, ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(DATA.knowledge)
         names = ["rcts", name] if name == "majority" else [name]
@@ -97,7 +97,7 @@ class Noting:
 async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(retrieve: str) -> None:
     known = tuple(example(ANIMALS[i % 3], 40 * i) for i in range(30))
     data = Benchmark("animals", known, ASKED, ANIMALS)
-    settings = Classification(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
+    settings = Classifier(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
         noting = Noting(searching(retrieve, PixelEmbedder())(data, knowledge))
@@ -124,7 +124,7 @@ def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
 @pytest.mark.parametrize("name", SEARCHED)
 async def test_a_search_fetches_as_many_as_it_shows(name: str) -> None:
     model = Brief(last_shown)
-    settings = Classification(model, ANIMALS, prompt=InterleavedPrompter())
+    settings = Classifier(model, ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         plain = visual_rag(knowledge, model, labels=ANIMALS)
     fetched = [

@@ -14,7 +14,7 @@ from bottega.evaluation.episodes import EpisodeRetriever, OracleRetriever, episo
 from bottega.evaluation.methods import alone, plan
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 from bottega.types import Candidate, Example, Query
 from tests.evaluation.builders import telling
 
@@ -122,7 +122,7 @@ async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
 async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None:
     model = ScriptedGenerator(lambda prompt: "said")
     with KnowledgeBase.open(":memory:", embed=None) as empty:
-        settings = Classification(model, ())
+        settings = Classifier(model, ())
         (oracle,) = plan(["oracle"], (1,), lines, empty, settings, seed=0)
     for item in lines.items:
         trace = (await oracle.answer(item.query)).trace
@@ -140,7 +140,7 @@ def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
 def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: str) -> None:
     asked = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
     data = Benchmark("two", (Example(Query("p", id="p"), ""),), tuple(asked))
-    settings = Classification(ScriptedGenerator(lambda prompt: "said"), ())
+    settings = Classifier(ScriptedGenerator(lambda prompt: "said"), ())
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match=said),

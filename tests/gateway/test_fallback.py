@@ -14,7 +14,7 @@ from bottega.gateway.completion import Fallback
 from bottega.gateway.ports import TierCapabilities
 from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import Answer, Query
 from tests.gateway.harness import asked, client, harness, raw
 
@@ -83,7 +83,7 @@ def test_who_is_asked_after_a_failure_is_the_operators_choice(
     parts = {first: ScriptedGenerator([DOWN] * 3), other: ScriptedGenerator(["fine"] * 3)}
 
     def route(tiers: Sequence[Tier]) -> Router:
-        return always(next(tier for tier in tiers if tier.name == first))
+        return FixedRouter(next(tier for tier in tiers if tier.name == first))
 
     with harness(tmp_path, **parts, route=route, fallback=fallback) as found:  # type: ignore[arg-type]
         if answers:

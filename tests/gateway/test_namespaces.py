@@ -13,7 +13,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Tier
 from bottega.recipes import cache_of_thought
-from bottega.routing import always
+from bottega.routing import FixedRouter
 
 
 async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ async def test_namespaces_are_opened_once_and_the_oldest_closed(tmp_path: Path) 
         base = KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder(), namespace=name)
         bases[name] = base
         tier = Tier("one", ScriptedGenerator(lambda prompt: "x"))
-        pipeline = cache_of_thought(base, tiers=[tier], route=always(tier), remember=False)
+        pipeline = cache_of_thought(base, tiers=[tier], route=FixedRouter(tier), remember=False)
         return Tenant(pipeline), base
 
     tenants = NamespacePool(open_one, 2)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import StoreError
-from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored, to_json
+from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored_trace, to_json
 from bottega.recording.stored_trace import Ended
 from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
 from tests.builders import candidates, example, picture, search_tree, searched
@@ -67,7 +67,7 @@ def trees(draw: st.DrawFn) -> SearchTree:
 
 @given(trees())
 def test_what_was_searched_is_what_is_read(tree: SearchTree) -> None:
-    written = stored(replace(trace(), tree=tree))
+    written = stored_trace(replace(trace(), tree=tree))
     read = from_json(to_json(written))
     assert read == written
     assert read.tree is not None
@@ -126,14 +126,14 @@ async def test_the_sums_count_all_that_a_search_has_asked(traces: TraceStore) ->
 
 
 def test_traces_of_before_there_were_trees_are_read() -> None:
-    row = json.loads(to_json(stored(trace())))
+    row = json.loads(to_json(stored_trace(trace())))
     del row["tree"]
-    assert from_json(json.dumps(row)) == stored(trace())
+    assert from_json(json.dumps(row)) == stored_trace(trace())
 
 
 def test_a_value_that_is_no_number_keeps_nothing_from_being_read() -> None:
     tree = SearchTree(SearchNode(value=float("nan"), rewards={"self": float("nan")}), (), "budget")
-    read = from_json(to_json(stored(replace(trace(), tree=tree)))).tree
+    read = from_json(to_json(stored_trace(replace(trace(), tree=tree)))).tree
     assert read is not None
     assert str(read.root.value) == str(read.root.rewards["self"]) == "nan"
 

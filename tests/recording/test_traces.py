@@ -14,7 +14,13 @@ import pytest
 
 from bottega.errors import NotFoundError, StoreBusyError, StoreError, StoreFullError
 from bottega.protocols import Recorder
-from bottega.recording import Demonstration, StoredMessage, StoredPart, Summary, TraceStore
+from bottega.recording import (
+    StoredDemonstration,
+    StoredMessage,
+    StoredPart,
+    TraceStore,
+    TraceSummary,
+)
 from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
 from tests.builders import QUESTION, example, picture
 
@@ -42,7 +48,7 @@ async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     one, two = picture(1).sha256, picture(7).sha256
     assert (found.question, found.query_id, found.choices) == (QUESTION, "q1", ("cat", "dög"))
     assert (found.images, found.tier, found.model) == ((one,), "master", "m")
-    assert found.demonstrations[0] == Demonstration(1, "e7", 0.9, QUESTION, (two,), "dög")
+    assert found.demonstrations[0] == StoredDemonstration(1, "e7", 0.9, QUESTION, (two,), "dög")
     assert [shown.order for shown in found.demonstrations] == [1, 2]
     assert found.messages == (
         StoredMessage("system", (StoredPart(text="be brief"),)),
@@ -72,10 +78,10 @@ async def test_ids_may_be_shortened_while_unique(traces: TraceStore) -> None:
 
 
 async def test_sums(traces: TraceStore) -> None:
-    assert traces.summary() == Summary(0, 0, 0, 0, 0.0, 0.0, 0)
+    assert traces.summary() == TraceSummary(0, 0, 0, 0, 0.0, 0.0, 0)
     await traces(trace("a", 1.0))
     await traces(trace("b", 2.0, cost=None))
-    assert traces.summary() == Summary(2, 60, 4, 20, 0.6, 0.5, 1)
+    assert traces.summary() == TraceSummary(2, 60, 4, 20, 0.6, 0.5, 1)
 
 
 async def test_the_same_id_is_recorded_once(traces: TraceStore) -> None:

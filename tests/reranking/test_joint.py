@@ -16,7 +16,7 @@ from bottega.protocols import Generator, Tier
 from bottega.recording.stored_trace import stored_tree
 from bottega.reranking import JointChoiceSearch
 from bottega.reranking.joint import log_softmax
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import (
     Candidate,
     Completion,
@@ -113,7 +113,7 @@ async def test_a_trace_counts_all_candidates() -> None:
         return FOUND[:k]
 
     pipeline = Pipeline(
-        always(Tier("sure", model, 2)),
+        FixedRouter(Tier("sure", model, 2)),
         InterleavedPrompter(),
         LabelParser(),
         retrieve,

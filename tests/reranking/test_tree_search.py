@@ -11,9 +11,9 @@ from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
-from bottega.recording.stored_trace import stored_tree, tree_from
+from bottega.recording.stored_trace import read_tree, stored_tree
 from bottega.reranking import Variant
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import picture
 from tests.reranking.searches import (
@@ -150,7 +150,7 @@ async def test_in_a_pipeline_the_search_answers() -> None:
 
     model = ScriptedGenerator(opinion)
     pipeline = Pipeline(
-        always(Tier("small", model, shots=3)),
+        FixedRouter(Tier("small", model, shots=3)),
         PROMPT,
         PARSE,
         retrieve=retrieve,
@@ -209,6 +209,6 @@ async def test_a_search_shows_no_more_than_can_be_recorded() -> None:
     deep = rcts(ScriptedGenerator(opinion), rollouts=1)
     tree = (await deep.search(QUERY, [replace(one, score=1.0) for one in known(100)], 100)).tree
     assert tree is not None
-    assert tree_from(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path
+    assert read_tree(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path
     with pytest.raises(SettingError, match="101"):
         await deep.search(QUERY, known(101), 101)

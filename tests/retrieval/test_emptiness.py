@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.errors import EmptyKnowledgeBaseError, StoreError
-from bottega.retrieval.wrappers import EmptyOnMissing
+from bottega.retrieval.wrappers import EmptyTolerantRetriever
 from bottega.types import Candidate, Query
 from tests.builders import candidates
 
@@ -21,7 +21,7 @@ async def test_an_empty_cache_has_no_candidates_and_other_errors_are_raised() ->
             raise result
         return result[:k]
 
-    search = EmptyOnMissing(retrieve)
+    search = EmptyTolerantRetriever(retrieve)
     assert await search(Query("q"), 1) == []
     assert await search(Query("q"), 1) == candidates("a")
     with pytest.raises(StoreError, match="damaged"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bottega.retrieval.bm25 import Follower, StaticExamples
+from bottega.retrieval.bm25 import ChangeFollower, StaticExamples
 from tests.builders import ListPool, example
 
 
@@ -13,7 +13,7 @@ def test_a_pool_that_does_not_change_is_read_once() -> None:
         taken.append((sorted(gone), sorted(new)))
 
     pool = ListPool([example("a", 1, "x"), example("b", 2, "y")])
-    follower = Follower(StaticExamples(pool).changes, take)
+    follower = ChangeFollower(StaticExamples(pool).changes, take)
     assert [follower.follow() for _ in range(3)] == [2, 0, 0]
     assert taken == [(["x", "y"], ["x", "y"])]
     pool.examples["z"] = example("c", 3, "z")

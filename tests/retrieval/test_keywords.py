@@ -14,8 +14,8 @@ from bottega.retrieval import (
     ResponseProbeRetriever,
     TfidfKeywordExtractor,
     keyword_query,
-    keywords_of,
-    with_keywords,
+    stored_keywords,
+    tag_keywords,
 )
 from bottega.retrieval.keywords import MOST_WORDS, read_keywords
 from bottega.types import Candidate, Example, Query
@@ -128,10 +128,10 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
     silent = Example(Query("?"), "5")
     known = Example(Query("q"), "vorbu", tags={"keywords": "old"})
     model = ScriptedGenerator(answer)
-    done = await with_keywords(
+    done = await tag_keywords(
         [plain, reasoned, passage, silent, known], GeneratedKeywordExtractor(model)
     )
-    assert [keywords_of(example) for example in done] == [
+    assert [stored_keywords(example) for example in done] == [
         ("vorbu", "more"),
         ("why", "more"),
         ("question", "more"),
@@ -145,7 +145,7 @@ async def test_keywords_are_stored_with_the_examples_and_read_again() -> None:
 async def test_a_model_that_fails_is_one_error_not_a_group() -> None:
     failing = GeneratedKeywordExtractor(ScriptedGenerator([GenerationError("down"), "a"]))
     with pytest.raises(GenerationError):
-        await with_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
+        await tag_keywords([Example(Query("q"), "a"), Example(Query("q"), "b")], failing)
 
 
 class Asked:
@@ -192,7 +192,7 @@ async def test_a_probe_searches_by_what_the_apprentice_says(
 def test_the_keywords_of_an_example_are_searched_for_in_the_place_of_its_question() -> None:
     query = Query("What is it?", (picture(1),))
     tagged = Example(query, "a cat", tags={"keywords": "cat, whiskers"})
-    assert keywords_of(tagged) == ("cat", "whiskers")
+    assert stored_keywords(tagged) == ("cat", "whiskers")
     assert keyword_query(tagged) == Query("cat, whiskers", query.images)
     assert keyword_query(Example(query, "a cat", tags={"keywords": " , "})) == query
     assert keyword_query(Example(query, "a cat")) == query

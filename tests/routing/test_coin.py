@@ -8,14 +8,14 @@ import pytest
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.protocols import Tier
-from bottega.routing import coin
+from bottega.routing import RandomRouter
 from bottega.types import Query
 
 TIERS = [Tier(name, ScriptedGenerator([])) for name in ("small", "middle", "large")]
 
 
 async def drawn(rate: float | Sequence[float], seed: int, n: int = 2000) -> list[str]:
-    route = coin(TIERS, rate, seed)
+    route = RandomRouter(TIERS, rate, seed)
     return [(await route(Query("q"))).name for _ in range(n)]
 
 
@@ -42,11 +42,11 @@ async def test_each_tier_may_have_a_rate_of_its_own() -> None:
 
 @pytest.mark.parametrize("rate", [1.5, -0.1, (0.5, 0.5), (0.5, 0.4, 0.2), (1.5, -0.5, 0.0)])
 def test_shares_that_are_none_are_refused(rate: float | Sequence[float]) -> None:
-    with pytest.raises(SettingError, match="cannot choose among 3"):
-        coin(TIERS, rate)
+    with pytest.raises(SettingError, match="one for each of 3 tiers"):
+        RandomRouter(TIERS, rate)
 
 
 async def test_one_tier_is_the_master() -> None:
-    assert (await coin(TIERS[:1], 1.0)(Query("q"))).name == "small"
+    assert (await RandomRouter(TIERS[:1], 1.0)(Query("q"))).name == "small"
     with pytest.raises(SettingError):
-        coin(TIERS[:1], 0.5)
+        RandomRouter(TIERS[:1], 0.5)

@@ -12,7 +12,7 @@ from bottega.parsing import LabelParser, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
-from bottega.routing import ConfidenceEscalation, always
+from bottega.routing import ConfidenceEscalation, FixedRouter
 from bottega.types import Answer, Query, Sampling
 from tests.routing.builders import QUERY, TIERS
 
@@ -65,7 +65,7 @@ async def test_a_cascade_climbs_as_far_as_samples_disagree() -> None:
     said = {"small": ["a", "b", "c"], "middle": ["a", "b", "b"], "large": ["b", "b", "b"]}
     tiers = [Tier(name, ScriptedGenerator(words, name=name)) for name, words in said.items()]
     pipeline = Pipeline(
-        route=always(tiers[0]),
+        route=FixedRouter(tiers[0]),
         prompt=InterleavedPrompter(),
         parse=LabelParser(),
         sampling=Sampling(n=3, temperature=1.0),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from bottega.generation import ScriptedGenerator
 from bottega.protocols import Router, Tier
-from bottega.routing import always, cold_start
+from bottega.routing import ColdStartRouter, FixedRouter
 from bottega.types import Answer as Said
 from bottega.types import Completion, Prompt, Query, Reply, Trace
 
@@ -26,11 +26,11 @@ async def names(route: Router, n: int) -> list[str]:
 
 
 async def test_always_is_the_same() -> None:
-    assert await names(always(LARGE), 3) == ["large"] * 3
+    assert await names(FixedRouter(LARGE), 3) == ["large"] * 3
 
 
 async def test_a_cold_start_asks_the_master_first() -> None:
-    route = cold_start(2, LARGE, then=always(SMALL))
+    route = ColdStartRouter(2, LARGE, then=FixedRouter(SMALL))
     assert await names(route, 4) == ["large", "large", "small", "small"]
 
 
@@ -38,8 +38,8 @@ async def test_a_cold_start_tells_the_router_behind_it_what_was_answered() -> No
     behind = Adaptive()
     reply = Reply("m", (Completion("a"),))
     trace = Trace("t1", 0.0, Query("q"), "large", (), Prompt(()), reply, Said("a"), 0.1)
-    await cold_start(2, LARGE, then=behind).observe(trace)
-    await cold_start(2, LARGE, then=always(SMALL)).observe(trace)
+    await ColdStartRouter(2, LARGE, then=behind).observe(trace)
+    await ColdStartRouter(2, LARGE, then=FixedRouter(SMALL)).observe(trace)
     assert behind.seen == ["t1"]
 
 
@@ -47,6 +47,6 @@ async def test_a_cold_start_tells_a_budget_what_was_spent_besides() -> None:
     spent: list[float] = []
     behind = Adaptive()
     behind.charge = spent.append  # type: ignore[attr-defined]
-    cold_start(2, LARGE, then=behind).charge(0.5)
-    cold_start(2, LARGE, then=always(SMALL)).charge(0.5)
+    ColdStartRouter(2, LARGE, then=behind).charge(0.5)
+    ColdStartRouter(2, LARGE, then=FixedRouter(SMALL)).charge(0.5)
     assert spent == [0.5]

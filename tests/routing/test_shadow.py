@@ -7,7 +7,7 @@ import pytest
 
 from bottega.errors import ServerFailedError, SettingError
 from bottega.routing import BenefitGate, ShadowSampler
-from bottega.routing.shadow import Asked
+from bottega.routing.shadow import AnswerCall
 from bottega.types import Query
 from tests.routing.builders import QUERY, near
 
@@ -20,7 +20,7 @@ def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> ShadowSampler:
     return ShadowSampler(BenefitGate(least=5), same, rate=rate, at_once=at_once, seed=seed)
 
 
-def says(text: str) -> Asked:
+def says(text: str) -> AnswerCall:
     async def said() -> str:
         return text
 

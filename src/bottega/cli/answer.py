@@ -43,7 +43,7 @@ from bottega.protocols import Tier
 from bottega.recipes import visual_rag
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 CONCURRENCY = 16
@@ -119,7 +119,7 @@ def ask(
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     with open_recorder(traces) as record:
         pipeline = Pipeline(
-            route=always(Tier(generator.name, generator, shots if knowledge else 0)),
+            route=FixedRouter(Tier(generator.name, generator, shots if knowledge else 0)),
             retrieve=DenseRetriever(knowledge.search) if knowledge else None,
             rerank=TopKReranker(),
             prompt=InterleavedPrompter(show_choices=False),

@@ -24,7 +24,7 @@ from bottega.cli.output import Json, KnowledgeFile, Namespace, note, print_json,
 from bottega.evaluation.labels import is_passage
 from bottega.evaluation.search_methods import RETRIEVE
 from bottega.naming import BUNDLED, check_torch
-from bottega.recipes.racc import bundled_for
+from bottega.recipes.racc import bundled_compressor_for
 
 if TYPE_CHECKING:
     from bottega.compression import CompressorConfig
@@ -173,7 +173,7 @@ def build(
     from bottega.cli.compressor_jobs import StoreBuilder, loaded, local
 
     generator = local(model)
-    folder = compressor or bundled_for(generator)
+    folder = compressor or bundled_compressor_for(generator)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
         work = StoreBuilder.opened(folder, loaded(generator), store, int8=int8)

@@ -72,7 +72,7 @@ from bottega.evaluation.run_store import RunStore, Unkept
 from bottega.evaluation.runner import Conditions
 from bottega.evaluation.search_methods import ROLLOUTS
 from bottega.naming import BUNDLED, open_model
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Asked:
 
     material: Material
     skipped: int
-    settings: Classification
+    settings: Classifier
     prompt: str
     order: str
     work: Work
@@ -351,8 +351,8 @@ def _spec(benchmark: str, question: str | None, unparsable: str) -> str:
 
 def _settings(
     model: str, concurrency: int, prompt: str, order: str, price: str | None, seed: int
-) -> Classification:
-    return Classification(
+) -> Classifier:
+    return Classifier(
         open_model(model, concurrency=concurrency),
         labels=(),
         prompt=open_prompt(prompt),
@@ -362,7 +362,7 @@ def _settings(
     )
 
 
-def _replying(settings: Classification, longest: int) -> Classification:
+def _replying(settings: Classifier, longest: int) -> Classifier:
     return replace(settings, sampling=replace(settings.sampling, max_tokens=longest))
 
 

@@ -18,7 +18,7 @@ from bottega.cli.parts import open_traces
 from bottega.errors import SettingError
 from bottega.evaluation.explanation import ENDED, figure, pictures_of, render
 from bottega.image import Image
-from bottega.recording import Considered, StoredNode, StoredTrace, StoredTree
+from bottega.recording import StoredCandidate, StoredNode, StoredTrace, StoredTree
 
 SHORT = 48
 ALONE = "the question alone"
@@ -119,7 +119,7 @@ def _line(names: Sequence[Text], node: StoredNode, *, chosen: bool) -> Text:
     return line + shown(f"  ({rewards})") if rewards else line
 
 
-def _name(one: Considered, question: str) -> Text:
+def _name(one: StoredCandidate, question: str) -> Text:
     """Its question only where it is another one than the query's."""
     name = shown(_short(one.answer or "a passage"), "bold")
     name += shown("" if one.text == question else f"  {_short(one.text)}")

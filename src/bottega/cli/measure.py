@@ -51,7 +51,7 @@ from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import BUNDLED, open_model
 from bottega.protocols import Generator
-from bottega.recipes import Classification
+from bottega.recipes import Classifier
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIGURES = ("method", "against", "shots", "n", "value", "low", "high")
@@ -98,7 +98,7 @@ def check_output(path: Path | None) -> None:
         raise SettingError(f"{path} cannot be written", hint="name a file in an existing folder")
 
 
-def measure(data: Benchmark, settings: Classification, work: Work, runs: list[Run]) -> None:
+def measure(data: Benchmark, settings: Classifier, work: Work, runs: list[Run]) -> None:
     """Appends each method's run as it is finished."""
     check_benchmark_fit(work.methods, data)
     known = max_demonstrations(data)
@@ -268,7 +268,7 @@ def demo(
     """Visual RAG on handwritten digits that the bundled model never saw: a table and a page."""
     check_output(out)
     data = load_benchmark("digits", seed=seed, limit=limit, per_class=kb_per_class)
-    settings = Classification(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
+    settings = Classifier(open_model(BUNDLED), labels=(), price=open_prices(None), seed=seed)
     runs: list[Run] = []
     shown = Shown("visual-rag", 5)
     conditions = Conditions(seed=seed, ledger=shown)

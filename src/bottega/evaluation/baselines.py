@@ -12,7 +12,7 @@ from bottega.evaluation.labels import labels_of
 from bottega.generation import OpenAIGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Reranker, Searcher
-from bottega.recipes import reusing
+from bottega.recipes import kv_reuse_searcher
 from bottega.reranking import JointChoiceSearch
 from bottega.types import Answer, Candidate, Query, SearchResult
 
@@ -45,7 +45,7 @@ class InOrder:
 def _search(name: str, pipeline: Pipeline, generator: Generator) -> Searcher:
     prompt, parse, sampling = pipeline.prompt, pipeline.parse, pipeline.sampling
     if name == REUSED:
-        return reusing(generator, prompt=prompt, parse=parse, sampling=sampling)
+        return kv_reuse_searcher(generator, prompt=prompt, parse=parse, sampling=sampling)
     if isinstance(generator, OpenAIGenerator):
         generator = generator.asking({"logprobs": True})  # which is off unless asked for
     return JointChoiceSearch(generator, prompt=prompt, parse=parse, sampling=sampling)

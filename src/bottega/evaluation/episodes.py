@@ -13,7 +13,7 @@ from bottega.evaluation.labels import labels_of
 from bottega.exclusion import DESCRIPTIONS, Exclude
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Retriever
-from bottega.retrieval import DenseRetriever, Pool
+from bottega.retrieval import DenseRetriever, LabelledPool
 from bottega.types import Candidate, Example, Query
 
 # Demonstrations never share an image with the item: the answer to another question about the same
@@ -68,7 +68,7 @@ class OracleRetriever:
     knows the answer, so that what remains is reading.
     """
 
-    def __init__(self, pool: Pool, passage_of: Mapping[str, str], *, seed: int) -> None:
+    def __init__(self, pool: LabelledPool, passage_of: Mapping[str, str], *, seed: int) -> None:
         self._pool = pool
         self._passage_of = passage_of
         self._seed = seed
@@ -82,7 +82,7 @@ class OracleRetriever:
         return [Candidate(example, 0.0) for example in self._pool.get_many(chosen)]
 
 
-def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, Pool]:
+def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, LabelledPool]:
     """What may be shown in each episode."""
     return {**episode_pools(data)} if data.episode_of else {"": knowledge}
 

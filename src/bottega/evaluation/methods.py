@@ -62,9 +62,9 @@ from bottega.naming import suggestion
 from bottega.parsing.replies import most_confident, most_frequent
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever, Tier
-from bottega.recipes import Classification, suited_prompt
-from bottega.retrieval import BalancedSampler, Pool, UniformSampler
-from bottega.routing import always
+from bottega.recipes import Classifier, default_prompter
+from bottega.retrieval import BalancedSampler, LabelledPool, UniformSampler
+from bottega.routing import FixedRouter
 from bottega.types import Answer, Candidate, Query
 
 PAPER = ("zero-shot", "random", "balanced", "visual-rag", "vote")
@@ -89,7 +89,7 @@ def plan(
     shots: Sequence[int],
     data: Benchmark,
     knowledge: KnowledgeBase,
-    settings: Classification,
+    settings: Classifier,
     *,
     seed: int,
     search: RetrieverFactory = nearest,
@@ -242,7 +242,7 @@ def _retriever(
         }
         found = EpisodeRetriever(data.episode_of, told)
         return LateInteractionScorer(found) if name in READ else found
-    make: dict[str, Callable[[Pool], Retriever]] = {
+    make: dict[str, Callable[[LabelledPool], Retriever]] = {
         "random": lambda pool: UniformSampler(pool, seed=seed),
         "balanced": lambda pool: BalancedSampler(pool, seed=seed),
         "in-context": lambda pool: UniformSampler(pool, seed=seed),
@@ -251,13 +251,13 @@ def _retriever(
     return EpisodeRetriever(data.episode_of, inside)
 
 
-def _controlled(name: str, data: Benchmark, settings: Classification, seed: int) -> Classification:
+def _controlled(name: str, data: Benchmark, settings: Classifier, seed: int) -> Classifier:
     """The settings of the method: those given, or with the prompt and the traces of a control."""
     others = {"swap-image": other_picture, "swap-question": other_question}
     if name not in others:
         return settings
     other = others[name](data, seed=seed)
-    prompt = SwappedPrompter(settings.prompt or suited_prompt(settings.generator), other)
+    prompt = SwappedPrompter(settings.prompt or default_prompter(settings.generator), other)
     return replace(
         settings,
         prompt=prompt,
@@ -281,10 +281,14 @@ def _has_own_choices(data: Benchmark) -> bool:
 
 
 def _pipeline(
-    data: Benchmark, settings: Classification, retrieve: Retriever | None, shots: int, tier: str
+    data: Benchmark,
+    settings: Classifier,
+    retrieve: Retriever | None,
+    shots: int,
+    tier: str,
 ) -> Pipeline:
     """`tier` is what the traces are found by."""
-    route = always(Tier(tier, settings.generator, shots))
+    route = FixedRouter(Tier(tier, settings.generator, shots))
     return replace(settings.pipeline(retrieve, shots), route=route, parse=data.parse)
 
 

@@ -12,7 +12,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.paired import AS_DEAR
 from bottega.evaluation.search_methods import TREE
 from bottega.protocols import Prompter, turns_only
-from bottega.recipes import Classification, suited_prompt
+from bottega.recipes import Classifier, default_prompter
 from bottega.types import Candidate, Example, Prompt, Query
 
 # As in RCTS's Table 2: its search shows rationales, what it is compared with does not. Whatever may
@@ -23,7 +23,7 @@ MARK = "why it is so"
 
 
 def prompt_for(
-    name: str, data: Benchmark, settings: Classification, rationales: bool | None = None
+    name: str, data: Benchmark, settings: Classifier, rationales: bool | None = None
 ) -> Prompter:
     """The prompt of a method: the one that was chosen, or the benchmark's own, or what suits the
     model, which is all that a model of brief turns is asked with.
@@ -36,12 +36,12 @@ def prompt_for(
         wanted = name in REASONED if rationales is None else rationales
         shows = wanted and name not in WITHOUT_DEMONSTRATIONS and _has_rationales(data)
         return data.reasoned if shows else own
-    prompt = settings.prompt or own or suited_prompt(settings.generator)
+    prompt = settings.prompt or own or default_prompter(settings.generator)
     return RationaleRemover(prompt) if rationales is False else prompt
 
 
 def explained(
-    names: Sequence[str], data: Benchmark, settings: Classification, rationales: bool | None
+    names: Sequence[str], data: Benchmark, settings: Classifier, rationales: bool | None
 ) -> list[str]:
     """Those of the methods whose demonstrations show rationales. Raises `SettingError` if they
     were asked to and cannot."""

@@ -16,7 +16,13 @@ from bottega.generation import TransformersGenerator
 from bottega.knowledge import TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, MultiVectorEmbedder, Retriever, Vectors
-from bottega.recipes.racc import COMPRESSOR, STORE, bundled_for, check_there, compressing
+from bottega.recipes.racc import (
+    COMPRESSOR,
+    STORE,
+    bundled_compressor_for,
+    check_compressor_files,
+    compression_searcher,
+)
 from bottega.types import Candidate, Query
 
 
@@ -64,8 +70,8 @@ def compressed(
     answers; `store` holds passages that were compressed before. Raises `SettingError`."""
     retrieve = pipeline.retrieve
     assert retrieve is not None
-    search = compressing(
-        folder or bundled_for(generator),
+    search = compression_searcher(
+        folder or bundled_compressor_for(generator),
         generator,
         hyper=hyper,
         store=store,
@@ -91,7 +97,7 @@ def check_compressing(
             f"no method that is asked compresses, so there is nothing for {given[0]} to do",
             hint=f"leave it out, or ask {', '.join(COMPRESSED)}",
         )
-    check_there(compressor, store)
+    check_compressor_files(compressor, store)
 
 
 def _controlled(name: str, retrieve: Retriever, data: Benchmark) -> Retriever:

@@ -19,7 +19,7 @@ from bottega.evaluation.labels import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
-from bottega.recording import json_text, stored, to_json
+from bottega.recording import json_text, stored_trace, to_json
 from bottega.types import Answer, Candidate, Example, Trace
 
 
@@ -300,7 +300,7 @@ def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:
         scored.cost_usd,
         0.0 if trace is None else trace.seconds,
         "" if trace is None else path_text(trace.tier),
-        None if trace is None else to_json(stored(trace)),
+        None if trace is None else to_json(stored_trace(trace)),
     )
 
 

@@ -31,7 +31,7 @@ from bottega.protocols import (
     Vectors,
     turns_only,
 )
-from bottega.recipes import Classification, heuristic
+from bottega.recipes import Classifier, default_reward
 from bottega.reranking import EnsembleReward, FlatSearch, RewardFunction, TreeSearch
 from bottega.retrieval import (
     BM25Retriever,
@@ -65,7 +65,7 @@ def most_calls(generator: Generator, rollouts: int) -> int:
 def searched(
     name: str,
     pipeline: Pipeline,
-    settings: Classification,
+    settings: Classifier,
     *,
     shots: int,
     rollouts: int,
@@ -79,10 +79,15 @@ def searched(
 
 
 def _search(
-    name: str, pipeline: Pipeline, settings: Classification, shots: int, rollouts: int, seed: int
+    name: str,
+    pipeline: Pipeline,
+    settings: Classifier,
+    shots: int,
+    rollouts: int,
+    seed: int,
 ) -> Searcher:
     generator, prompt, parse = settings.generator, pipeline.prompt, pipeline.parse
-    reward: RewardFunction = heuristic(prompt, parse, sampling=pipeline.sampling)
+    reward: RewardFunction = default_reward(prompt, parse, sampling=pipeline.sampling)
     if turns_only(generator):
         reward = EnsembleReward(
             prompt,

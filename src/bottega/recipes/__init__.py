@@ -1,18 +1,18 @@
 """The published methods as short compositions of the same parts."""
 
 from bottega.recipes.cache_of_thought import cache_of_thought
-from bottega.recipes.racc import compressing, racc, reusing
-from bottega.recipes.rcts import heuristic, rcts
-from bottega.recipes.visual_rag import Classification, suited_prompt, visual_rag
+from bottega.recipes.racc import compression_searcher, kv_reuse_searcher, racc
+from bottega.recipes.rcts import default_reward, rcts
+from bottega.recipes.visual_rag import Classifier, default_prompter, visual_rag
 
 __all__ = [
-    "Classification",
+    "Classifier",
     "cache_of_thought",
-    "compressing",
-    "heuristic",
+    "compression_searcher",
+    "default_prompter",
+    "default_reward",
+    "kv_reuse_searcher",
     "racc",
     "rcts",
-    "reusing",
-    "suited_prompt",
     "visual_rag",
 ]

@@ -26,10 +26,10 @@ from bottega.protocols import (
     Tier,
     turns_only,
 )
-from bottega.recipes.visual_rag import suited_prompt
+from bottega.recipes.visual_rag import default_prompter
 from bottega.recording import CacheRecorder, CompositeRecorder, UseCountRecorder
 from bottega.reranking import TopKReranker
-from bottega.retrieval import DenseRetriever, EmptyOnMissing, SameContextFilter
+from bottega.retrieval import DenseRetriever, EmptyTolerantRetriever, SameContextFilter
 from bottega.types import Sampling
 
 Part = TypeVar("Part")
@@ -81,7 +81,7 @@ def cache_of_thought(
         route=router,
         escalate=escalation,
         tiers=tiers,
-        retrieve=EmptyOnMissing(SameContextFilter(retrieve or _search(cache))),
+        retrieve=EmptyTolerantRetriever(SameContextFilter(retrieve or _search(cache))),
         rerank=rerank or TopKReranker("nearest-last"),
         prompt=prompt or InterleavedPrompter(),
         parse=parse or LabelParser(),
@@ -128,7 +128,7 @@ def _prompted(
         brief = turns_only(tier.generator)
         if tier is tiers[-1] and (not brief if reasoning is None else reasoning):
             return ReasoningPrompter()
-        return prompt or (suited_prompt(tier.generator) if brief else InterleavedPrompter())
+        return prompt or (default_prompter(tier.generator) if brief else InterleavedPrompter())
 
     return tuple(replace(tier, prompt=tier.prompt or suited(tier)) for tier in tiers)
 

@@ -24,7 +24,7 @@ from bottega.protocols import (
     Tier,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import Candidate, Prefix, Query, Sampling
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
 
 
-def reusing(
+def kv_reuse_searcher(
     base: Generator, *, prompt: Prompter, parse: Parser, sampling: Sampling | None = None
 ) -> Searcher:
     """A pipeline's `search` in the place of showing passages: their keys and values, each read
     alone, stand before the question (`compression.KVReuse`). Raises `SettingError` for a base that
     is not in this process."""
-    model = in_this_process(base)
+    model = require_local(base)
     from bottega.compression import PrefixSearcher
 
     return PrefixSearcher(
-        Reusing(model, prompt), model, prompt=prompt, parse=parse, sampling=sampling
+        KVReuseLoader(model, prompt), model, prompt=prompt, parse=parse, sampling=sampling
     )
 
 
-class Reusing:
+class KVReuseLoader:
     """Reads passages in the thread of the model."""
 
     def __init__(self, base: TransformersGenerator, prompt: Prompter) -> None:
@@ -96,12 +96,12 @@ def racc(
     prompt, parse = prompt or InterleavedPrompter(), parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=64)
     return Pipeline(
-        route=always(Tier(base.name, base, shots)),
+        route=FixedRouter(Tier(base.name, base, shots)),
         retrieve=retrieve or DenseRetriever(knowledge.search),
         prompt=prompt,
         parse=parse,
-        search=compressing(
-            compressor or bundled_for(base),
+        search=compression_searcher(
+            compressor or bundled_compressor_for(base),
             base,
             hyper=hyper,
             store=store,
@@ -115,7 +115,7 @@ def racc(
     )
 
 
-def bundled_for(base: Generator) -> Path:
+def bundled_compressor_for(base: Generator) -> Path:
     """The folder of its compressor. Raises `SettingError` where there is none."""
     if not base.name.startswith(BUNDLED):
         raise SettingError(
@@ -125,7 +125,7 @@ def bundled_for(base: Generator) -> Path:
     return bundled_compressor()
 
 
-def compressing(
+def compression_searcher(
     compressor: str | Path,
     base: Generator,
     *,
@@ -136,15 +136,15 @@ def compressing(
     sampling: Sampling,
 ) -> Searcher:
     """What `racc` puts in the place of showing passages."""
-    check_there(compressor, store)
-    model = in_this_process(base)
+    check_compressor_files(compressor, store)
+    model = require_local(base)
     from bottega.compression import PrefixSearcher
 
-    condensing = Condensing(Path(compressor), model, hyper or model, store)
+    condensing = CompressorLoader(Path(compressor), model, hyper or model, store)
     return PrefixSearcher(condensing, model, prompt=prompt, parse=parse, sampling=sampling)
 
 
-def check_there(compressor: str | Path | None, store: str | Path | None) -> None:
+def check_compressor_files(compressor: str | Path | None, store: str | Path | None) -> None:
     """Raises `LoadError` and `StoreError` where there is none."""
     if compressor is not None:
         folder = Path(compressor).expanduser()
@@ -162,7 +162,7 @@ def check_there(compressor: str | Path | None, store: str | Path | None) -> None
         )
 
 
-def in_this_process(base: Generator) -> TransformersGenerator:
+def require_local(base: Generator) -> TransformersGenerator:
     """Raises `SettingError` for a model that cannot answer behind keys and values."""
     if not isinstance(base, TransformersGenerator):
         raise SettingError(
@@ -173,7 +173,7 @@ def in_this_process(base: Generator) -> TransformersGenerator:
     return base
 
 
-class Condensing:
+class CompressorLoader:
     """A condenser that is put together at the first query, in the thread of the hyper model."""
 
     def __init__(

@@ -20,7 +20,7 @@ from bottega.protocols import (
     Tier,
     turns_only,
 )
-from bottega.recipes.visual_rag import suited_prompt
+from bottega.recipes.visual_rag import default_prompter
 from bottega.reranking import (
     AgreementFunction,
     MutualReward,
@@ -32,7 +32,7 @@ from bottega.reranking import (
     check_depth,
 )
 from bottega.retrieval import DenseRetriever
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import Prompt, Query, Sampling
 
 
@@ -81,7 +81,7 @@ def rcts(
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)
     return Pipeline(
-        route=always(Tier(generator.name, generator, shots)),
+        route=FixedRouter(Tier(generator.name, generator, shots)),
         retrieve=retrieve or DenseRetriever(knowledge.search),
         prompt=prompt,
         parse=parse,
@@ -91,7 +91,7 @@ def rcts(
             prompt=prompt,
             parse=parse,
             reward=reward
-            or heuristic(
+            or default_reward(
                 prompt,
                 parse,
                 alpha,
@@ -117,7 +117,7 @@ def rcts(
     )
 
 
-def heuristic(
+def default_reward(
     prompt: Prompter,
     parse: Parser,
     alpha: float = 0.2,
@@ -138,4 +138,4 @@ def heuristic(
 
 
 def _suited(generator: Generator) -> Prompter:
-    return suited_prompt(generator) if turns_only(generator) else InterleavedPrompter()
+    return default_prompter(generator) if turns_only(generator) else InterleavedPrompter()

@@ -21,12 +21,12 @@ from bottega.protocols import (
 )
 from bottega.reranking import DemonstrationOrder, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.routing import always
+from bottega.routing import FixedRouter
 from bottega.types import Sampling
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classifier:
     """What every classification pipeline shares; only the retriever and the shots differ.
 
     `prompt` defaults to the one that suits the generator. Decoding is greedy.
@@ -44,10 +44,10 @@ class Classification:
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
         return Pipeline(
-            route=always(Tier(self.generator.name, self.generator, shots)),
+            route=FixedRouter(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
             rerank=TopKReranker(self.order, seed=self.seed),
-            prompt=self.prompt or suited_prompt(self.generator),
+            prompt=self.prompt or default_prompter(self.generator),
             parse=LabelParser(multi_label=self.multi_label),
             record=self.record,
             price=self.price,
@@ -56,7 +56,7 @@ class Classification:
         )
 
 
-def suited_prompt(generator: Generator) -> Prompter:
+def default_prompter(generator: Generator) -> Prompter:
     """Brief turns for a generator that says `turns_only`, else the paper's appendix A."""
     if turns_only(generator):
         return InterleavedPrompter(show_choices=False, repeat_question=False)
@@ -93,7 +93,7 @@ def visual_rag(
             "the knowledge base has no labels: it is empty",
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
-    method = Classification(
+    method = Classifier(
         generator,
         labels,
         prompt,

@@ -3,8 +3,8 @@
 from bottega.recording.costs import PriceTable, TokenPrice
 from bottega.recording.recorders import CacheRecorder, CompositeRecorder, UseCountRecorder
 from bottega.recording.stored_trace import (
-    Considered,
-    Demonstration,
+    StoredCandidate,
+    StoredDemonstration,
     StoredMessage,
     StoredNode,
     StoredPart,
@@ -12,28 +12,28 @@ from bottega.recording.stored_trace import (
     StoredTree,
     from_json,
     json_text,
-    stored,
+    stored_trace,
     to_json,
 )
-from bottega.recording.traces import Summary, TraceStore
+from bottega.recording.traces import TraceStore, TraceSummary
 
 __all__ = [
     "CacheRecorder",
     "CompositeRecorder",
-    "Considered",
-    "Demonstration",
     "PriceTable",
+    "StoredCandidate",
+    "StoredDemonstration",
     "StoredMessage",
     "StoredNode",
     "StoredPart",
     "StoredTrace",
     "StoredTree",
-    "Summary",
     "TokenPrice",
     "TraceStore",
+    "TraceSummary",
     "UseCountRecorder",
     "from_json",
     "json_text",
-    "stored",
+    "stored_trace",
     "to_json",
 ]

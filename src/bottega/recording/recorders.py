@@ -33,7 +33,7 @@ class CompositeRecorder:
             raise failures[0]
 
 
-class Counted(Protocol):
+class UseCounter(Protocol):
     def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None: ...
 
 
@@ -42,7 +42,7 @@ class UseCountRecorder:
     the master's have cost on average until then, less its own cost; nothing as long as a price is
     not known."""
 
-    def __init__(self, knowledge: Counted, *, master: str) -> None:
+    def __init__(self, knowledge: UseCounter, *, master: str) -> None:
         self._knowledge = knowledge
         self._master = master
         self._spent = 0.0
@@ -71,7 +71,7 @@ AT_ONCE = 64
 Waiting = list[tuple[Example, Future[str | None]]]
 
 
-class Store(Protocol):
+class ExampleStore(Protocol):
     """A `KnowledgeBase`, as far as it is needed here."""
 
     def replace(
@@ -90,7 +90,7 @@ class CacheRecorder:
     """
 
     def __init__(
-        self, knowledge: Store, *, teachers: Collection[str], longest: int = 32_000
+        self, knowledge: ExampleStore, *, teachers: Collection[str], longest: int = 32_000
     ) -> None:
         self._knowledge = knowledge
         self._teachers = frozenset(teachers)

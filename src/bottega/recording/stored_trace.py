@@ -28,7 +28,7 @@ Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
 
 
 @dataclass(frozen=True)
-class Considered:
+class StoredCandidate:
     """A demonstration that stands at one place of the tree or at many; images are sha256s."""
 
     id: str | None
@@ -55,7 +55,7 @@ class StoredNode:
 class StoredTree:
     """`types.SearchTree`; `demonstrations` stand in the order in which the tree first has them."""
 
-    demonstrations: tuple[Considered, ...]
+    demonstrations: tuple[StoredCandidate, ...]
     root: StoredNode
     path: tuple[int, ...]
     ended: Ended
@@ -73,14 +73,14 @@ class StoredTree:
 
 
 def stored_tree(tree: SearchTree) -> StoredTree:
-    places: dict[Considered, int] = {}
+    places: dict[StoredCandidate, int] = {}
     root = _node(tree.root, places)
     return StoredTree(
         tuple(places), root, tree.path, tree.ended, tree.requests, tree.calls, tree.usage
     )
 
 
-def tree_from(row: Mapping[str, Any]) -> StoredTree:
+def read_tree(row: Mapping[str, Any]) -> StoredTree:
     """Raises `ValueError`, `TypeError` or `LookupError` for what was never a tree."""
     shown = tuple(_considered(one) for one in row["demonstrations"])
     read = {
@@ -96,7 +96,7 @@ def tree_from(row: Mapping[str, Any]) -> StoredTree:
     return tree
 
 
-def _node(node: SearchNode, places: dict[Considered, int]) -> StoredNode:
+def _node(node: SearchNode, places: dict[StoredCandidate, int]) -> StoredNode:
     shown = None if node.candidate is None else _of(node.candidate)
     return StoredNode(
         None if shown is None else places.setdefault(shown, len(places)),
@@ -108,16 +108,16 @@ def _node(node: SearchNode, places: dict[Considered, int]) -> StoredNode:
     )
 
 
-def _of(candidate: Candidate) -> Considered:
+def _of(candidate: Candidate) -> StoredCandidate:
     example = candidate.example
     images = image_hashes(example.query)
     text, answer, rationale = example.query.text, example.answer, example.rationale
-    return Considered(example.id, text, images, answer, rationale, float(candidate.score))
+    return StoredCandidate(example.id, text, images, answer, rationale, float(candidate.score))
 
 
-def _considered(row: Mapping[str, Any]) -> Considered:
+def _considered(row: Mapping[str, Any]) -> StoredCandidate:
     read = {"images": tuple(row["images"]), "score": _number(row["score"])}
-    return Considered(**{**row, **read})
+    return StoredCandidate(**{**row, **read})
 
 
 def _read_node(row: Mapping[str, Any], shown: int) -> StoredNode:
@@ -157,7 +157,7 @@ class StoredMessage:
 
 
 @dataclass(frozen=True)
-class Demonstration:
+class StoredDemonstration:
     """An example that was shown as number `order`, from 1. `id` is the knowledge base's, None if
     it came from elsewhere."""
 
@@ -183,7 +183,7 @@ class StoredTrace:
     images: tuple[str, ...]
     tier: str
     model: str
-    demonstrations: tuple[Demonstration, ...]
+    demonstrations: tuple[StoredDemonstration, ...]
     messages: tuple[StoredMessage, ...]
     completions: tuple[Completion, ...]
     answer: Answer
@@ -194,7 +194,7 @@ class StoredTrace:
     tree: StoredTree | None = None
 
 
-def stored(trace: Trace) -> StoredTrace:
+def stored_trace(trace: Trace) -> StoredTrace:
     query, reply, tree = trace.query, trace.reply, trace.tree
     return StoredTrace(
         trace.id,
@@ -217,10 +217,10 @@ def stored(trace: Trace) -> StoredTrace:
     )
 
 
-def _demonstration(order: int, candidate: Candidate) -> Demonstration:
+def _demonstration(order: int, candidate: Candidate) -> StoredDemonstration:
     example = candidate.example
     images = image_hashes(example.query)
-    return Demonstration(
+    return StoredDemonstration(
         order, example.id, float(candidate.score), example.query.text, images, example.answer
     )
 
@@ -254,7 +254,7 @@ def from_json(text: str) -> StoredTrace:
         "choices": tuple(row["choices"]),
         "images": tuple(row["images"]),
         "demonstrations": tuple(
-            Demonstration(**shown | {"images": tuple(shown["images"])})
+            StoredDemonstration(**shown | {"images": tuple(shown["images"])})
             for shown in row["demonstrations"]
         ),
         "messages": tuple(
@@ -266,5 +266,5 @@ def from_json(text: str) -> StoredTrace:
         "usage": Usage(**row["usage"]),
     }
     if (tree := row.get("tree")) is not None:  # older traces have none
-        row["tree"] = tree_from(tree)
+        row["tree"] = read_tree(tree)
     return StoredTrace(**row)

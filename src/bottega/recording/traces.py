@@ -10,10 +10,10 @@ from pathlib import Path
 
 from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
-from bottega.recording.stored_trace import StoredTrace, from_json, stored, to_json
+from bottega.recording.stored_trace import StoredTrace, from_json, stored_trace, to_json
 from bottega.types import Trace
 
-SearchResult = list[StoredTrace]  # inside the class, `list` is its method
+StoredTraces = list[StoredTrace]  # inside the class, `list` is its method
 BUSY_SECONDS = 10.0
 TRACE_STORE = FileKind(
     "trace store",
@@ -37,7 +37,7 @@ TRACE_STORE = FileKind(
 
 
 @dataclass(frozen=True)
-class Summary:
+class TraceSummary:
     """Sums over traces. `cost_usd` leaves out the `unpriced` ones, whose price is not known."""
 
     count: int
@@ -81,7 +81,7 @@ class TraceStore:
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self._write, trace)
 
-    def list(self, limit: int = 20) -> SearchResult:
+    def list(self, limit: int = 20) -> StoredTraces:
         """The newest first."""
         return self._read("ORDER BY time DESC, id DESC LIMIT ?", limit)
 
@@ -94,7 +94,7 @@ class TraceStore:
             raise NotFoundError(f"several traces begin with {id!r}", hint="give more characters")
         return found[0]
 
-    def summary(self) -> Summary:
+    def summary(self) -> TraceSummary:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             row = self._connection.execute(
                 """SELECT count(*), total(prompt_tokens), total(completion_tokens),
@@ -102,7 +102,9 @@ class TraceStore:
                 FROM traces"""
             ).fetchone()
         count, prompt, completion, cached, seconds, cost, unpriced = row
-        return Summary(count, int(prompt), int(completion), int(cached), seconds, cost, unpriced)
+        return TraceSummary(
+            count, int(prompt), int(completion), int(cached), seconds, cost, unpriced
+        )
 
     def check_writable(self) -> None:
         """Raises `StoreError` where a trace could not be recorded."""
@@ -115,14 +117,14 @@ class TraceStore:
             self._connection.close()
 
     def _write(self, trace: Trace) -> None:
-        kept = stored(trace)
+        kept = stored_trace(trace)
         usage, body = kept.usage, to_json(kept)
         tokens = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         row = (trace.id, trace.time, *tokens, trace.seconds, trace.cost_usd, body)
         with self._lock, TRACE_STORE.translated(str(self.path)):
             self._connection.execute("REPLACE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
-    def _read(self, where: str, *values: object) -> SearchResult:
+    def _read(self, where: str, *values: object) -> StoredTraces:
         with self._lock, TRACE_STORE.translated(str(self.path)):
             rows = self._connection.execute(f"SELECT body FROM traces {where}", values).fetchall()
         with TRACE_STORE.reading(str(self.path)):

@@ -211,7 +211,7 @@ async def checked_reward(
     if not isinstance(value, RewardValue):
         raise SettingError(
             f"a reward must be a RewardValue, got {value!r}",
-            hint="return bottega.RewardValue(value), with a value from 0 to 1",
+            hint="return bottega.reranking.RewardValue(value), with a value from 0 to 1",
         )
     if not 0 <= value.value <= 1:
         raise SettingError(

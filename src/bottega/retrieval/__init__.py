@@ -16,26 +16,26 @@ from bottega.retrieval.keywords import (
     ResponseProbeRetriever,
     TfidfKeywordExtractor,
     keyword_query,
-    keywords_of,
-    with_keywords,
+    stored_keywords,
+    tag_keywords,
 )
-from bottega.retrieval.ports import Pool
+from bottega.retrieval.ports import LabelledPool
 from bottega.retrieval.sampling import BalancedSampler, UniformSampler
-from bottega.retrieval.wrappers import EmptyOnMissing, SameContextFilter, SharedRetriever
+from bottega.retrieval.wrappers import EmptyTolerantRetriever, SameContextFilter, SharedRetriever
 
 __all__ = [
     "BM25Retriever",
     "BalancedSampler",
     "CrossModalRetriever",
     "DenseRetriever",
-    "EmptyOnMissing",
+    "EmptyTolerantRetriever",
     "GeneratedKeywordExtractor",
     "HashtagRetriever",
     "HashtagTree",
     "KeywordExtractor",
     "KeywordRetriever",
+    "LabelledPool",
     "LeaveOneOutGroupCount",
-    "Pool",
     "RankFusionRetriever",
     "ResponseProbeRetriever",
     "SameContextFilter",
@@ -44,6 +44,6 @@ __all__ = [
     "TfidfKeywordExtractor",
     "UniformSampler",
     "keyword_query",
-    "keywords_of",
-    "with_keywords",
+    "stored_keywords",
+    "tag_keywords",
 ]

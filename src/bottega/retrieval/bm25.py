@@ -14,16 +14,16 @@ import numpy as np
 from bottega.errors import EmptyKnowledgeBaseError, LogPrunedError, NotFoundError, SettingError
 from bottega.exclusion import Exclude, is_excluded
 from bottega.protocols import Vectors
-from bottega.retrieval.ports import Changes, Feed, Listed
+from bottega.retrieval.ports import ChangeFeed, ChangeReader, ExampleCollection
 from bottega.types import Candidate, Example, ExampleChange, Query
 
-Take = Callable[[Sequence[str], Sequence[str]], None]
+ChangeHandler = Callable[[Sequence[str], Sequence[str]], None]
 
 
 class StaticExamples:
     """A pool that does not change, as a feed."""
 
-    def __init__(self, pool: Listed) -> None:
+    def __init__(self, pool: ExampleCollection) -> None:
         self._pool = pool
 
     def changes(self, since: int, /) -> list[ExampleChange]:
@@ -34,7 +34,7 @@ class StaticExamples:
         return self._pool.get_many(ids)
 
 
-class Follower:
+class ChangeFollower:
     """Reads a change log from where it last stopped. Not safe for two threads at once.
 
     `take(gone, new)` is given what changed, reads of the new ones what it wants and learns it.
@@ -42,7 +42,7 @@ class Follower:
     fails in it is told again the next time, so it reads before it changes anything.
     """
 
-    def __init__(self, changes: Changes, take: Take) -> None:
+    def __init__(self, changes: ChangeReader, take: ChangeHandler) -> None:
         self._changes = changes
         self._take = take
         self._seq = 0
@@ -84,7 +84,7 @@ class Follower:
             return changes, sorted(self._held.difference(change.id for change in changes))
 
 
-Words = Callable[[str], list[str]]
+Tokenizer = Callable[[str], list[str]]
 WORD = re.compile(r"\w+")
 
 
@@ -101,10 +101,10 @@ class BM25Retriever:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ChangeFeed,
         *,
         reads: Callable[[Example], str] | None = None,
-        words: Words | None = None,
+        words: Tokenizer | None = None,
         k1: float = 1.5,
         b: float = 0.75,
         exclude: Exclude = "same-image",
@@ -113,12 +113,12 @@ class BM25Retriever:
             raise SettingError(f"BM25 with k1 {k1} and b {b}", hint="use k1=1.5 and b=0.75")
         self._feed = feed
         self._exclude = exclude
-        self._follower = Follower(feed.changes, self._take)
-        self._reads = reads or everything_said
-        self._words = words or plain_words
+        self._follower = ChangeFollower(feed.changes, self._take)
+        self._reads = reads or example_text
+        self._words = words or tokenize
         self._settings = {"k1": k1, "b": b}
         self._documents: dict[str, list[str]] = {}
-        self._lexicon = _Lexicon({}, self._settings)
+        self._lexicon = _BM25Index({}, self._settings)
         self._following = Lock()
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
@@ -136,7 +136,7 @@ class BM25Retriever:
                 if lexicon is before:
                     raise
 
-    def _best(self, lexicon: _Lexicon, query: Query, k: int) -> list[Candidate]:
+    def _best(self, lexicon: _BM25Index, query: Query, k: int) -> list[Candidate]:
         scores = lexicon.scores(self._words(query.text))
         order = np.argsort(-scores, kind="stable")
         found: list[Candidate] = []
@@ -153,7 +153,7 @@ class BM25Retriever:
                 break
         return found[:k]
 
-    def _caught_up(self) -> _Lexicon:
+    def _caught_up(self) -> _BM25Index:
         with self._following:
             self._follower.follow()
             if not self._documents:
@@ -168,11 +168,11 @@ class BM25Retriever:
         away = set(gone)
         left = {id: words for id, words in self._documents.items() if id not in away}
         documents = left | dict(zip(new, said, strict=True))
-        self._lexicon = _Lexicon(documents, self._settings)
+        self._lexicon = _BM25Index(documents, self._settings)
         self._documents = documents
 
 
-class _Lexicon:
+class _BM25Index:
     """An index of documents as they are now. Not changed afterwards: threads share it."""
 
     def __init__(self, documents: Mapping[str, list[str]], settings: Mapping[str, float]) -> None:
@@ -192,10 +192,10 @@ class _Lexicon:
         return scores
 
 
-def plain_words(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     return WORD.findall(text.casefold())
 
 
-def everything_said(example: Example) -> str:
+def example_text(example: Example) -> str:
     said = (example.query.text, example.rationale or "", example.answer)
     return "\n".join(part for part in said if part)

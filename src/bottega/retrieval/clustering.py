@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.protocols import Vectors
-from bottega.retrieval.ports import VectorsOf
+from bottega.retrieval.ports import VectorLookup
 
 Labels = NDArray[np.intp]
 
@@ -62,7 +62,7 @@ LADDER = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
 SURE = 2.0
 
 
-class Count(Protocol):
+class GroupCounter(Protocol):
     """The number of groups for these entries, oldest first, with one level-2 vector each."""
 
     def __call__(self, ids: Sequence[str], vectors: Vectors, /) -> int: ...
@@ -78,7 +78,7 @@ class LeaveOneOutGroupCount:
     """
 
     def __init__(
-        self, order: VectorsOf, responses: VectorsOf, *, k: int = 8, seed: int = 0
+        self, order: VectorLookup, responses: VectorLookup, *, k: int = 8, seed: int = 0
     ) -> None:
         self._order = order
         self._responses = responses

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Embedder, Retriever
-from bottega.retrieval.ports import Nearest, Search
-from bottega.retrieval.wrappers import together
+from bottega.retrieval.ports import NearestSearch, SearchFunction
+from bottega.retrieval.wrappers import gather_or_cancel
 from bottega.types import Candidate, Example, Query
 
 
@@ -23,7 +23,7 @@ class DenseRetriever:
     is the mean as Cache-of-Thought's code takes it.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: SearchFunction) -> None:
         self._search = search
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
@@ -37,7 +37,7 @@ class CrossModalRetriever:
     (Table 1) compares the mean of a query's image and keywords with the cached images alone.
     """
 
-    def __init__(self, embed: Embedder, nearest: Nearest) -> None:
+    def __init__(self, embed: Embedder, nearest: NearestSearch) -> None:
         self._embed = embed
         self._nearest = nearest
 
@@ -88,7 +88,7 @@ class RankFusionRetriever:
         if k < 0:
             raise SettingError(f"cannot search for {k} examples", hint="use k >= 0")
         depth = max(k, self._depth)
-        rankings = await together(retrieve(query, depth) for retrieve in self._retrievers)
+        rankings = await gather_or_cancel(retrieve(query, depth) for retrieve in self._retrievers)
         return self._fused(rankings)[:k]
 
     def _fused(self, rankings: Sequence[Sequence[Candidate]]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bottega.errors import SettingError
 from bottega.protocols import Vectors
-from bottega.retrieval.clustering import Count, Labels, distances, kmeans, means, spread
+from bottega.retrieval.clustering import GroupCounter, Labels, distances, kmeans, means, spread
 
 COLD_START = 64
 # A re-fit is due when the tree has this much more or less than it was fitted to...
@@ -28,7 +28,7 @@ MOST_GROUPS = 64
 
 
 @dataclass(frozen=True)
-class Refit:
+class RefitReport:
     """`spread` is the mean distance of an entry to its group's mean, before and after."""
 
     entries: int
@@ -74,7 +74,7 @@ class HashtagTree:
 
     def __init__(
         self,
-        groups: int | Count,
+        groups: int | GroupCounter,
         *,
         adapt: bool = True,
         cold_start: int = COLD_START,
@@ -99,7 +99,7 @@ class HashtagTree:
         self._newcomers = 0
         self._lock = Lock()
         self._fitting = Lock()
-        self.refits: deque[Refit] = deque(maxlen=1000)
+        self.refits: deque[RefitReport] = deque(maxlen=1000)
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -167,7 +167,7 @@ class HashtagTree:
             resized = not self._fitted / GROWTH < entries < self._fitted * GROWTH
             return resized or self._drifted()
 
-    def refit(self) -> Refit | None:
+    def refit(self) -> RefitReport | None:
         """Divides all entries anew; None if that is being done already, or there are none.
 
         What is added or removed meanwhile stays added or removed.
@@ -179,7 +179,7 @@ class HashtagTree:
         finally:
             self._fitting.release()
 
-    def _refit(self) -> Refit | None:
+    def _refit(self) -> RefitReport | None:
         started = time.perf_counter()
         with self._lock:
             known, old = dict(self._vectors), dict(self._group_of)
@@ -197,7 +197,7 @@ class HashtagTree:
             self._fitted = len(known) if self._vectors else 0
             self._spread, self._newcomers = tight, 0
             seconds = time.perf_counter() - started
-            done = Refit(len(known), len(self._groups), seconds, loose, tight)
+            done = RefitReport(len(known), len(self._groups), seconds, loose, tight)
             self.refits.append(done)
             return done
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Embedder, Vectors
-from bottega.retrieval.bm25 import Follower
+from bottega.retrieval.bm25 import ChangeFollower
 from bottega.retrieval.hashtag_tree import HashtagTree
-from bottega.retrieval.ports import Changes, SearchWithin, VectorsOf
+from bottega.retrieval.ports import ChangeReader, FilteredSearch, VectorLookup
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ class HashtagRetriever:
 
     def __init__(
         self,
-        changes: Changes,
-        vectors: VectorsOf,
+        changes: ChangeReader,
+        vectors: VectorLookup,
         embed: Embedder,
-        search: SearchWithin,
+        search: FilteredSearch,
         tree: HashtagTree,
         *,
         margin: float = 0.0,
@@ -53,7 +53,7 @@ class HashtagRetriever:
         self._search = search
         self.tree = tree
         self._margin = margin
-        self._follower = Follower(changes, self._take)
+        self._follower = ChangeFollower(changes, self._take)
         self._following = Lock()
         self._refitting: Thread | None = None
         self._changed = 0

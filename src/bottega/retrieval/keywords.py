@@ -12,8 +12,8 @@ from typing import Protocol
 
 from bottega.errors import SettingError
 from bottega.protocols import Generator, Prompter, Retriever
-from bottega.retrieval.bm25 import plain_words
-from bottega.retrieval.wrappers import together
+from bottega.retrieval.bm25 import tokenize
+from bottega.retrieval.wrappers import gather_or_cancel
 from bottega.types import Candidate, Example, Message, Prompt, Query, Sampling
 
 TAG = "keywords"
@@ -91,34 +91,34 @@ class KeywordRetriever:
         return await self._retrieve(replace(query, text=text), k)
 
 
-async def with_keywords(examples: Iterable[Example], keyworder: KeywordExtractor) -> list[Example]:
+async def tag_keywords(examples: Iterable[Example], keyworder: KeywordExtractor) -> list[Example]:
     """The examples with `tags["keywords"]`: those of the rationale and answer, or of the question
     where neither says anything. What has the tag already keeps it."""
 
     async def tagged(example: Example) -> Example:
         if TAG in example.tags:
             return example
-        keywords = await keyworder(response(example)) or await keyworder(example.query.text)
+        keywords = await keyworder(response_text(example)) or await keyworder(example.query.text)
         if not keywords:
             return example
         return replace(example, tags={**example.tags, TAG: ", ".join(keywords)})
 
-    return await together(map(tagged, examples))
+    return await gather_or_cancel(map(tagged, examples))
 
 
-def keywords_of(example: Example) -> tuple[str, ...]:
-    """What `with_keywords` has stored."""
+def stored_keywords(example: Example) -> tuple[str, ...]:
+    """What `tag_keywords` has stored."""
     return tuple(filter(None, map(str.strip, example.tags.get(TAG, "").split(","))))
 
 
 def keyword_query(example: Example) -> Query:
     """What is searched for in the place of the example's question: the keywords of its response,
-    where `with_keywords` has found any. A view's `reads`."""
-    keywords = ", ".join(keywords_of(example))
+    where `tag_keywords` has found any. A view's `reads`."""
+    keywords = ", ".join(stored_keywords(example))
     return replace(example.query, text=keywords) if keywords else example.query
 
 
-def response(example: Example) -> str:
+def response_text(example: Example) -> str:
     """What a master answered, with its reasoning."""
     return "\n".join(filter(None, (example.rationale, example.answer)))
 
@@ -195,7 +195,7 @@ def _terms(text: str, longest: int) -> list[str]:
     """Single words first, then pairs and so on, none of them across a stop word."""
     from bm25s.stopwords import STOPWORDS_EN  # slow to load
 
-    words = plain_words(text)
+    words = tokenize(text)
     runs = [
         words[start : start + length]
         for length in range(1, longest + 1)

@@ -8,12 +8,12 @@ from typing import Protocol
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
-Search = Callable[[Query, int], list[Candidate]]
+SearchFunction = Callable[[Query, int], list[Candidate]]
 # (n, d), one row for each id. Raises `NotFoundError` for an id that is gone.
-VectorsOf = Callable[[Sequence[str]], Vectors]
+VectorLookup = Callable[[Sequence[str]], Vectors]
 
 
-class Listed(Protocol):
+class ExampleCollection(Protocol):
     """Examples that are all there from the beginning."""
 
     def ids(self) -> Sequence[str]: ...
@@ -21,17 +21,17 @@ class Listed(Protocol):
     def get_many(self, ids: Sequence[str]) -> list[Example]: ...
 
 
-class Pool(Listed, Protocol):
+class LabelledPool(ExampleCollection, Protocol):
     """The part of a knowledge base that sampling needs."""
 
     def ids_by_label(self) -> Mapping[str, Sequence[str]]: ...
 
 
 # In the order of `seq`, those after the given one only. Blocks.
-Changes = Callable[[int], Iterable[ExampleChange]]
+ChangeReader = Callable[[int], Iterable[ExampleChange]]
 
 
-class Feed(Protocol):
+class ChangeFeed(Protocol):
     """What came and went. Both methods block and are called in threads."""
 
     def changes(self, since: int, /) -> Iterable[ExampleChange]:
@@ -44,13 +44,13 @@ class Feed(Protocol):
         ...
 
 
-class SearchWithin(Protocol):
+class FilteredSearch(Protocol):
     """The `k` nearest among these ids, best first, without the query itself."""
 
     def __call__(self, query: Query, k: int, *, within: Collection[str]) -> list[Candidate]: ...
 
 
-class Nearest(Protocol):
+class NearestSearch(Protocol):
     """The `k` nearest examples of each row, without those excluded for its query."""
 
     def __call__(

@@ -10,7 +10,7 @@ from itertools import chain
 from bottega._util.rng import query_rng
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.exclusion import is_excluded
-from bottega.retrieval.ports import Pool
+from bottega.retrieval.ports import LabelledPool
 from bottega.types import Candidate, Example, Query
 
 
@@ -22,7 +22,7 @@ class UniformSampler:
     out.
     """
 
-    def __init__(self, pool: Pool, *, seed: int) -> None:
+    def __init__(self, pool: LabelledPool, *, seed: int) -> None:
         self._pool = pool
         self._ids = _not_empty(pool.ids())
         self._seed = seed
@@ -39,7 +39,7 @@ class BalancedSampler:
     With k below the number of labels, k different labels are drawn. Seeded like `UniformSampler`.
     """
 
-    def __init__(self, pool: Pool, *, seed: int) -> None:
+    def __init__(self, pool: LabelledPool, *, seed: int) -> None:
         self._pool = pool
         self._by_label = {label: list(ids) for label, ids in pool.ids_by_label().items()}
         _not_empty(list(self._by_label))
@@ -62,7 +62,7 @@ class BalancedSampler:
         return list(dict.fromkeys(chain.from_iterable(rounds)))
 
 
-def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
+def _take(pool: LabelledPool, order: Sequence[str], query: Query, k: int) -> list[Candidate]:
     """The first k of `order` that are not the query itself nor gone, fetched k at a time."""
     if k <= 0:
         return []
@@ -76,7 +76,7 @@ def _take(pool: Pool, order: Sequence[str], query: Query, k: int) -> list[Candid
     return taken[:k]
 
 
-def _present(pool: Pool, ids: Sequence[str]) -> list[Example]:
+def _present(pool: LabelledPool, ids: Sequence[str]) -> list[Example]:
     try:
         return pool.get_many(ids)
     except NotFoundError:

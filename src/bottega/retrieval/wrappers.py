@@ -39,7 +39,7 @@ def _is_alike(example: Example, query: Query) -> bool:
     return example.tags.get(TAG, query.context) == query.context
 
 
-class EmptyOnMissing:
+class EmptyTolerantRetriever:
     """Finds nothing where the retriever behind it says that there is nothing."""
 
     def __init__(self, retrieve: Retriever) -> None:
@@ -55,7 +55,7 @@ class EmptyOnMissing:
 T = TypeVar("T")
 
 
-async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_or_cancel(work: Iterable[Awaitable[T]]) -> list[T]:
     """All results in order. If one fails the others are cancelled, and its error is raised alone:
     callers expect a `BottegaError`, not a group of them."""
     try:
@@ -71,7 +71,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 
 @dataclass
-class Search:
+class SearchFunction:
     k: int
     task: asyncio.Task[list[Candidate]]
     query: weakref.ref[Query]  # forgets the search when the query is gone
@@ -94,7 +94,7 @@ class SharedRetriever:
             raise SettingError(f"least is {least}", hint="search for 1 candidate or more")
         self._retrieve = retrieve
         self._least = least
-        self._searches: dict[int, Search] = {}
+        self._searches: dict[int, SearchFunction] = {}
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         search = self._searches.get(id(query))
@@ -121,24 +121,24 @@ class SharedRetriever:
         """Forgets what was found for the query of this trace: it was answered."""
         self._searches.pop(id(trace.query), None)
 
-    def _begin(self, query: Query, k: int) -> Search:
+    def _begin(self, query: Query, k: int) -> SearchFunction:
         key, searches = id(query), self._searches
         gone = weakref.ref(query, lambda _: searches.pop(key, None))
-        search = Search(k, asyncio.ensure_future(self._retrieve(query, k)), gone)
+        search = SearchFunction(k, asyncio.ensure_future(self._retrieve(query, k)), gone)
         searches[key] = search
         # An error holds its traceback, that holds the query: neither would ever go.
         search.task.add_done_callback(lambda task: self._ended(key, search))
         return search
 
-    def _ended(self, key: int, search: Search) -> None:
+    def _ended(self, key: int, search: SearchFunction) -> None:
         if _failed(search.task):
             self._forget(key, search)
 
-    def _forget(self, key: int, search: Search) -> None:
+    def _forget(self, key: int, search: SearchFunction) -> None:
         if self._searches.get(key) is search:
             del self._searches[key]
 
-    def _abandon(self, query: Query, search: Search) -> None:
+    def _abandon(self, query: Query, search: SearchFunction) -> None:
         """Forgotten before it is cancelled, for a new call must not join it."""
         self._forget(id(query), search)
         search.task.cancel()

@@ -4,21 +4,21 @@ Routers choose between the first and the last of the tiers: the apprentice and t
 between are reached by `ConfidenceEscalation`, one after the other.
 """
 
-from bottega.routing.benefit_gate import Band, BenefitGate
+from bottega.routing.benefit_gate import BenefitGate, SimilarityBand
 from bottega.routing.budget import BudgetRouter
 from bottega.routing.coverage import ConfidenceEscalation, CoverageRouter
-from bottega.routing.fixed import always, coin, cold_start
+from bottega.routing.fixed import ColdStartRouter, FixedRouter, RandomRouter
 from bottega.routing.shadow import ShadowQuality, ShadowSampler
 
 __all__ = [
-    "Band",
     "BenefitGate",
     "BudgetRouter",
+    "ColdStartRouter",
     "ConfidenceEscalation",
     "CoverageRouter",
+    "FixedRouter",
+    "RandomRouter",
     "ShadowQuality",
     "ShadowSampler",
-    "always",
-    "coin",
-    "cold_start",
+    "SimilarityBand",
 ]

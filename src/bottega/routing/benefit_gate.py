@@ -13,18 +13,18 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from bottega.errors import SettingError
-from bottega.routing.fixed import share
+from bottega.routing.fixed import check_fraction
 from bottega.types import Candidate
 
 
 @dataclass(frozen=True)
-class Estimate:
+class IntervalEstimate:
     value: float
     low: float
     high: float
 
 
-def gain(differences: Sequence[float], confidence: float) -> Estimate:
+def paired_gain(differences: Sequence[float], confidence: float) -> IntervalEstimate:
     """The mean of paired differences in [-1, 1]. `low` and `high` are one-sided bounds, each at
     this confidence.
 
@@ -36,7 +36,7 @@ def gain(differences: Sequence[float], confidence: float) -> Estimate:
     return _estimate(differences, (1.0, -1.0), confidence, lowest=-1.0)
 
 
-def level(scores: Sequence[float], confidence: float = 0.975) -> Estimate:
+def mean_agreement(scores: Sequence[float], confidence: float = 0.975) -> IntervalEstimate:
     """The mean of scores in [0, 1], with two more of each end (Agresti and Coull, The American
     Statistician 52, 1998); the two bounds together hold at 95 %."""
     return _estimate(scores, (0.0, 0.0, 1.0, 1.0), confidence, lowest=0.0)
@@ -44,14 +44,14 @@ def level(scores: Sequence[float], confidence: float = 0.975) -> Estimate:
 
 def _estimate(
     values: Sequence[float], more: tuple[float, ...], confidence: float, *, lowest: float
-) -> Estimate:
+) -> IntervalEstimate:
     known = [*values, *more]
     n, middle = len(known), sum(known) / len(known)
     spread = max(0.0, sum(map(mul, known, known)) / n - middle**2)  # all within [-1, 1]
     reach = _deviations(confidence) * math.sqrt(spread / n)
     value = sum(values) / len(values) if values else middle
     low, high = max(lowest, min(middle - reach, value)), min(1.0, max(middle + reach, value))
-    return Estimate(value, low, high)
+    return IntervalEstimate(value, low, high)
 
 
 @cache
@@ -62,7 +62,7 @@ def _deviations(confidence: float) -> float:
 FORMAT = 1
 
 
-class Sample(NamedTuple):
+class PairedSample(NamedTuple):
     """One query answered twice: how near its nearest demonstration was, and both scores."""
 
     similarity: float
@@ -71,16 +71,16 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Band:
+class SimilarityBand:
     """The queries whose nearest demonstration has a score from `low` up to `high`, and what `n`
-    samples say of them. The bounds of `gain` are one-sided."""
+    samples say of them. The bounds of `paired_gain` are one-sided."""
 
     low: float
     high: float
     n: int
     with_score: float | None
     without_score: float | None
-    gain: Estimate
+    gain: IntervalEstimate
     shown: bool
 
 
@@ -123,7 +123,7 @@ class BenefitGate:
             )
         self._bands, self._least, self._worth = bands, least, worth
         self._confidence = confidence
-        self._samples: deque[Sample] = deque(maxlen=window)
+        self._samples: deque[PairedSample] = deque(maxlen=window)
         self._edges: list[float] = []
         self._open = [unmeasured == "shown"]
 
@@ -142,10 +142,10 @@ class BenefitGate:
         if not candidates:
             return
         self._samples.append(
-            Sample(
+            PairedSample(
                 nearest(candidates),
-                share("with_score", with_score),
-                share("without_score", without_score),
+                check_fraction("with_score", with_score),
+                check_fraction("without_score", without_score),
             )
         )
         self._divide()
@@ -153,11 +153,11 @@ class BenefitGate:
             if len(samples) >= self._least:
                 self._decide(place, samples)
 
-    def summary(self) -> list[Band]:
+    def summary(self) -> list[SimilarityBand]:
         """The bands from the farthest demonstrations to the nearest."""
         lows, highs = [-math.inf, *self._edges], [*self._edges, math.inf]
         return [
-            Band(
+            SimilarityBand(
                 low,
                 high,
                 len(samples),
@@ -196,8 +196,8 @@ class BenefitGate:
     def _band(self, similarity: float) -> int:
         return bisect_right(self._edges, similarity)
 
-    def _by_band(self) -> list[list[Sample]]:
-        found: list[list[Sample]] = [[] for _ in self._open]
+    def _by_band(self) -> list[list[PairedSample]]:
+        found: list[list[PairedSample]] = [[] for _ in self._open]
         for sample in self._samples:
             found[bisect_right(self._edges, sample.similarity)].append(sample)
         return found
@@ -210,10 +210,10 @@ class BenefitGate:
         self._edges = [seen[place * len(seen) // now] for place in range(1, now)]
         self._open = [self._open[(2 * place + 1) * before // (2 * now)] for place in range(now)]
 
-    def _gain(self, samples: Sequence[Sample]) -> Estimate:
-        return gain([sample.shown - sample.hidden for sample in samples], self._confidence)
+    def _gain(self, samples: Sequence[PairedSample]) -> IntervalEstimate:
+        return paired_gain([sample.shown - sample.hidden for sample in samples], self._confidence)
 
-    def _decide(self, place: int, samples: Sequence[Sample]) -> None:
+    def _decide(self, place: int, samples: Sequence[PairedSample]) -> None:
         """The latest samples alone may hide: old gains must not outvote a change for the worse."""
         latest = self._gain(samples[-self._least :])
         measured = self._gain(samples)
@@ -232,7 +232,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _checked(state: Mapping[str, object]) -> tuple[list[Sample], list[float], list[bool]]:
+def _checked(state: Mapping[str, object]) -> tuple[list[PairedSample], list[float], list[bool]]:
     samples, edges, shown = state.get("samples"), state.get("edges"), state.get("open")
     if (
         state.get("format") == FORMAT
@@ -245,7 +245,11 @@ def _checked(state: Mapping[str, object]) -> tuple[list[Sample], list[float], li
         and all(isinstance(one, bool) for one in shown)
         and len(shown) == len(edges) + 1
     ):
-        return [Sample(*map(float, row)) for row in samples], [*map(float, edges)], list(shown)
+        return (
+            [PairedSample(*map(float, row)) for row in samples],
+            [*map(float, edges)],
+            list(shown),
+        )
     raise SettingError(
         "this is not the state of a benefit gate",
         hint="begin without it; the gate measures anew",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Tier
-from bottega.routing.fixed import ends
+from bottega.routing.fixed import apprentice_and_master
 from bottega.types import Query, Trace
 
 log = logging.getLogger(__name__)
@@ -46,12 +46,12 @@ class BudgetRouter:
             )
         if window < 20:
             raise SettingError(f"window is {window}", hint="set it to 20 queries or more")
-        self._apprentice, self._master = ends(tiers)
+        self._apprentice, self._master = apprentice_and_master(tiers)
         self._target = usd_per_1k / 1000
         self._window = window
         self._even, self._most = window / 4, window / 2
         self._random = random.Random(seed)
-        self._costs = {True: Mean(), False: Mean()}
+        self._costs = {True: RecentMean(), False: RecentMean()}
         self._saved = 0.0
         self._summed = 0.0
         self._place = 1 - self._random.random()
@@ -136,7 +136,7 @@ class BudgetRouter:
             )
 
 
-class Mean:
+class RecentMean:
     """Of the last calls: plain at first, then exponential, so that it follows prices."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from bottega.errors import SettingError
 from bottega.protocols import Retriever, Tier
-from bottega.routing.fixed import checked, ends, share
+from bottega.routing.fixed import apprentice_and_master, check_fraction, check_tiers
 from bottega.types import Answer, Query
 
 STEP = 0.02
@@ -44,10 +44,10 @@ class CoverageRouter:
                 "coverage is decided by at_least or by master_rate",
                 hint="give one of the two",
             )
-        self._apprentice, self._master = ends(tiers)
+        self._apprentice, self._master = apprentice_and_master(tiers)
         self._retrieve = retrieve
         self._at_least = at_least
-        self._rate = share("master_rate", master_rate or 0.0)
+        self._rate = check_fraction("master_rate", master_rate or 0.0)
         self._aim = self._rate
         self._last: deque[float] = deque(maxlen=window)
         self._random = random.Random(seed)
@@ -95,9 +95,9 @@ class ConfidenceEscalation:
     """
 
     def __init__(self, tiers: Sequence[Tier], below: float = 0.7) -> None:
-        names = [tier.name for tier in checked(tiers)]
+        names = [tier.name for tier in check_tiers(tiers)]
         self._next = dict(zip(names, tiers[1:], strict=False))
-        self._below = share("below", below)
+        self._below = check_fraction("below", below)
         self._silent: set[str] = set()
 
     async def __call__(self, query: Query, tier: Tier, answer: Answer, /) -> Tier | None:

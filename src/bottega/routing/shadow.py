@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bottega.errors import GenerationError, SettingError
-from bottega.routing.benefit_gate import BenefitGate, Estimate, gain, level
-from bottega.routing.fixed import share
+from bottega.routing.benefit_gate import BenefitGate, IntervalEstimate, mean_agreement, paired_gain
+from bottega.routing.fixed import check_fraction
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
 
-Asked = Callable[[], Awaitable[str]]
+AnswerCall = Callable[[], Awaitable[str]]
 # How far two replies to the query say the same, in [0, 1].
-Agree = Callable[[str, str, Query], float]
+AgreementFunction = Callable[[str, str, Query], float]
 
 
-class Pair(NamedTuple):
+class AgreementPair(NamedTuple):
     """How far the apprentice agreed with the master, and whether the gate showed demonstrations."""
 
     shown: float
@@ -38,10 +38,10 @@ class ShadowQuality:
 
     n: int
     failed: int
-    served: Estimate
-    with_demonstrations: Estimate
-    without: Estimate
-    gain: Estimate
+    served: IntervalEstimate
+    with_demonstrations: IntervalEstimate
+    without: IntervalEstimate
+    gain: IntervalEstimate
 
 
 class ShadowSampler:
@@ -58,7 +58,7 @@ class ShadowSampler:
     def __init__(
         self,
         gate: BenefitGate,
-        agree: Agree,
+        agree: AgreementFunction,
         *,
         rate: float = 0.05,
         at_once: int = 4,
@@ -70,10 +70,10 @@ class ShadowSampler:
             raise SettingError(f"at_once is {at_once}", hint="measure 1 query at once or more")
         self.gate = gate
         self._agree = agree
-        self._rate = share("rate", rate)
+        self._rate = check_fraction("rate", rate)
         self._eager = eager
         self._free = at_once
-        self._pairs: deque[Pair] = deque(maxlen=window)
+        self._pairs: deque[AgreementPair] = deque(maxlen=window)
         self._failed = 0
         self._random = random.Random(seed)
 
@@ -95,10 +95,10 @@ class ShadowSampler:
         query: Query,
         candidates: Sequence[Candidate],
         *,
-        shown: Asked,
-        hidden: Asked,
-        master: Asked,
-    ) -> Pair | None:
+        shown: AnswerCall,
+        hidden: AnswerCall,
+        master: AnswerCall,
+    ) -> AgreementPair | None:
         """Asks what is not known yet, all at once, and learns; `candidates` are what `shown` was
         shown. None if an answer is missing: that is counted, not raised, for the client has its
         answer already."""
@@ -118,9 +118,9 @@ class ShadowSampler:
 
     def learn(
         self, query: Query, candidates: Sequence[Candidate], shown: str, hidden: str, master: str
-    ) -> Pair:
+    ) -> AgreementPair:
         """Of three replies, for those who asked by themselves."""
-        pair = Pair(
+        pair = AgreementPair(
             self._agree(shown, master, query),
             self._agree(hidden, master, query),
             self.gate.shows(candidates),
@@ -134,8 +134,8 @@ class ShadowSampler:
         return ShadowQuality(
             n=len(pairs),
             failed=self._failed,
-            served=level([pair.shown if pair.open else pair.hidden for pair in pairs]),
-            with_demonstrations=level([pair.shown for pair in pairs]),
-            without=level([pair.hidden for pair in pairs]),
-            gain=gain([pair.shown - pair.hidden for pair in pairs], 0.975),
+            served=mean_agreement([pair.shown if pair.open else pair.hidden for pair in pairs]),
+            with_demonstrations=mean_agreement([pair.shown for pair in pairs]),
+            without=mean_agreement([pair.hidden for pair in pairs]),
+            gain=paired_gain([pair.shown - pair.hidden for pair in pairs], 0.975),
         )

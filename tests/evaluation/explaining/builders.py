@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bottega.image import Image
-from bottega.recording import StoredTrace, stored
+from bottega.recording import StoredTrace, stored_trace
 from bottega.types import Answer, Candidate, Query, SearchTree
 from tests.builders import candidates, picture, search_tree, searched
 
@@ -20,7 +20,7 @@ def known(*labels: str) -> list[Candidate]:
 
 def a_trace(tree: SearchTree) -> StoredTrace:
     query = Query("Which animal is it?", (picture(500),), choices=LABELS)
-    return stored(searched(tree, query))
+    return stored_trace(searched(tree, query))
 
 
 def hostile_trace() -> StoredTrace:
@@ -33,7 +33,7 @@ def hostile_trace() -> StoredTrace:
     root = replace(tree.root, answer=Answer(HOSTILE, rationale=HOSTILE), rewards={HOSTILE: 0.5})
     query = Query(f"Which? {HOSTILE}", choices=(HOSTILE,))
     trace = searched(replace(tree, root=root), query, id=HOSTILE)
-    return stored(replace(trace, reply=replace(trace.reply, model=HOSTILE)))
+    return stored_trace(replace(trace, reply=replace(trace.reply, model=HOSTILE)))
 
 
 def pictures(trace: StoredTrace) -> Mapping[str, Image]:

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.evaluation.explanation import ENDED, pictures_of, render
 from bottega.image import Image
-from bottega.recording import stored
+from bottega.recording import stored_trace
 from bottega.recording.stored_trace import Ended
 from bottega.types import Query, SearchNode, SearchTree
 from tests.builders import candidates, picture, search_tree, searched
@@ -46,7 +46,7 @@ def test_what_others_wrote_stays_text() -> None:
 
 
 def test_a_trace_without_a_search_has_its_demonstrations() -> None:
-    page = render(stored(trace()), {picture(7).sha256: picture(7)}, absent="gone")
+    page = render(stored_trace(trace()), {picture(7).sha256: picture(7)}, absent="gone")
     assert "No search chose them" in page
     assert "dög" in page
     assert "2 pictures are not drawn" in page
@@ -55,7 +55,7 @@ def test_a_trace_without_a_search_has_its_demonstrations() -> None:
 
 def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
     tree = SearchTree(SearchNode(value=math.nan, visits=1), (), "budget")
-    page = render(stored(searched(tree, Query("?"))), {}, absent="gone")
+    page = render(stored_trace(searched(tree, Query("?"))), {}, absent="gone")
     assert 'data-chosen id="chosen"' in page
     assert "Q –" in page
     assert "Nothing but the question" in page
@@ -64,7 +64,7 @@ def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
 @pytest.mark.parametrize("ended", ENDED)
 def test_how_it_ended_is_said(ended: Ended) -> None:
     tree = replace(search_tree(candidates("cat", "dog")), ended=ended)
-    of = stored(searched(tree, Query("?")))
+    of = stored_trace(searched(tree, Query("?")))
     assert f"The search ended {ENDED[ended]}." in render(of, {}, absent="gone")
 
 
@@ -77,7 +77,7 @@ def test_a_deep_tree_is_a_list() -> None:
 def test_long_texts_are_cut_and_large_pictures_reduced() -> None:
     large = picture(3, (900, 700))
     query = Query("why? " * 5000, (large,), choices=tuple(map(str, range(500))))
-    of = stored(searched(search_tree(known(), depth=1), query))
+    of = stored_trace(searched(search_tree(known(), depth=1), query))
     page = render(of, {large.sha256: large}, absent="gone")
     assert "[…]" in page
     assert "and 460 more" in page

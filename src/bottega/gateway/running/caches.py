@@ -55,19 +55,19 @@ from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import (
     BM25Retriever,
     DenseRetriever,
-    EmptyOnMissing,
+    EmptyTolerantRetriever,
     SameContextFilter,
     SharedRetriever,
 )
 from bottega.routing import (
     BenefitGate,
     BudgetRouter,
+    ColdStartRouter,
     ConfidenceEscalation,
     CoverageRouter,
+    FixedRouter,
+    RandomRouter,
     ShadowSampler,
-    always,
-    coin,
-    cold_start,
 )
 from bottega.types import Candidate, Example, Query
 
@@ -82,13 +82,13 @@ def build_router(
         assert route.below is not None
         escalation = ConfidenceEscalation(tiers, route.below)
     left = route.cold_start - held
-    return cold_start(left, tiers[-1], then=router) if left > 0 else router, escalation
+    return ColdStartRouter(left, tiers[-1], then=router) if left > 0 else router, escalation
 
 
 def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) -> Router:
     match route.by:
         case "coin":
-            return coin(tiers, route.master_rate or 0.0, route.seed)
+            return RandomRouter(tiers, route.master_rate or 0.0, route.seed)
         case "budget":
             assert route.usd_per_1k is not None
             return BudgetRouter(tiers, route.usd_per_1k, seed=route.seed)
@@ -101,7 +101,7 @@ def _router(route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever) ->
                 seed=route.seed,
             )
     named = (tier for tier in tiers if tier.name == route.tier)
-    return always(next(named, tiers[0]))
+    return FixedRouter(next(named, tiers[0]))
 
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class NamespaceOpener:
         timed = TimedRetriever(_retriever(self.config.cache, base), self.metrics.retrieval)
         most = max(1, *(tier.shots for tier in self.tier_set.tiers))
         budgeted = BudgetedRetriever(timed, self.decoding)
-        return SharedRetriever(EmptyOnMissing(SameContextFilter(budgeted)), least=most)
+        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), least=most)
 
     def _pipeline(self, base: KnowledgeBase, found: SharedRetriever) -> Pipeline:
         config, tiers = self.config, self.tier_set.tiers
