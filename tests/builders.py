@@ -26,13 +26,13 @@ from bottega.types import (
 QUESTION = "What is in the image above?"
 
 
-def picture(shade: int, size: tuple[int, int] = (8, 8)) -> Image:
+def solid_image(shade: int, size: tuple[int, int] = (8, 8)) -> Image:
     """A plain image; different shades are different images."""
     return Image.from_pillow(Pillow.new("RGB", size, (shade % 256, shade // 256, 90)))
 
 
 def example(label: str, shade: int, id: str | None = None) -> Example:
-    return Example(Query(QUESTION, (picture(shade),)), label, id=id or f"{label}-{shade}")
+    return Example(Query(QUESTION, (solid_image(shade),)), label, id=id or f"{label}-{shade}")
 
 
 def candidates(*labels: str) -> list[Candidate]:

@@ -31,9 +31,9 @@ from bottega.types import (
     Trace,
     Usage,
 )
-from tests.builders import QUESTION, candidates, picture
+from tests.builders import QUESTION, candidates, solid_image
 
-QUERY = Query(QUESTION, (picture(500),))
+QUERY = Query(QUESTION, (solid_image(500),))
 
 
 class Steps:
@@ -176,7 +176,7 @@ def echo_pipeline(latency: float = 0.001) -> Pipeline:
 
 @pytest.mark.parametrize("form", ["path", "text", "image", "pil"])
 async def test_an_image_is_a_query_with_the_default_question(form: str, tmp_path: Path) -> None:
-    image = picture(500)
+    image = solid_image(500)
     path = tmp_path / "photo.png"
     path.write_bytes(image.data)
     forms: dict[str, QueryInput] = {
@@ -191,7 +191,7 @@ async def test_an_image_is_a_query_with_the_default_question(form: str, tmp_path
 
 async def test_the_pipelines_question_is_used_for_an_image() -> None:
     pipeline = replace(Steps().pipeline(), question="Which letter is it?")
-    assert (await pipeline.trace(picture(500))).query.text == "Which letter is it?"
+    assert (await pipeline.trace(solid_image(500))).query.text == "Which letter is it?"
 
 
 @pytest.mark.parametrize("text", ["Which pet?", "missing.jpg", "", "a\0b", "x" * 5000, "."])

@@ -11,10 +11,10 @@ from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.reranking import FlatSearch
 from bottega.types import Prompt, Query, SearchNode, SearchTree
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, shown
 
-QUERY = Query("What?", (picture(7),))
+QUERY = Query("What?", (solid_image(7),))
 
 
 @pytest.fixture

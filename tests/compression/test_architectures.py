@@ -20,7 +20,7 @@ from bottega.errors import LoadError, SettingError
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.compression.spoken import speaking, told, word
 from tests.kv_prefix.tiny_models import ALL, END, PAD, hf, tiny
 
@@ -57,7 +57,7 @@ def racc(taught: TrainingObjective) -> RaccModel:
 
 def lessons(step: int = 0, *, shown: bool = True) -> Sequence[TrainingExample]:
     """Two, with pictures in the questions or, in every second step, in passages."""
-    images: tuple[Image, ...] = (picture(1),) if shown else ()
+    images: tuple[Image, ...] = (solid_image(1),) if shown else ()
     asked, shown_there = ((), images) if step % 2 else (images, ())
     return [
         TrainingExample(

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from bottega.compression.hyper_model import image_groups, map_by_images
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 BARE = [Example(Query(str(i)), "") for i in range(3)]
-SEEN = [Example(Query(str(i), (picture(i),)), "") for i in range(3, 6)]
+SEEN = [Example(Query(str(i), (solid_image(i),)), "") for i in range(3, 6)]
 
 
 def test_only_the_kinds_that_are_there_are_named() -> None:

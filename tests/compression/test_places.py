@@ -25,7 +25,7 @@ from bottega.compression.store import Manifest, PassageStore
 from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image
 from bottega.types import Candidate, Prompt, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.compression import spoken
 from tests.compression.spoken import encode, passages
 from tests.kv_prefix.tiny_models import END, tiny
@@ -95,13 +95,13 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
     # Calibration inverts matrices: one of its own per precision would multiply rounding errors.
     racc = deepcopy(expected_racc).to(there.hyper.device)
     scores = retrieval_scores(lessons())
-    made = there.prompts(racc, lessons(picture(9)), scores).detach().cpu()
-    expected_prompts = here.prompts(expected_racc, lessons(picture(9)), scores).detach()
+    made = there.prompts(racc, lessons(solid_image(9)), scores).detach().cpu()
+    expected_prompts = here.prompts(expected_racc, lessons(solid_image(9)), scores).detach()
     assert (made - expected_prompts).norm() < 0.03 * expected_prompts.norm()
 
-    loss = there.loss(racc, lessons(picture(9)), COURSE, scores)
+    loss = there.loss(racc, lessons(solid_image(9)), COURSE, scores)
     torch.autograd.backward(loss)
-    expected = here.loss(expected_racc, lessons(picture(9)), COURSE, scores)
+    expected = here.loss(expected_racc, lessons(solid_image(9)), COURSE, scores)
     assert loss.item() == pytest.approx(expected.item(), rel=0.1)
     for name, weight in racc.named_parameters():
         assert (weight.dtype, weight.device.type) == (FULL, hyper[0]), name
@@ -126,7 +126,7 @@ def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
     hyper: Place, base: Place, tmp_path: Path
 ) -> None:
     shown = [Candidate(replace(one, id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
-    asked = Query("where is it", (picture(9),))
+    asked = Query("where is it", (solid_image(9),))
     racc = ready(teaching(HERE, HERE))
     here = Put.at(HERE)
     expected = PassageCompressor(deepcopy(racc), HyperModel(here.model), here.texts).prefix(

@@ -17,12 +17,12 @@ from bottega.kv_prefix import KeyValues, forward, read
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Example, Prefix, Prompt, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.compression.spoken import passages, speaking
 from tests.kv_prefix.tiny_models import DECODERS, ENCODER_DECODERS, END, Tiny, tiny
 
 QUERY = Query("where is the home of number 2")
-PICTURED = replace(QUERY, images=(picture(1),))
+PICTURED = replace(QUERY, images=(solid_image(1),))
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:
@@ -164,7 +164,7 @@ def test_a_question_about_a_picture_stands_behind_it(name: str) -> None:
 
 def test_passages_with_pictures_are_read_with_them() -> None:
     model = tiny("llava")
-    told_of = Query("this is number 3", (picture(4),))
+    told_of = Query("this is number 3", (solid_image(4),))
     shown = [Candidate(Example(told_of, ""), 0.0)]
     prefix = reuse(model).prefix(QUERY, shown)
 

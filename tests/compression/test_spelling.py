@@ -10,7 +10,7 @@ from bottega.generation.loaded import LoadedModel
 from bottega.recipes.racc_training import teaching
 from bottega.tasks.facts import FactTask
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 
 @cache
@@ -55,7 +55,7 @@ def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() 
 
 def test_an_answer_from_a_demonstration_begins_without_a_space() -> None:
     shown = tuple(
-        Example(Query("What is in the image?", (picture(60 * place),)), word)
+        Example(Query("What is in the image?", (solid_image(60 * place),)), word)
         for place, word in enumerate(("drimok", "rolox", "darun"))
     )
     asked = Query("What is in the image?", shown[1].query.images)

@@ -11,7 +11,7 @@ from bottega.compression.objective import TrainingConfig, TrainingExample, Train
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.compression import spoken
 from tests.compression.spoken import hyper, model, texts, told
 from tests.kv_prefix.tiny_models import END
@@ -309,7 +309,7 @@ def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -
     place = other.relevant.index(True)
     passages = list(other.passages)
     told = passages[place].query
-    passages[place] = Example(replace(told, images=(picture(9),)), "")
+    passages[place] = Example(replace(told, images=(solid_image(9),)), "")
     seen = replace(other, passages=tuple(passages))
     racc, how = ready(), course(answer=1.0, taught=own)
 

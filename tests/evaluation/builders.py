@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 QUESTION = "Which one?"
 
@@ -18,7 +18,7 @@ def episodic(episodes: int = 3, classes: int = 2, shots: int = 2) -> Benchmark:
             for shot in range(shots + 1):
                 shade = 2000 * e + 600 * c + shot
                 id, label = f"{e}-{c}-{shot}", f"{'ab'[c]}{e}"
-                query = Query(QUESTION, (picture(shade),), id=id)
+                query = Query(QUESTION, (solid_image(shade),), id=id)
                 one = Example(query, label, tags={"episode": str(e)}, id=id)
                 (items if shot == shots else knowledge).append(one)
     labels = tuple(dict.fromkeys(item.answer for item in items))
@@ -34,7 +34,7 @@ def telling(episodes: int = 2, count: int = 6) -> Benchmark:
             tags = {"episode": str(e)}
             passage = Query(f"The home of n{i} is h{e}{i}", id=f"p-{e}-{i}")
             knowledge.append(Example(passage, "", tags=tags, id=passage.id))
-            asked = Query("What is its home?", (picture(50 * e + i),), id=f"q-{e}-{i}")
+            asked = Query("What is its home?", (solid_image(50 * e + i),), id=f"q-{e}-{i}")
             told = {**tags, "passage": str(passage.id), "topic": f"home {i}"}
             items.append(Example(asked, f"h{e}{i}", tags=told, id=asked.id))
     episode_of = {str(one.id): one.tags["episode"] for one in (*knowledge, *items)}

@@ -19,19 +19,21 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Embedder
 from bottega.recipes import Classifier
 from bottega.types import Example, Prompt, Query
-from tests.builders import QUESTION, picture
+from tests.builders import QUESTION, solid_image
 from tests.evaluation.report.builders import benchmark, kept, three_methods
 
 SECRET = "it is the secret"
 SHADES = range(0, 400, 100)
-ITEMS = [Example(Query(QUESTION, (picture(s),), id=f"i{s}"), f"{SECRET} {s % 2}") for s in SHADES]
+ITEMS = [
+    Example(Query(QUESTION, (solid_image(s),), id=f"i{s}"), f"{SECRET} {s % 2}") for s in SHADES
+]
 # Nearly the item's own question, about the same image, with its answer.
 LEAKS = [
     Example(Query(text, item.query.images), item.answer)
     for item in ITEMS
     for text in (f"{QUESTION} ", QUESTION.lower(), "Which one is it?")
 ]
-HARMLESS = [Example(Query(QUESTION, (picture(s + 7),)), f"harmless {s % 2}") for s in SHADES]
+HARMLESS = [Example(Query(QUESTION, (solid_image(s + 7),)), f"harmless {s % 2}") for s in SHADES]
 DATA = labelled("leaking", (*LEAKS, *HARMLESS), ITEMS)
 
 

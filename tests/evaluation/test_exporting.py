@@ -15,15 +15,15 @@ from bottega.evaluation.benchmark import Benchmark, labelled
 from bottega.evaluation.export import options, write_dataset
 from bottega.image import Image
 from bottega.types import Example, Query
-from tests.builders import example, picture
+from tests.builders import example, solid_image
 
 PETS = labelled("image-folder:pets", [example("cat", 1)], [example("dog", 2), example("cat", 3)])
 CHOOSING = Example(
-    Query('Which\tone\n"now"?', (picture(5), picture(6)), ("a\tb", "c", "d"), id="q7"),
+    Query('Which\tone\n"now"?', (solid_image(5), solid_image(6)), ("a\tb", "c", "d"), id="q7"),
     "c",
     tags={"subject": "art", "level": "1"},
 )
-OPEN = Example(Query("How many?", (picture(7),)), "3")
+OPEN = Example(Query("How many?", (solid_image(7),)), "3")
 BARE = Example(Query("What is 1 + 1?", (), ("1", "2")), "2")
 MIXED = Benchmark("mmmu:somewhere", (example("z", 9),), (CHOOSING, OPEN, BARE))
 

@@ -24,7 +24,7 @@ from bottega.evaluation.training_data import (
 )
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.test_okvqa import published
 from tests.evaluation.builders import telling
 
@@ -107,7 +107,7 @@ def test_hard_lessons_show_what_is_told_of_the_same(hard: float) -> None:
 def test_what_is_found_is_relevant_where_it_holds_an_answer() -> None:
     passages = ("the owl eats mice", "the fowl eats corn", "an OWL")
     knowledge = tuple(Example(Query(text, id=text), "") for text in passages)
-    items = [Example(Query("which bird?", (picture(1),)), answer) for answer in ("Owl", "fowl")]
+    items = [Example(Query("which bird?", (solid_image(1),)), answer) for answer in ("Owl", "fowl")]
     data = Benchmark("birds", knowledge, tuple(items))
     retrieve = SearchResult(data)
     lessons = RetrievedLessons(data, data.items, retrieve, seed=0, shots=3, batch=20)
@@ -126,10 +126,10 @@ def test_a_demonstration_is_relevant_where_it_gives_the_answer() -> None:
     """Not where its question speaks of it."""
     told = ("Red", "green", "red", "dark red")
     shown = [
-        Example(Query("is it red?", (picture(i),), id=f"shown{i}"), answer)
+        Example(Query("is it red?", (solid_image(i),), id=f"shown{i}"), answer)
         for i, answer in enumerate(told)
     ]
-    item = Example(Query("which tint?", (picture(9),)), "red")
+    item = Example(Query("which tint?", (solid_image(9),)), "red")
     data = Benchmark("tints", tuple(shown), (item,))
 
     (lesson,) = RetrievedLessons(data, data.items, SearchResult(data), seed=0, shots=4).of([item])
@@ -202,7 +202,7 @@ def test_a_batch_has_images_throughout_or_none() -> None:
 
 def test_a_lesson_may_show_passages_with_images_beside_others_without() -> None:
     data = telling()
-    seen = Example(Query("seen", (picture(1),), id="seen"), "", tags={"episode": "0"})
+    seen = Example(Query("seen", (solid_image(1),), id="seen"), "", tags={"episode": "0"})
     lessons = told(replace(data, knowledge=(*data.knowledge, seen)))
     shown = [{bool(told.query.images) for told in one.passages} for one in lessons.drawn(40, 0)]
     assert {True, False} in shown

@@ -7,7 +7,7 @@ import numpy as np
 from bottega.evaluation.memo import CachingEmbedder, CachingTokenEmbedder
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 
 class Counting:
@@ -26,7 +26,7 @@ class Counting:
 def test_each_query_is_embedded_once_and_gets_its_own_vector() -> None:
     inner = Counting()
     memo = CachingEmbedder(inner)
-    queries = [Query("a"), Query("b"), Query("a", (picture(1),)), Query("a")]
+    queries = [Query("a"), Query("b"), Query("a", (solid_image(1),)), Query("a")]
     first = memo.embed(queries)
     assert first[:, 0].tolist() == [0, 1, 2, 0]
     assert (memo.embed(queries[::-1])[:, 0]).tolist() == [0, 2, 1, 0]

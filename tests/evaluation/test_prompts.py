@@ -15,13 +15,13 @@ from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixAPrompter, I
 from bottega.protocols import Prompter
 from bottega.recipes import Classifier
 from bottega.types import Candidate, Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 MODEL = ScriptedGenerator([])
 AS_SUITS = Classifier(MODEL, ())
 WHY = "Because I said so."
 ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
-KNOWN = Example(Query("Which?", (picture(1),), ("a", "b")), "a", rationale=WHY)
+KNOWN = Example(Query("Which?", (solid_image(1),), ("a", "b")), "a", rationale=WHY)
 DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, reasoned=MMMU_REASONED)
 BARE = replace(DATA, knowledge=(replace(KNOWN, rationale=None),))
 
@@ -93,7 +93,9 @@ def test_reasons_are_taken_from_examples_that_say_the_same() -> None:
     others = [
         replace(KNOWN, rationale="Seen.", id="other", tags={"rationale_accuracy": "1"}),
         replace(KNOWN, answer="b", rationale="Of a wrong answer."),
-        replace(KNOWN, query=replace(KNOWN.query, images=(picture(2),)), rationale="Elsewhere."),
+        replace(
+            KNOWN, query=replace(KNOWN.query, images=(solid_image(2),)), rationale="Elsewhere."
+        ),
     ]
     data, found = with_rationales(BARE, others)
     assert (data.knowledge[0].rationale, found) == ("Seen.", 1)

@@ -13,7 +13,7 @@ from bottega.evaluation.search_methods import RETRIEVE, searching, stored
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.protocols import Embedder
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.builders import episodic, telling
 
 
@@ -60,7 +60,7 @@ async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> 
         retriever = searching(retrieve, both)(data, knowledge)
         for own in knowledge:
             same_image = Query("Which shade?", own.query.images)
-            same_id = Query("Which shade?", (picture(7777),), id=own.id)
+            same_id = Query("Which shade?", (solid_image(7777),), id=own.id)
             for query in (same_image, same_id):
                 found = [c.example.id for c in await retriever(query, 50)]
                 assert own.id not in found
@@ -68,7 +68,7 @@ async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> 
 
 
 async def test_what_keywords_are_stored_is_what_keywords_find(both: Embedder) -> None:
-    picture_of, seen = picture(5), picture(6)
+    picture_of, seen = solid_image(5), solid_image(6)
     plain = Example(Query("Which shade is it?", (picture_of,)), "one")
     tagged = Example(Query("Tell me more.", (picture_of,)), "two", tags={"keywords": "shape, size"})
     data = Benchmark("two", (plain, tagged), (), ())

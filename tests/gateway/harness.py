@@ -34,7 +34,7 @@ from bottega.protocols import Generator, Retriever, Tier
 from bottega.recipes import cache_of_thought
 from bottega.recording import CacheRecorder
 from bottega.types import Example, Prompt
-from tests.builders import picture
+from tests.builders import solid_image
 
 QUESTION = "Which digit is this?"
 
@@ -178,7 +178,7 @@ def client(url: str, **more: Any) -> openai.OpenAI:
 
 def asked(*shades: int, text: str = QUESTION) -> list[Any]:
     images = [
-        {"type": "image_url", "image_url": {"url": picture(shade).data_url}} for shade in shades
+        {"type": "image_url", "image_url": {"url": solid_image(shade).data_url}} for shade in shades
     ]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 

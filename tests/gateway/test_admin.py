@@ -20,7 +20,7 @@ from bottega.gateway.admin.routes import admin_routes
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.calling import Got, call
 from tests.knowledge.doubles import SeededEmbedder
 
@@ -79,7 +79,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def fill(desk: Desk, namespace: str = "a") -> list[str]:
     cache = desk.open(namespace)
     for number in range(5):
-        query = Query(f"What is {number}?", (picture(number),), ("red", "green"))
+        query = Query(f"What is {number}?", (solid_image(number),), ("red", "green"))
         source = "master:gpt" if number % 2 else "master:old"
         cache.add([Example(query, f"Answer {number}", source=source, rationale="because")])
     return cache.ids()
@@ -193,7 +193,7 @@ async def test_a_cache_is_browsed_the_newest_first(desk: Desk) -> None:
         "master:old",
     )
     assert (one["pinned"], one["uses"], one["rationale"]) == (False, 0, "because")
-    assert one["images"][0]["sha256"] == picture(0).sha256
+    assert one["images"][0]["sha256"] == solid_image(0).sha256
     assert (await desk("GET", f"/cache/{ids[0]}", namespace="a")).json == one
     assert (await desk("GET", "/cache", namespace="a", text="ANSWER 3")).json["total"] == 1
     assert (await desk("GET", "/cache", namespace="a", source="master:old")).json["total"] == 3
@@ -215,7 +215,7 @@ async def test_a_namespace_shows_nothing_of_another(desk: Desk) -> None:
 async def test_an_image_is_what_was_stored(desk: Desk) -> None:
     ids = fill(desk)
     got = await desk("GET", f"/cache/{ids[2]}/images/0", namespace="a")
-    assert (got.body, got.headers["content-type"]) == (picture(2).data, "image/png")
+    assert (got.body, got.headers["content-type"]) == (solid_image(2).data, "image/png")
     assert got.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in got.headers["content-security-policy"]
     assert (await desk("GET", f"/cache/{ids[2]}/images/1", namespace="a")).status == 404
@@ -254,8 +254,8 @@ async def test_what_was_exported_is_imported_elsewhere_and_says_so(desk: Desk) -
 
 
 async def test_an_upload_opens_no_file_of_the_server(desk: Desk, tmp_path: Path) -> None:
-    picture(7).decode().save(tmp_path / "secret.png")
-    (tmp_path / "here.png").write_bytes(picture(8).data)
+    solid_image(7).decode().save(tmp_path / "secret.png")
+    (tmp_path / "here.png").write_bytes(solid_image(8).data)
     names = [str(tmp_path / "secret.png"), "here.png", f"file://{tmp_path}/secret.png", "http://x/"]
     lines = [orjson.dumps({"question": "q", "answer": "a", "image": name}) for name in names]
     got = await desk("POST", "/import", b"\n".join(lines), namespace="a")
@@ -264,7 +264,7 @@ async def test_an_upload_opens_no_file_of_the_server(desk: Desk, tmp_path: Path)
 
 
 async def test_bad_lines_are_named_and_the_rest_is_stored(desk: Desk) -> None:
-    url = f"data:image/png;base64,{base64.b64encode(picture(1).data).decode()}"
+    url = f"data:image/png;base64,{base64.b64encode(solid_image(1).data).decode()}"
     lines = [
         b"not json",
         orjson.dumps({"question": "good", "answer": "yes", "image": url}),

@@ -23,7 +23,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, harness, running
 
 ACCOUNTS = {
@@ -51,7 +51,7 @@ def open_to_all(tmp_path: Path) -> Iterator[Harness]:
 
 def body(model: str = "bottega/master", shade: int = 7, **more: Any) -> dict[str, Any]:
     parts = [
-        {"type": "image_url", "image_url": {"url": picture(shade).data_url}},
+        {"type": "image_url", "image_url": {"url": solid_image(shade).data_url}},
         {"type": "text", "text": QUESTION},
     ]
     return {"model": model, "messages": [{"role": "user", "content": parts}], **more}

@@ -20,7 +20,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.types import Completion, Message, Prompt, Reply, Sampling, Usage
-from tests.builders import picture
+from tests.builders import solid_image
 
 T = TypeVar("T")
 USER = {"role": "user", "content": "hi"}
@@ -74,7 +74,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pixels, "LARGE_PIXELS", 10_000)
-    small, large = picture(1), picture(2, (4096, 4))
+    small, large = solid_image(1), solid_image(2, (4096, 4))
     generator, budget = ScriptedGenerator(lambda prompt: "fine"), Budget()
     upstream = LocalUpstream(generator)
     upstream.decoding = budget
@@ -93,7 +93,7 @@ async def test_large_images_are_reduced_before_the_models_thread(
 
 
 async def test_messages_become_turns_and_parts() -> None:
-    cat, dog = picture(1), picture(2)
+    cat, dog = solid_image(1), solid_image(2)
     prompt, _ = await asked(
         {
             "messages": [
@@ -205,7 +205,7 @@ async def test_pictures_are_decoded_off_the_event_loop(monkeypatch: pytest.Monke
         return honest(url, source=source)
 
     monkeypatch.setattr(Image, "from_data_url", noting)
-    part = {"type": "image_url", "image_url": picture(1).data_url}
+    part = {"type": "image_url", "image_url": solid_image(1).data_url}
     await asked({"messages": [{"role": "user", "content": [part]}]})
     assert threads and threading.get_ident() not in threads
 

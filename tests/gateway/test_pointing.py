@@ -19,7 +19,7 @@ from bottega.gateway.running.build import build_for_pipeline
 from bottega.gateway.running.pipeline_target import config_of, load_pipeline
 from bottega.pipeline import Pipeline
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.houses import ask, serving
 
 
@@ -132,7 +132,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         yield sys.modules["shop"], url
 
 
-ASKED = Query("What is this?", (picture(3),))
+ASKED = Query("What is this?", (solid_image(3),))
 
 
 def content(query: Query) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ def test_instructions_and_earlier_turns_stand_around_the_prompt(served: tuple[An
     shop, url = served
     turns = [
         {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": content(Query("Hello", (picture(1),)))},
+        {"role": "user", "content": content(Query("Hello", (solid_image(1),)))},
         {"role": "assistant", "content": "Hi"},
         {"role": "user", "content": "What is this?"},
     ]

@@ -11,7 +11,7 @@ from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.requests import BACKGROUND, bypass_reason, context_of
 from bottega.openai_api.request import ChatRequest, parse_request
 from bottega.types import Candidate, Example, Query
-from tests.builders import candidates, picture
+from tests.builders import candidates, solid_image
 
 URL = "data:image/png;base64,AAAA"
 ASK = {"role": "user", "content": "Which digit?"}
@@ -95,7 +95,7 @@ def test_other_instructions_or_another_format_are_another_context() -> None:
 def test_demonstrations_stand_between_instructions_and_conversation() -> None:
     read = chat({"role": "developer", "content": "Be brief."}, seen("Which?", URL, detail="low"))
     shown = [
-        Candidate(Example(Query("Which?", (picture(3),)), "3", rationale="Two bows."), 0.9),
+        Candidate(Example(Query("Which?", (solid_image(3),)), "3", rationale="Two bows."), 0.9),
         Candidate(Example(Query("How many?"), "4"), 0.8),
     ]
     body = augmented(read, shown, lambda image: f"data:{image.sha256}")
@@ -106,7 +106,7 @@ def test_demonstrations_stand_between_instructions_and_conversation() -> None:
     assert messages[1]["content"] == [
         {
             "type": "image_url",
-            "image_url": {"url": f"data:{picture(3).sha256}", "detail": "low"},
+            "image_url": {"url": f"data:{solid_image(3).sha256}", "detail": "low"},
         },
         {"type": "text", "text": "Which?"},
     ]

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from bottega.gateway.accounting.accounts import Account
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, client, harness
 from tests.gateway.harness import asked as chat_asked
 from tests.gateway.harness import raw as chat
@@ -37,7 +37,7 @@ OF_A_TEXT = [
 
 def asked(*shades: int, text: str = QUESTION, detail: str = "auto") -> list[Any]:
     images = [
-        {"type": "input_image", "image_url": picture(shade).data_url, "detail": detail}
+        {"type": "input_image", "image_url": solid_image(shade).data_url, "detail": detail}
         for shade in shades
     ]
     return [{"role": "user", "content": [*images, {"type": "input_text", "text": text}]}]
@@ -122,7 +122,7 @@ def test_what_was_answered_here_is_an_example_at_both_doors(plain: Harness) -> N
     taught = raw(plain, asked(1), "bottega/master")
     (example,) = plain.examples()
     assert (example.id, example.query.text) == (taught.headers["x-bottega-stored"], QUESTION)
-    assert example.query.images == (picture(1),)
+    assert example.query.images == (solid_image(1),)
     assert raw(plain, asked(2)).headers["x-bottega-demonstrations"] == "1"
     assert chat(plain, chat_asked(3)).headers["x-bottega-demonstrations"] == "1"
 

@@ -19,7 +19,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.upstreams.http import HttpUpstream
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.harness import Harness, harness
 from tests.server import Server, refuse
 
@@ -72,7 +72,7 @@ async def told(
             " these are about 4,571 (ask for the model 'bottega', or send a shorter text)",
         ),
         (
-            chat("bottega/apprentice", shown(picture(1).data_url)),
+            chat("bottega/apprentice", shown(solid_image(1).data_url)),
             "the tier 'apprentice' cannot take this request: it takes no images"
             " (ask for the model 'bottega', or leave the images out)",
         ),

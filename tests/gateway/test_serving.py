@@ -16,7 +16,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.types import Answer, Prompt, Query, Trace
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, asked, client, harness, raw
 
 
@@ -27,7 +27,7 @@ def test_the_masters_answers_become_the_apprentices_examples(plain: Harness) -> 
     assert example.id == stored
     assert example.answer == f"{QUESTION} (0 shown)"
     assert example.source == "master:big"
-    assert example.query.images == (picture(1),)
+    assert example.query.images == (solid_image(1),)
 
     learned = raw(plain, asked(2), "bottega")
     assert learned.parse().choices[0].message.content == f"{QUESTION} (1 shown)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bottega.image import Image
 from bottega.types import Message, Prompt
-from tests.builders import QUESTION, picture
+from tests.builders import QUESTION, solid_image
 
 
 def ask(text: str = "hello") -> Prompt:
@@ -15,8 +15,8 @@ def shown(*shades: int) -> Prompt:
     """A labelled demonstration for each shade but the last, which is asked for."""
     turns: list[Message] = []
     for shade in shades[:-1]:
-        turns += [user(picture(shade)), Message("assistant", (f"label {shade}",))]
-    return Prompt((*turns, user(picture(shades[-1]))))
+        turns += [user(solid_image(shade)), Message("assistant", (f"label {shade}",))]
+    return Prompt((*turns, user(solid_image(shades[-1]))))
 
 
 def user(image: Image) -> Message:

@@ -13,7 +13,7 @@ from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.tokenization import ZERO_WIDTH_NON_JOINER, ControlTokens
 from bottega.types import Message, Prompt, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.generation.prompts import user
 
 TOKENS = ("<end>", "<user>", "<|im_end|>", "[INST]", "<<", "<a", "a>", "</s>")
@@ -33,7 +33,7 @@ def apprentice() -> Iterator[LoadedModel]:
 
 
 def ids(model: LoadedModel, label: str, question: str = "what?") -> list[int]:
-    turns = (user(picture(1)), Message("assistant", (label,)), user(picture(2)))
+    turns = (user(solid_image(1)), Message("assistant", (label,)), user(solid_image(2)))
     prompt = Prompt((Message("system", (question,)), *turns))
     rendered = model.render(prompt, Sampling())
     tokens = model._inputs([model.decode(rendered)])["input_ids"][0]
@@ -76,7 +76,7 @@ def test_other_text_is_left_alone() -> None:
 
 async def test_a_label_that_spells_a_token_is_answered_as_it_is() -> None:
     model = bundled()
-    turns = (user(picture(1)), Message("assistant", ("<image>",)), user(picture(1)))
+    turns = (user(solid_image(1)), Message("assistant", ("<image>",)), user(solid_image(1)))
     reply = await model.generate(Prompt(turns), Sampling(max_tokens=12))
     await model.aclose()
     assert reply.completions[0].text == "<image>"

@@ -7,7 +7,7 @@ import pytest
 from bottega.generation import OpenAIGenerator
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.server import Server
 
 
@@ -23,7 +23,7 @@ async def test_an_image_is_encoded_once_and_off_the_event_loop(
     monkeypatch.setattr(Image, "data_url", property(data_url))
     generator = OpenAIGenerator("m", base_url=endpoint.url)
     for _ in range(3):
-        fresh = Prompt((Message("user", (Image.from_bytes(picture(1).data), "what?")),))
+        fresh = Prompt((Message("user", (Image.from_bytes(solid_image(1).data), "what?")),))
         await generator.generate(fresh, Sampling())
     await generator.aclose()
     assert len(threads) == 1

@@ -24,7 +24,7 @@ from bottega.generation.local import Request
 from bottega.generation.tokenization import RenderedPrompt
 from bottega.image import Image
 from bottega.types import Message, Prompt, Reply, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.generation.conftest import FAMILIES
 from tests.generation.prompts import ask, shown, user
 
@@ -125,7 +125,7 @@ async def test_the_models_own_sampling_settings_are_left_out(
 
 
 async def test_a_damaged_image_fails_alone(family: TransformersGenerator) -> None:
-    damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
+    damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     good, bad, other = await asyncio.gather(
         family.generate(shown(1), SHORT),
         family.generate(Prompt((user(damaged),)), SHORT),
@@ -305,7 +305,8 @@ def test_a_batch_has_so_many_pixels_and_small_images_go_first(
     sides = {"oldest": 14, "large": 15, "medium": 5, "small": 2, "text": 0}
     waiting = [
         Request(
-            Prompt((Message("user", (picture(1, (side, side)),) if side else ("hi",)),)), Sampling()
+            Prompt((Message("user", (solid_image(1, (side, side)),) if side else ("hi",)),)),
+            Sampling(),
         )
         for side in sides.values()
     ]
@@ -321,6 +322,6 @@ async def test_the_next_batch_answers_the_rest(
     fast: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "BATCH_PIXELS", 1)
-    prompts = [Prompt((Message("user", (picture(shade), "What?")),)) for shade in range(5)]
+    prompts = [Prompt((Message("user", (solid_image(shade), "What?")),)) for shade in range(5)]
     replies = await asyncio.gather(*(fast.generate(one, Sampling(max_tokens=2)) for one in prompts))
     assert len(replies) == 5

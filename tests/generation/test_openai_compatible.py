@@ -24,7 +24,7 @@ from bottega.errors import (
 from bottega.generation import OpenAIGenerator, RetryPolicy
 from bottega.image import Image
 from bottega.types import Message, Prompt, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.generation.prompts import ask, shown
 from tests.server import Server, cut, ok, raw, refuse, reply, slowly, stall
 
@@ -79,7 +79,7 @@ async def test_the_request_is_what_the_protocol_defines(endpoint: Server) -> Non
     image, question = body["messages"][3]["content"]
     assert question == {"type": "text", "text": "What is in the image above?"}
     kind, _, data = image["image_url"]["url"].partition(",")
-    assert (kind, base64.b64decode(data)) == ("data:image/png;base64", picture(2).data)
+    assert (kind, base64.b64decode(data)) == ("data:image/png;base64", solid_image(2).data)
 
 
 async def test_usage_and_choices_are_parsed(endpoint: Server) -> None:
@@ -339,7 +339,7 @@ async def test_a_large_body_arrives(endpoint: Server) -> None:
 
 
 async def test_a_damaged_image_is_the_callers_error(endpoint: Server) -> None:
-    damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
+    damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     generator = model(endpoint)
     with pytest.raises(ImageError):
         await generator.generate(Prompt((Message("user", (damaged,)),)), Sampling())

@@ -25,7 +25,7 @@ from bottega.image import Image
 from bottega.prompting import InterleavedPrompter
 from bottega.tasks.attributes import AttributeTask
 from bottega.types import Candidate, Message, Prompt, Reply, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.generation import more_tiny_models, tiny_models
 from tests.generation.prompts import ask
 
@@ -38,7 +38,9 @@ FAMILIES = {
 }
 SHORT = Sampling(max_tokens=4)
 # Shades far apart, of sizes that get one, two and four tokens of Qwen.
-SCENES = [picture(shade, size) for shade in (0, 60_000) for size in ((28, 28), (28, 56), (56, 56))]
+SCENES = [
+    solid_image(shade, size) for shade in (0, 60_000) for size in ((28, 28), (28, 56), (56, 56))
+]
 
 
 PARTS = cache(load_parts)
@@ -220,7 +222,7 @@ async def test_what_fails_fails_alone(
     whole: TransformersGenerator, shared: TransformersGenerator
 ) -> None:
     await alike(whole, shared, [taught(0, 1), taught(0, 2)])
-    damaged = Image.from_bytes(picture(1, (64, 64)).data[:-40])
+    damaged = Image.from_bytes(solid_image(1, (64, 64)).data[:-40])
     broken = [Message("user", (damaged,)), Message("user", (SCENES[3], "\ud800"))]
     prompts = [Prompt((*taught(0, 1).messages, said("one"), turn)) for turn in broken]
     good, bad, worse, other = await asyncio.gather(

@@ -16,7 +16,7 @@ from bottega.errors import (
 )
 from bottega.generation import OpenAIGenerator, ReplayGenerator, ScriptedGenerator, request_key
 from bottega.types import Message, Prompt, Sampling
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.generation.prompts import ask, shown
 
 samplings = st.builds(
@@ -27,7 +27,9 @@ samplings = st.builds(
     seed=st.none() | st.integers(0, 2),
     stop=st.lists(st.sampled_from("ab"), max_size=2).map(tuple),
 )
-parts = st.sampled_from(["a", "b", "ab", "image", picture(1), picture(2), picture(1).sha256])
+parts = st.sampled_from(
+    ["a", "b", "ab", "image", solid_image(1), solid_image(2), solid_image(1).sha256]
+)
 messages = st.builds(
     Message,
     role=st.sampled_from(["user", "assistant"]),
@@ -54,7 +56,7 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     later = ReplayGenerator(path)
     assert (later.name, len(later), len(inner.calls)) == ("toy", 1, 1)
     assert await later.generate(shown(1, 2), Sampling(n=2)) == first
-    assert picture(1).data[20:40] not in path.read_bytes()
+    assert solid_image(1).data[20:40] not in path.read_bytes()
 
 
 async def test_a_miss_says_how_to_record(tmp_path: Path) -> None:

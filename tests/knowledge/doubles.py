@@ -10,7 +10,7 @@ from bottega.errors import BottegaError, EmbeddingError
 from bottega.image import Image
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 DIMENSION = 8
 
@@ -49,12 +49,12 @@ def asked(text: str, answer: str = "yes", **fields: object) -> Example:
 
 
 def shown(shade: int, answer: str = "cat", question: str = "What?") -> Example:
-    return Example(Query(question, (picture(shade),)), answer, source=f"{answer}/{shade}.png")
+    return Example(Query(question, (solid_image(shade),)), answer, source=f"{answer}/{shade}.png")
 
 
 def damaged(source: str = "broken.png") -> Image:
     """The header is fine, the body is cut."""
-    whole = picture(1, (64, 64))
+    whole = solid_image(1, (64, 64))
     return Image.from_bytes(whole.data[: len(whole.data) // 2], source=source)
 
 

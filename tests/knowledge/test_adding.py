@@ -19,7 +19,7 @@ from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.ports import EmbeddedBatch
 from bottega.knowledge.records import with_id
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import Bad, OnlyImages, SeededEmbedder, asked, damaged, shown
 
 
@@ -112,7 +112,7 @@ def test_pixels_that_the_caller_has_decoded_are_not_decoded_again(
         asked("q", tags=["a tag"]),
         asked("q", labels=5),
         asked("q", labels=("a\0b",)),
-        Example(Query("q", (replace(picture(1), source="\ud83d"),)), "a"),
+        Example(Query("q", (replace(solid_image(1), source="\ud83d"),)), "a"),
         Example(Query("q", choices=("a", "b\0")), "a"),
     ],
 )

@@ -13,10 +13,10 @@ from bottega.exclusion import is_excluded
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import identity, identity_without_choices
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder
 
-IMAGE = picture(7)
+IMAGE = solid_image(7)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from bottega.knowledge import PixelEmbedder, SentenceEmbedder, TowerEmbedder
 from bottega.knowledge.loaders import load_digits
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge import tiny_models
 
 
@@ -129,7 +129,7 @@ def test_clip_embeds_images(clip: Path) -> None:
 
 def test_clip_embeds_texts_also_without_images(clip: Path) -> None:
     embedder = SentenceEmbedder(clip, mode="text")
-    vectors = embedder.embed([Query("abc"), Query("xyz", (picture(1),)), Query("abc")])
+    vectors = embedder.embed([Query("abc"), Query("xyz", (solid_image(1),)), Query("abc")])
     assert lengths(vectors) == pytest.approx([1.0] * 3, abs=1e-5)
     assert np.allclose(vectors[0], vectors[2], atol=1e-5)
     assert not np.allclose(vectors[0], vectors[1], atol=1e-2)

@@ -12,7 +12,7 @@ from bottega.errors import (
     SettingError,
 )
 from bottega.knowledge import KnowledgeBase
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, asked, shown
 
 
@@ -58,10 +58,13 @@ def test_pictures_are_those_of_the_own_namespace(tmp_path: Path) -> None:
     ):
         ours.add([shown(1), shown(2), shown(2, "dog")])
         theirs.add([shown(2), shown(3)])
-        hashes = [picture(shade).sha256 for shade in (1, 2, 3, 4)]
+        hashes = [solid_image(shade).sha256 for shade in (1, 2, 3, 4)]
         found = ours.images(hashes)
         assert list(found) == [one.sha256 for one in found.values()]
-        assert {image.data for image in found.values()} == {picture(1).data, picture(2).data}
+        assert {image.data for image in found.values()} == {
+            solid_image(1).data,
+            solid_image(2).data,
+        }
         assert set(theirs.images(hashes)) == set(hashes[1:3])
         ours.delete(ours.ids())
         assert ours.images(hashes) == {}

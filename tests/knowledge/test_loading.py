@@ -17,7 +17,7 @@ from bottega.knowledge.loaders import (
     load_manyicl,
 )
 from bottega.types import IMAGE_QUESTION
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import Bad, damaged
 
 UCMERCED = Path(__file__).parents[3] / "shared" / "data" / "ucmerced"
@@ -25,7 +25,7 @@ UCMERCED = Path(__file__).parents[3] / "shared" / "data" / "ucmerced"
 
 def save(path: Path, shade: int = 1) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(picture(shade).data)
+    path.write_bytes(solid_image(shade).data)
     return path
 
 
@@ -52,7 +52,7 @@ def test_a_split_is_a_folder_of_classes(tmp_path: Path) -> None:
     save(tmp_path / "test" / "cat" / "2.png", 2)
     assert has_splits(tmp_path)
     (only,) = load_image_folder(tmp_path, split="test", question="Which?")
-    assert only.query.images == (picture(2),)
+    assert only.query.images == (solid_image(2),)
     assert only.query.text == "Which?"
     with pytest.raises(LoadError, match="splits") as raised:
         list(load_image_folder(tmp_path))
@@ -70,7 +70,7 @@ def test_labels_that_look_the_same_are_one_and_nothing_is_lost(tmp_path: Path) -
         save(tmp_path / name / f"{place}.png", place)
     found = list(load_image_folder(tmp_path))
     assert [e.answer for e in found] == [composed] * 3 + ["鳥"]
-    assert {e.query.images[0] for e in found} == {picture(i) for i in range(4)}
+    assert {e.query.images[0] for e in found} == {solid_image(i) for i in range(4)}
 
 
 def test_a_file_name_that_is_not_utf8_is_loaded(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_one_hot_columns_become_labels(tmp_path: Path) -> None:
     found = list(load_manyicl(tmp_path, "demo"))
     assert [(e.answer, e.labels) for e in found] == [("cat", None), ("dog", None)]
     assert str(found[1].source).endswith("demo.csv, line 3")
-    assert found[1].query.images == (picture(1),)
+    assert found[1].query.images == (solid_image(1),)
 
 
 def test_several_ones_or_none_make_a_multi_label_set(tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
     table(tmp_path, ",cat,dog\na.png,1.0\nb.png,x,0\ngone.png,1,0\n\nc.png,1,0\n")
     save(tmp_path / "images" / "c.png", 5)
     bad = Bad()
-    assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [picture(5)]
+    assert [e.query.images[0] for e in load_manyicl(tmp_path, "demo", on_error=bad)] == [
+        solid_image(5)
+    ]
     assert ["line 2" in str(bad[0]), "line 3" in str(bad[1]), "line 4" in str(bad[2])] == [True] * 3
     with pytest.raises(LoadError, match=r"test\.csv cannot be read"):
         list(load_manyicl(tmp_path, "test"))
@@ -234,7 +236,9 @@ def test_a_table_names_images_of_its_folder_alone(tmp_path: Path) -> None:
     (folder / "images" / "link.png").symlink_to(outside)
     table(folder, f",cat\n../../x.png,1\n{outside},1\nlink.png,1\na.png,1\n")
     bad = Bad()
-    assert [e.query.images for e in load_manyicl(folder, "demo", on_error=bad)] == [(picture(0),)]
+    assert [e.query.images for e in load_manyicl(folder, "demo", on_error=bad)] == [
+        (solid_image(0),)
+    ]
     assert ["leads out of" in str(error) for error in bad] == [True] * 3
 
 

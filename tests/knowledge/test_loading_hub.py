@@ -10,7 +10,7 @@ from bottega.errors import ImageError, LoadError, MissingDependencyError
 from bottega.knowledge.loaders import load_hugging_face
 from bottega.knowledge.loaders.tables import Columns, Names
 from bottega.types import IMAGE_QUESTION
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import Bad
 
 pytest.importorskip("datasets")
@@ -30,7 +30,7 @@ def written(path: Path, columns: dict[str, list[object]], features: dict[str, ob
 
 
 def stored(shade: int) -> dict[str, object]:
-    return {"bytes": picture(shade).data, "path": "x.png"}
+    return {"bytes": solid_image(shade).data, "path": "x.png"}
 
 
 def test_class_labels_become_their_names(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_class_labels_become_their_names(tmp_path: Path) -> None:
     )
     found = list(load_hugging_face(path))
     assert [e.answer for e in found] == ["dog", "cat"]
-    assert [e.query.images for e in found] == [(picture(1),), (picture(2),)]
+    assert [e.query.images for e in found] == [(solid_image(1),), (solid_image(2),)]
     assert found[0].query.text == IMAGE_QUESTION
     assert found[1].source == f"{path}, train, row 1"
 
@@ -55,7 +55,7 @@ def test_a_folder_of_parquet_files_has_splits(tmp_path: Path) -> None:
             {"image": IMAGE, "label": CLASS},
         )
     (found,) = load_hugging_face(tmp_path, "test")
-    assert found.query.images == (picture(2),)
+    assert found.query.images == (solid_image(2),)
     with pytest.raises(LoadError, match="validation"):
         list(load_hugging_face(tmp_path, "validation"))
 
@@ -78,7 +78,7 @@ def test_questions_and_answers_are_found_without_types(tmp_path: Path) -> None:
     path = written(
         tmp_path / "x.parquet",
         {
-            "image": [picture(1).data, None],
+            "image": [solid_image(1).data, None],
             "question": ["Hue?", "Sum?"],
             "answers": [["red", "blue", "blue"], ["4"]],
         },
@@ -91,7 +91,9 @@ def test_questions_and_answers_are_found_without_types(tmp_path: Path) -> None:
 
 def test_columns_may_be_named(tmp_path: Path) -> None:
     path = written(
-        tmp_path / "x.parquet", {"a": [picture(1).data], "b": ["w?"], "c": [3], "label": [0]}, {}
+        tmp_path / "x.parquet",
+        {"a": [solid_image(1).data], "b": ["w?"], "c": [3], "label": [0]},
+        {},
     )
     (found,) = load_hugging_face(path, image_column="a", question_column="b", answer_column="c")
     assert (found.query.text, found.answer) == ("w?", "3")
@@ -101,7 +103,7 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_guessed_is_asked_for(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.parquet", {"image": [picture(1).data], "c": [1]}, {})
+    path = written(tmp_path / "x.parquet", {"image": [solid_image(1).data], "c": [1]}, {})
     with pytest.raises(LoadError, match="labels or answers"):
         list(load_hugging_face(path))
     path = written(tmp_path / "y.parquet", {"label": ["x"]}, {})
@@ -173,12 +175,12 @@ def test_images_that_are_paths_lie_beside_the_file(tmp_path: Path) -> None:
     inside = tmp_path / "set" / "a.png"
     inside.parent.mkdir()
     for shade, place in enumerate((outside, inside)):
-        place.write_bytes(picture(shade).data)
+        place.write_bytes(solid_image(shade).data)
     images: list[object] = ["../x.png", str(outside), "a.png", str(inside)]
     path = written(inside.with_name("x.parquet"), {"image": images, "label": ["l"] * 4}, {})
     bad = Bad()
     found = list(load_hugging_face(path, on_error=bad))
-    assert [e.query.images for e in found] == [(picture(1),)] * 2
+    assert [e.query.images for e in found] == [(solid_image(1),)] * 2
     assert ["leads out of" in str(error) for error in bad] == [True] * 2
     with pytest.raises(ImageError, match="not an image"):
         Columns(Names("i", "l"), (), "?", None).example({"i": str(outside), "l": "x"}, "row 0")

@@ -10,7 +10,7 @@ import pytest
 from bottega.errors import LoadError
 from bottega.knowledge.loaders import load_jsonl
 from bottega.types import IMAGE_QUESTION, Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import Bad
 
 
@@ -18,7 +18,7 @@ def written(folder: Path, *rows: object) -> Path:
     path = folder / "rows.jsonl"
     lines = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
     path.write_bytes(b"\n".join(lines))
-    (folder / "a.png").write_bytes(picture(1).data)
+    (folder / "a.png").write_bytes(solid_image(1).data)
     return path
 
 
@@ -39,7 +39,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     )
     assert list(load_jsonl(path)) == [
         Example(
-            Query("Which?", (picture(1),), ("a", "b")),
+            Query("Which?", (solid_image(1),), ("a", "b")),
             "a",
             labels=("a", "b"),
             rationale="why",
@@ -70,11 +70,11 @@ def test_an_answer_may_be_a_label(
 
 
 def test_an_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:
-    text = base64.b64encode(picture(1).data).decode()
+    text = base64.b64encode(solid_image(1).data).decode()
     images = ["a.png", str(tmp_path / "a.png"), f"data:image/png;base64,{text}", text]
     rows = [{"image": image, "answer": "x"} for image in images]
     found = list(load_jsonl(written(tmp_path, *rows, {"images": images, "answer": "x"})))
-    assert [e.query.images for e in found] == [(picture(1),)] * 4 + [(picture(1),) * 4]
+    assert [e.query.images for e in found] == [(solid_image(1),)] * 4 + [(solid_image(1),) * 4]
 
 
 def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None:
     outside = tmp_path / "x.png"
-    outside.write_bytes(picture(2).data)
+    outside.write_bytes(solid_image(2).data)
     folder = tmp_path / "set"
     (folder / "deep").mkdir(parents=True)
     (folder / "link.png").symlink_to(outside)
@@ -124,7 +124,7 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
     rows = [{"image": image, "answer": "x"} for image in images]
     bad = Bad()
     found = list(load_jsonl(written(folder, *rows), on_error=bad))
-    assert [e.query.images[0] for e in found] == [picture(1), picture(2)]
+    assert [e.query.images[0] for e in found] == [solid_image(1), solid_image(2)]
     assert ["leads out of" in str(error) for error in bad] == [True] * 3
 
 

@@ -18,7 +18,7 @@ from bottega.knowledge import (
 )
 from bottega.protocols import MultiVectorEmbedder
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge import tiny_models
 
 
@@ -49,7 +49,7 @@ def check_port(embedder: MultiVectorEmbedder, queries: list[Query]) -> None:
 
 
 def test_an_encoder_gives_a_row_a_token(colbert: MultiVectorEncoderEmbedder) -> None:
-    check_port(colbert, [Query("abc"), Query("xyzabc", (picture(1),))])
+    check_port(colbert, [Query("abc"), Query("xyzabc", (solid_image(1),))])
     assert [len(rows) for rows in colbert.embed_documents([Query("abc"), Query("abcdef")])] == [
         5,
         8,
@@ -70,7 +70,7 @@ def test_what_an_encoder_cannot_read_is_refused(folder: Path, tmp_path: Path) ->
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         MultiVectorEncoderEmbedder(tmp_path / "gone")
     with pytest.raises(EmbeddingError, match="nothing to read"):
-        MultiVectorEncoderEmbedder(folder).embed_queries([Query("", (picture(1),))])
+        MultiVectorEncoderEmbedder(folder).embed_queries([Query("", (solid_image(1),))])
 
 
 def test_threads_share_an_encoder(colbert: MultiVectorEncoderEmbedder) -> None:
@@ -82,8 +82,8 @@ def test_threads_share_an_encoder(colbert: MultiVectorEncoderEmbedder) -> None:
 def test_the_tower_gives_an_image_and_the_words_that_mean_something(
     tower: TowerTokenEmbedder,
 ) -> None:
-    asked = Query("What tint is it?", (picture(1),))
-    check_port(tower, [asked, Query("", (picture(2),)), Query("hue")])
+    asked = Query("What tint is it?", (solid_image(1),))
+    check_port(tower, [asked, Query("", (solid_image(2),)), Query("hue")])
     [rows] = tower.embed_queries([asked])
     [image] = TowerEmbedder.bundled().embed([asked])
     assert np.abs(rows[0, :80] - image).max() < 1e-5
@@ -97,7 +97,7 @@ def test_the_tower_gives_an_image_and_the_words_that_mean_something(
 
 def test_cells_are_four_more_tokens(tower: TowerTokenEmbedder) -> None:
     cells = TowerTokenEmbedder.bundled(cells=True)
-    asked = Query("", (picture(1),))
+    asked = Query("", (solid_image(1),))
     check_port(cells, [asked])
     assert len(cells.embed_queries([asked])[0]) == 5
     assert cells.fingerprint != tower.fingerprint
@@ -105,12 +105,12 @@ def test_cells_are_four_more_tokens(tower: TowerTokenEmbedder) -> None:
 
 def test_examples_are_found_by_what_they_show_and_say(tower: TowerTokenEmbedder) -> None:
     known = [
-        Example(Query(text, (picture(shade),)), f"{text} {shade}")
+        Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("What is its shape?", "What is its hue?")
         for shade in (1, 60_000)
     ]
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(known)
         with LateInteractionIndex(knowledge, tower) as index:
-            [found] = index.search(Query("What tint is it?", (picture(59_999),)), 1)
+            [found] = index.search(Query("What tint is it?", (solid_image(59_999),)), 1)
     assert found.example.answer == "What is its hue? 60000"

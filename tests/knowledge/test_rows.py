@@ -21,7 +21,7 @@ from bottega.knowledge.records import ID_LENGTH, identity, with_id
 from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import DIMENSION, asked, shown, vector_of
 
 
@@ -39,7 +39,7 @@ def put(rows: SqliteRows, *examples: Example, fingerprint: str = "f") -> list[st
 
 def test_every_field_comes_back(path: str) -> None:
     whole = Example(
-        Query("Où?", (picture(1), picture(2)), ("a", "b")),
+        Query("Où?", (solid_image(1), solid_image(2)), ("a", "b")),
         "a, b",
         labels=("a", "b"),
         rationale="because",

@@ -15,7 +15,7 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenE
 from bottega.knowledge.embedders.bundled_tower import TABLE
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 TOKENS = ("[unk]", "what", "is", "its", "shape", "form", "hue", "tint")
 TOPIC = MEANINGS[1].start
@@ -65,7 +65,7 @@ def check_units(vectors: Vectors, dimension: int) -> None:
 
 @pytest.mark.parametrize("text", ["what is its shape", "its hue", "nonsense", " ", "what what"])
 def test_every_text_is_a_unit_vector(words: TokenEmbedder, text: str) -> None:
-    vectors = words.embed([Query(text), Query(text, (picture(1),))])
+    vectors = words.embed([Query(text), Query(text, (solid_image(1),))])
     check_units(vectors, words.dimension)
     assert np.array_equal(vectors[0], vectors[1])
 
@@ -79,7 +79,7 @@ def test_paraphrases_are_nearer_than_other_topics(words: TokenEmbedder) -> None:
 
 def test_no_text_is_an_error_and_no_queries_are_none(words: TokenEmbedder) -> None:
     with pytest.raises(EmbeddingError, match="no text"):
-        words.embed([Query("", (picture(1),))])
+        words.embed([Query("", (solid_image(1),))])
     assert words.embed([]).shape == (0, words.dimension)
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_such_model_is_an_error(tmp_path: Path) -> None:
 
 
 def test_dual_is_the_mean_of_both_cosines(words: TokenEmbedder, dual: DualEmbedder) -> None:
-    one, other = Query("its shape", (picture(1),)), Query("its hue", (picture(900),))
+    one, other = Query("its shape", (solid_image(1),)), Query("its hue", (solid_image(900),))
     seen = PixelEmbedder().embed([one, other])
     said = words.embed([one, other])
     expected = (float(seen[0] @ seen[1]) + float(said[0] @ said[1])) / 2
@@ -112,8 +112,8 @@ def test_dual_is_the_mean_of_both_cosines(words: TokenEmbedder, dual: DualEmbedd
     "queries",
     [
         [Query("its shape")],
-        [Query("", (picture(1),))],
-        [Query("its shape"), Query("", (picture(1),)), Query("hue", (picture(2),))],
+        [Query("", (solid_image(1),))],
+        [Query("its shape"), Query("", (solid_image(1),)), Query("hue", (solid_image(2),))],
     ],
 )
 def test_a_missing_part_is_zero_and_rows_stay_units(
@@ -140,11 +140,11 @@ def test_a_duals_fingerprint_names_both(dual: DualEmbedder, words: TokenEmbedder
 
 def test_examples_are_found_by_what_they_show_and_say(dual: DualEmbedder) -> None:
     known = [
-        Example(Query(text, (picture(shade),)), f"{text} {shade}")
+        Example(Query(text, (solid_image(shade),)), f"{text} {shade}")
         for text in ("its shape", "its hue")
         for shade in (1, 60_000)
     ]
     with KnowledgeBase.open(":memory:", embed=dual) as knowledge:
         knowledge.add(known)
-        [found] = knowledge.search(Query("its tint", (picture(59_999),)), 1)
+        [found] = knowledge.search(Query("its tint", (solid_image(59_999),)), 1)
     assert found.example.answer == "its hue 60000"

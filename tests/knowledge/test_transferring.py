@@ -11,7 +11,7 @@ import pytest
 from bottega.errors import LoadError, StoreError
 from bottega.knowledge import AddResult, KnowledgeBase, load_jsonl
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import Bad, SeededEmbedder, asked, shown
 
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_exported_is_imported_whole(path: Path, tmp_path: Path) -> None:
     whole = Example(
-        Query("Où?", (picture(1), replace(picture(2), source="here.png")), ("a", "b")),
+        Query("Où?", (solid_image(1), replace(solid_image(2), source="here.png")), ("a", "b")),
         "a, b",
         labels=("a", "b"),
         rationale="because",
@@ -108,7 +108,7 @@ def test_an_export_that_was_changed_is_told(path: Path, tmp_path: Path) -> None:
         kb.add([shown(1), asked("three"), asked("four"), asked("fine")])
         kb.export_to(folder)
     (image,) = (folder / "images").iterdir()
-    image.write_bytes(picture(9).data)
+    image.write_bytes(solid_image(9).data)
     lines = (folder / "examples.jsonl").read_text("utf-8").splitlines()
     lines[1] = lines[1].replace("three", "drei")
     lines[2] = lines[2].replace('"uses":0', '"uses":"0"')

@@ -16,7 +16,7 @@ from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.verification import find_damaged_images, paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import OnlyImages, SeededEmbedder, asked, shown
 
 
@@ -268,7 +268,7 @@ def test_what_cannot_be_embedded_again_is_told(path: Path) -> None:
 
 
 def test_a_damaged_image_does_not_make_vectors(path: Path) -> None:
-    other = picture(200)
+    other = solid_image(200)
     with KnowledgeBase.open(path, PixelEmbedder()) as kb:
         kb.add([shown(1)])
         before = kb.vectors(kb.ids())

@@ -24,10 +24,10 @@ from bottega.prompting import (
 )
 from bottega.protocols import Parser
 from bottega.types import Candidate, Completion, Example, Message, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
-QUERY = Query("Which bank?", (picture(77),), choices=("left", "right"))
-KNOWN = Query("Which side?", (picture(1),), choices=("north", "south"))
+QUERY = Query("Which bank?", (solid_image(77),), choices=("left", "right"))
+KNOWN = Query("Which side?", (solid_image(1),), choices=("north", "south"))
 WORKED = Example(KNOWN, "south", rationale="It faces the sun.")
 HELPFUL = "You are a helpful assistant."
 OPTIONS = "(A) left\n(B) right"
@@ -105,24 +105,24 @@ FORMS = [
 @pytest.mark.parametrize(("form", "system", "ask", "answer"), FORMS)
 def test_prompts_to_the_letter(form: PromptTemplate, system: str, ask: str, answer: str) -> None:
     first = Message("system", (system,))
-    last = Message("user", (picture(77), f"Which bank?\n{OPTIONS}{ask}"))
+    last = Message("user", (solid_image(77), f"Which bank?\n{OPTIONS}{ask}"))
     assert form(QUERY, []).messages == (first, last)
     assert form(QUERY, [Candidate(WORKED, 1.0)]).messages == (
         first,
-        Message("user", (picture(1), f"Which side?\n{KNOWN_OPTIONS}{ask}")),
+        Message("user", (solid_image(1), f"Which side?\n{KNOWN_OPTIONS}{ask}")),
         Message("assistant", (answer,)),
         last,
     )
 
 
 def test_vizwiz_asks_for_a_phrase_or_unanswerable() -> None:
-    cup = Example(Query("What is it?", (picture(1),)), "cup", rationale="It has a handle.")
-    query = Query("What colour?", (picture(77),))
+    cup = Example(Query("What is it?", (solid_image(1),)), "cup", rationale="It has a handle.")
+    query = Query("What colour?", (solid_image(77),))
     assert VIZ_WIZ(query, [Candidate(cup, 1.0)]).messages == (
         Message("system", (HELPFUL,)),
-        Message("user", (picture(1), f"What is it?{SHORTLY}")),
+        Message("user", (solid_image(1), f"What is it?{SHORTLY}")),
         Message("assistant", ("cup",)),
-        Message("user", (picture(77), f"What colour?{SHORTLY}")),
+        Message("user", (solid_image(77), f"What colour?{SHORTLY}")),
     )
 
 
@@ -174,7 +174,7 @@ def test_a_rationale_is_asked_for_with_the_answer() -> None:
         Message(
             "user",
             (
-                picture(1),
+                solid_image(1),
                 f"**User Question:** Which side?\n{KNOWN_OPTIONS}\n**Answer:** (B) south\n"
                 "**System Prompt:** Please describe your thought process in a step-by-step,"
                 " structured manner, ensuring that each step logically leads to the final answer."
@@ -192,7 +192,7 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
         Message(
             "user",
             (
-                picture(1),
+                solid_image(1),
                 f"**User Question:** Which side?\n{KNOWN_OPTIONS}\n"
                 "**THOUGHT PROCESS:** {Look} up.\nAnswer with the letter of the right choice.",
             ),
@@ -208,7 +208,7 @@ def test_an_answer_is_predicted_without_showing_it() -> None:
 def test_a_rationale_begins_the_turn_of_a_model_that_reads_no_instructions() -> None:
     brief = InterleavedPrompter(show_choices=False)
     assert ContinuationPrompter(brief)(KNOWN, "{Look} up.").messages == (
-        Message("user", (picture(1), "Which side?")),
+        Message("user", (solid_image(1), "Which side?")),
         Message("assistant", ("{Look} up.\nAnswer:",)),
     )
 

@@ -7,10 +7,10 @@ import pytest
 from bottega.errors import SettingError
 from bottega.prompting import VIZ_WIZ, PromptTemplate
 from bottega.types import Candidate, Example, Message, Query
-from tests.builders import candidates, picture
+from tests.builders import candidates, solid_image
 
-QUERY = Query("Which {one}?", (picture(77),), choices=("{cat}", "dog"))
-WORKED = Example(replace(QUERY, images=(picture(1),)), "dog", rationale="It {barks}.")
+QUERY = Query("Which {one}?", (solid_image(77),), choices=("{cat}", "dog"))
+WORKED = Example(replace(QUERY, images=(solid_image(1),)), "dog", rationale="It {barks}.")
 FORM = PromptTemplate(
     system="Be brief.",
     option="{letter}: {choice}",
@@ -28,9 +28,9 @@ def test_a_template_to_the_letter() -> None:
     asked = "Which {one}?\nA: {cat}\nB: dog\nSay {letter}."
     assert turns(FORM, WORKED) == [
         Message("system", ("Be brief.",)),
-        Message("user", (picture(1), asked)),
+        Message("user", (solid_image(1), asked)),
         Message("assistant", ("It {barks}. So B.",)),
-        Message("user", (picture(77), asked)),
+        Message("user", (solid_image(77), asked)),
     ]
 
 

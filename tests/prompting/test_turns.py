@@ -14,9 +14,9 @@ from bottega.prompting import (
     ReasoningPrompter,
 )
 from bottega.types import Candidate, Example, Query
-from tests.builders import QUESTION, candidates, picture
+from tests.builders import QUESTION, candidates, solid_image
 
-QUERY = Query(QUESTION, (picture(77),), choices=("cat", "dog's"))
+QUERY = Query(QUESTION, (solid_image(77),), choices=("cat", "dog's"))
 
 
 def test_appendix_a_to_the_letter() -> None:
@@ -24,7 +24,7 @@ def test_appendix_a_to_the_letter() -> None:
     [message] = AppendixAPrompter()(QUERY, shown).messages
     assert message.role == "user"
     images = [image for c in shown for image in c.example.query.images]
-    assert message.parts[::2] == (*images, picture(77))
+    assert message.parts[::2] == (*images, solid_image(77))
     assert message.parts[1] == (
         "Given the image above, answer the following question using the specified format.\n"
         "Question: What is in the image above?\n"
@@ -58,9 +58,9 @@ def test_zero_shot_is_the_request_alone() -> None:
 def test_interleaved_takes_turns_and_ends_with_the_query() -> None:
     messages = InterleavedPrompter(show_choices=False)(QUERY, candidates("cat", "dog")).messages
     assert [m.role for m in messages] == ["user", "assistant"] * 2 + ["user"]
-    assert messages[0].parts == (picture(0), QUESTION)
+    assert messages[0].parts == (solid_image(0), QUESTION)
     assert messages[3].parts == ("dog",)
-    assert messages[4].parts == (picture(77), QUESTION)
+    assert messages[4].parts == (solid_image(77), QUESTION)
 
 
 def test_interleaved_lists_the_choices_once_and_only_in_the_last_turn() -> None:
@@ -72,7 +72,7 @@ def test_interleaved_lists_the_choices_once_and_only_in_the_last_turn() -> None:
 
 
 def asking(questions: Sequence[str]) -> list[Candidate]:
-    examples = [Example(Query(text, (picture(i),)), "yes") for i, text in enumerate(questions)]
+    examples = [Example(Query(text, (solid_image(i),)), "yes") for i, text in enumerate(questions)]
     return [Candidate(example, 0.0) for example in examples]
 
 
@@ -95,10 +95,10 @@ def test_a_shared_question_stands_in_the_first_turn_and_the_last() -> None:
 
 
 def test_after_a_passage_the_question_stands_anew() -> None:
-    told = Candidate(Example(Query(QUESTION, (picture(5),)), ""), 0.0)
+    told = Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)
     first, second = candidates("cat", "dog")
     messages = InterleavedPrompter(repeat_question=False)(QUERY, [first, told, second]).messages
-    assert messages[3].parts == (picture(1), QUESTION)
+    assert messages[3].parts == (solid_image(1), QUESTION)
 
 
 def test_a_demonstration_without_a_picture_is_never_empty() -> None:
@@ -108,7 +108,7 @@ def test_a_demonstration_without_a_picture_is_never_empty() -> None:
 
 
 def worked(rationale: str) -> list[Candidate]:
-    query = Query("What comes out?", (picture(3),))
+    query = Query("What comes out?", (solid_image(3),))
     return [Candidate(Example(query, "7", rationale=rationale), 1.0)]
 
 
@@ -132,9 +132,9 @@ def test_a_passage_is_read_and_not_imitated() -> None:
 
 
 def test_a_passages_own_text_is_always_shown() -> None:
-    told = [Candidate(Example(Query(QUESTION, (picture(5),)), ""), 0.0)]
+    told = [Candidate(Example(Query(QUESTION, (solid_image(5),)), ""), 0.0)]
     first = InterleavedPrompter(repeat_question=False)(QUERY, told).messages[0]
-    assert first.parts == (picture(5), QUESTION)
+    assert first.parts == (solid_image(5), QUESTION)
 
 
 def test_retrieved_text_never_reaches_a_system_turn() -> None:
@@ -143,14 +143,14 @@ def test_retrieved_text_never_reaches_a_system_turn() -> None:
         assert all(m.role != "system" for m in prompt(QUERY, hostile).messages)
 
 
-BANKS = Query("Which bank?", (picture(1),), choices=("left", "right"))
+BANKS = Query("Which bank?", (solid_image(1),), choices=("left", "right"))
 
 
 def demonstrated(answer: str, rationale: str | None = None) -> list[str]:
     shown = Candidate(Example(BANKS, answer, rationale=rationale), 1.0)
     messages = LetteredPrompter()(QUERY, [shown]).messages
     assert [m.role for m in messages] == ["user", "assistant", "user"]
-    assert [m.parts[0] for m in (messages[0], messages[-1])] == [picture(1), picture(77)]
+    assert [m.parts[0] for m in (messages[0], messages[-1])] == [solid_image(1), solid_image(77)]
     return [str(m.parts[-1]) for m in messages]
 
 

@@ -10,9 +10,9 @@ from bottega.generation import ScriptedGenerator
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.rationales import Made, Rationales
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
-from tests.builders import picture
+from tests.builders import solid_image
 
-KNOWN = Example(Query("Which?", (picture(1),), ("left", "right")), "right", id="k")
+KNOWN = Example(Query("Which?", (solid_image(1),), ("left", "right")), "right", id="k")
 ALL = ["B"] * 4
 
 

@@ -14,10 +14,10 @@ from bottega.errors import StoreError
 from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, stored_trace, to_json
 from bottega.recording.stored_trace import Ended
 from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
-from tests.builders import candidates, example, picture, search_tree, searched
+from tests.builders import candidates, example, search_tree, searched, solid_image
 from tests.recording.test_traces import trace
 
-PICTURES = [picture(shade) for shade in range(3)]
+PICTURES = [solid_image(shade) for shade in range(3)]
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 10**6)
 going_on: st.SearchStrategy[bool] = st.booleans()
@@ -122,7 +122,7 @@ async def test_the_sums_count_all_that_a_search_has_asked(traces: TraceStore) ->
     assert summary.prompt_tokens == tree.usage.prompt_tokens + plain.prompt_tokens
     assert summary.completion_tokens == tree.usage.completion_tokens + plain.completion_tokens
     assert traces.get("abc123").usage == tree.usage
-    assert picture(0).data[16:40] not in traces.path.read_bytes()
+    assert solid_image(0).data[16:40] not in traces.path.read_bytes()
 
 
 def test_traces_of_before_there_were_trees_are_read() -> None:

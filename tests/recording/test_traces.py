@@ -22,13 +22,13 @@ from bottega.recording import (
     TraceSummary,
 )
 from bottega.types import Answer, Candidate, Completion, Message, Prompt, Query, Reply, Trace, Usage
-from tests.builders import QUESTION, example, picture
+from tests.builders import QUESTION, example, solid_image
 
 
 def trace(id: str = "abc123", moment: float = 1.0, cost: float | None = 0.5) -> Trace:
-    query = Query(QUESTION, (picture(1),), ("cat", "dög"), id="q1")
+    query = Query(QUESTION, (solid_image(1),), ("cat", "dög"), id="q1")
     shown = (Candidate(example("dög", 7, id="e7"), 0.9), Candidate(example("cat", 8, "e8"), 0.8))
-    prompt = Prompt((Message("system", ("be brief",)), Message("user", (picture(1), QUESTION))))
+    prompt = Prompt((Message("system", ("be brief",)), Message("user", (solid_image(1), QUESTION))))
     reply = Reply("m", (Completion("dög", "stop", -0.25),), Usage(30, 2, 10), 0.2)
     answer = Answer("dög", labels=("dög",), confidence=0.75)
     return Trace(id, moment, query, "master", shown, prompt, reply, answer, 0.3, cost)
@@ -45,7 +45,7 @@ async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     recorder: Recorder = traces
     await recorder(trace())
     found = traces.get("abc123")
-    one, two = picture(1).sha256, picture(7).sha256
+    one, two = solid_image(1).sha256, solid_image(7).sha256
     assert (found.question, found.query_id, found.choices) == (QUESTION, "q1", ("cat", "dög"))
     assert (found.images, found.tier, found.model) == ((one,), "master", "m")
     assert found.demonstrations[0] == StoredDemonstration(1, "e7", 0.9, QUESTION, (two,), "dög")
@@ -57,7 +57,7 @@ async def test_everything_but_the_pixels_is_kept(traces: TraceStore) -> None:
     assert found.completions == trace().reply.completions
     assert (found.answer, found.usage) == (trace().answer, Usage(30, 2, 10))
     assert (found.seconds, found.model_seconds, found.cost_usd) == (0.3, 0.2, 0.5)
-    assert picture(1).data[16:40] not in traces.path.read_bytes()
+    assert solid_image(1).data[16:40] not in traces.path.read_bytes()
 
 
 async def test_the_newest_come_first(traces: TraceStore) -> None:

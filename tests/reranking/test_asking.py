@@ -18,7 +18,7 @@ from bottega.reranking.search_budget import (
     most_prompt_tokens,
 )
 from bottega.types import Message, Prompt, Reply, Sampling, Usage
-from tests.builders import picture
+from tests.builders import solid_image
 
 
 def says(*parts: str) -> Prompt:
@@ -55,7 +55,7 @@ async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
         assert all(call.sampling.seed is None for call in model.calls if not call.sampling.n > 1)
         return {call.prompt: call.sampling.seed for call in model.calls if call.sampling.n > 1}
 
-    one, other = says("a"), Prompt((Message("user", (picture(1), "a")),))
+    one, other = says("a"), Prompt((Message("user", (solid_image(1), "a")),))
     first = await seeds(0, one, other)
     assert await seeds(0, other, one) == first
     assert len({*first.values(), *(await seeds(1, one, other)).values()}) == 4
@@ -137,7 +137,7 @@ async def test_tokens_of_which_nobody_tells_stay_set_aside() -> None:
 
 
 def test_the_bound_of_a_prompt_counts_bytes_and_images() -> None:
-    shown = Prompt((Message("system", ("è",)), Message("user", (picture(1), "ab"))))
+    shown = Prompt((Message("system", ("è",)), Message("user", (solid_image(1), "ab"))))
     assert most_prompt_tokens(shown) == 2 + 4096 + 2 + 2 * 32
 
 

@@ -8,10 +8,10 @@ from bottega.protocols import Reranker
 from bottega.reranking import DemonstrationOrder, LabelCoverageReranker, MMRReranker, TopKReranker
 from bottega.reranking.selection import MOST_SHOWN, check_depth
 from bottega.types import Query
-from tests.builders import QUESTION, candidates, picture
+from tests.builders import QUESTION, candidates, solid_image
 
 FOUND = candidates("a", "b", "c", "d")
-QUERY = Query(QUESTION, (picture(50),))
+QUERY = Query(QUESTION, (solid_image(50),))
 
 
 @pytest.mark.parametrize(("order", "shown"), [("nearest-last", "cba"), ("nearest-first", "abc")])

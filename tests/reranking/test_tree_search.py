@@ -15,7 +15,7 @@ from bottega.recording.stored_trace import read_tree, stored_tree
 from bottega.reranking import Variant
 from bottega.routing import FixedRouter
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.reranking.searches import (
     PARSE,
     PROMPT,
@@ -140,7 +140,7 @@ async def test_another_query_has_other_draws() -> None:
         assert found.tree is not None
         return [leaf.answer.text for leaf in leaves(found.tree.root) if leaf.answer]
 
-    pictured = Query(QUERY.text, (picture(1),))
+    pictured = Query(QUERY.text, (solid_image(1),))
     assert len({tuple(await asked(one)) for one in (QUERY, Query("Where?"), pictured)}) == 3
 
 

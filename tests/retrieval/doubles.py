@@ -11,7 +11,7 @@ from bottega.errors import NotFoundError, SettingError
 from bottega.exclusion import is_excluded
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
-from tests.builders import ListPool, picture
+from tests.builders import ListPool, solid_image
 
 DIMENSION = 16
 
@@ -107,7 +107,7 @@ class Memory:
 
 def asked(text: str, answer: str, shade: int) -> Example:
     id = f"entry-{shade:04}"
-    return Example(Query(text, (picture(shade),), id=id), answer, id=id)
+    return Example(Query(text, (solid_image(shade),), id=id), answer, id=id)
 
 
 def about(topic: str, count: int, start: int = 0) -> list[Example]:

@@ -11,7 +11,7 @@ from bottega.errors import EmptyKnowledgeBaseError, SettingError
 from bottega.protocols import Vectors
 from bottega.retrieval import HashtagRetriever, HashtagTree, LeaveOneOutGroupCount
 from bottega.types import Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.retrieval.doubles import Memory, Words, about, asked
 
 
@@ -33,7 +33,7 @@ async def test_a_group_that_is_only_the_query_itself_is_filled_up() -> None:
     retrieve = hashtags(memory, HashtagTree(2, cold_start=4))
     retrieve.build()
     assert ["entry-0900"] in retrieve.tree.groups
-    assert len(await retrieve(Query("zebra", (picture(900),)), 3)) == 3
+    assert len(await retrieve(Query("zebra", (solid_image(900),)), 3)) == 3
 
 
 async def test_an_empty_cache_is_an_error_and_the_first_entry_is_found() -> None:

@@ -19,7 +19,7 @@ from bottega.retrieval import (
 )
 from bottega.retrieval.keywords import MOST_WORDS, read_keywords
 from bottega.types import Candidate, Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ class Asked:
 
 
 async def test_the_question_is_cut_to_its_keywords() -> None:
-    search, whole = Asked(), Query("What is the colour of the disc?", (picture(1),), id="q")
+    search, whole = Asked(), Query("What is the colour of the disc?", (solid_image(1),), id="q")
     # "disc" is the rarest; the question's order stays.
     terms = TfidfKeywordExtractor(["What is the colour?", "What is the shape?"], longest=1)
     retrieve = KeywordRetriever(DenseRetriever(search), terms)
@@ -183,14 +183,14 @@ async def test_a_probe_searches_by_what_the_apprentice_says(
     probe = ResponseProbeRetriever(
         DenseRetriever(search), model, prompt, TfidfKeywordExtractor(), keep_question=keep
     )
-    query = Query("What?", (picture(1),), id="q")
+    query = Query("What?", (solid_image(1),), id="q")
     await probe(query, 3)
     assert [(q.text, q.images, q.id) for q in search.queries] == [(text, query.images, "q")]
     assert model.calls[0].prompt == prompt(query, ())
 
 
 def test_the_keywords_of_an_example_are_searched_for_in_the_place_of_its_question() -> None:
-    query = Query("What is it?", (picture(1),))
+    query = Query("What is it?", (solid_image(1),))
     tagged = Example(query, "a cat", tags={"keywords": "cat, whiskers"})
     assert stored_keywords(tagged) == ("cat", "whiskers")
     assert keyword_query(tagged) == Query("cat, whiskers", query.images)

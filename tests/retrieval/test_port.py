@@ -28,7 +28,7 @@ from bottega.retrieval import (
     UniformSampler,
 )
 from bottega.types import Prompt, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder
 from tests.retrieval.doubles import Memory, Words, WordTokens, about, asked
 
@@ -90,7 +90,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 async def test_k_different_examples_or_all_there_are_best_first(
     make: Make, memory: Memory, k: int
 ) -> None:
-    found = await make(memory)(Query("which colour", (picture(999),)), k)
+    found = await make(memory)(Query("which colour", (solid_image(999),)), k)
     assert len({candidate.example.id for candidate in found}) == len(found) == min(k, 21)
     scores = [candidate.score for candidate in found]
     assert scores == sorted(scores, reverse=True)
@@ -99,8 +99,8 @@ async def test_k_different_examples_or_all_there_are_best_first(
 @pytest.mark.parametrize("k", [3, 40])
 async def test_the_query_itself_is_never_found(make: Make, memory: Memory, k: int) -> None:
     retrieve = make(memory)
-    same_id = Query("colour number 3", (picture(999),), id="entry-0003")
-    same_image = Query("colour number 3", (picture(3),))
+    same_id = Query("colour number 3", (solid_image(999),), id="entry-0003")
+    same_image = Query("colour number 3", (solid_image(3),))
     for query in (same_id, same_image):
         found = [candidate.example.id for candidate in await retrieve(query, k)]
         assert "entry-0003" not in found
@@ -108,7 +108,7 @@ async def test_the_query_itself_is_never_found(make: Make, memory: Memory, k: in
 
 
 async def test_the_same_query_finds_the_same_examples(make: Make, memory: Memory) -> None:
-    retrieve, query = make(memory), Query("which shape", (picture(999),))
+    retrieve, query = make(memory), Query("which shape", (solid_image(999),))
     assert await retrieve(query, 6) == await retrieve(query, 6)
 
 
@@ -121,7 +121,7 @@ async def test_many_queries_at_once_find_what_each_finds_alone(make: Make, memor
 
 async def test_a_text_of_any_kind_is_a_query(make: Make, memory: Memory) -> None:
     for text in ("?", "\N{SNOWMAN} und 猫", "a" * 5000, "{text} %s \\x00"):
-        assert len(await make(memory)(Query(text, (picture(999),)), 4)) == 4
+        assert len(await make(memory)(Query(text, (solid_image(999),)), 4)) == 4
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from bottega.errors import EmptyKnowledgeBaseError
 from bottega.retrieval import BalancedSampler, DenseRetriever, UniformSampler
 from bottega.types import Candidate, Example, Query
-from tests.builders import QUESTION, ListPool, candidates, example, picture
+from tests.builders import QUESTION, ListPool, candidates, example, solid_image
 from tests.retrieval.doubles import Memory, about
 
-QUERY = Query(QUESTION, (picture(9999),))
+QUERY = Query(QUESTION, (solid_image(9999),))
 
 
 def pool_of(sizes: dict[str, int]) -> ListPool:
@@ -52,7 +52,7 @@ async def test_uniform_draws_k_different_examples_and_never_more_than_there_are(
 
 async def test_uniform_is_repeatable_and_depends_on_seed_and_query() -> None:
     pool = pool_of({"a": 30})
-    other = Query(QUESTION, (picture(8888),))
+    other = Query(QUESTION, (solid_image(8888),))
     first = await UniformSampler(pool, seed=1)(QUERY, 10)
     assert first == await UniformSampler(pool, seed=1)(QUERY, 10)
     assert first != await UniformSampler(pool, seed=2)(QUERY, 10)
@@ -63,7 +63,7 @@ async def test_uniform_reaches_every_example() -> None:
     pool = pool_of({"a": 5, "b": 5})
     seen: Counter[str | None] = Counter()
     for shade in range(200):
-        found = await UniformSampler(pool, seed=0)(Query("q", (picture(20_000 + shade),)), 2)
+        found = await UniformSampler(pool, seed=0)(Query("q", (solid_image(20_000 + shade),)), 2)
         seen.update(c.example.id for c in found)
     assert len(seen) == 10
     assert min(seen.values()) > 15  # 40 expected; a biased draw would starve some
@@ -74,8 +74,8 @@ async def test_the_query_itself_is_never_drawn(
     retriever: type[UniformSampler | BalancedSampler],
 ) -> None:
     pool = pool_of({"a": 4})
-    same_image = Query("another question", (picture(2),))
-    same_id = Query(QUESTION, (picture(7777),), id="a-1")
+    same_image = Query("another question", (solid_image(2),))
+    same_id = Query(QUESTION, (solid_image(7777),), id="a-1")
     retrieve = retriever(pool, seed=0)
     assert {c.example.id for c in await retrieve(same_image, 9)} == {"a-0", "a-1", "a-3"}
     assert {c.example.id for c in await retrieve(same_id, 9)} == {"a-0", "a-2", "a-3"}

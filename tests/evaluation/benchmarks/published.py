@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import picture
+from tests.builders import solid_image
 
 
 def written(path: Path, value: object) -> Path:
@@ -21,7 +21,7 @@ def written(path: Path, value: object) -> Path:
 def painted(path: Path, shade: int) -> Path:
     """The bytes of a PNG, whatever the name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(picture(shade).data)
+    path.write_bytes(solid_image(shade).data)
     return path
 
 
@@ -43,4 +43,4 @@ def table(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 
 def encoded(shade: int) -> dict[str, object]:
-    return {"bytes": picture(shade).data, "path": None}
+    return {"bytes": solid_image(shade).data, "path": None}

@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Answer, Completion
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import encoded, painted, table, written
 
 CHOICES = ["skateboarder", "train", "delivery", "cab"]
@@ -47,7 +47,7 @@ def test_direct_answers_leave_out_the_difficult(tmp_path: Path) -> None:
     assert (len(data.knowledge), len(data.items)) == (2, 1)
     (item,) = data.items
     assert (item.query.id, item.query.choices, item.answer) == ("q7", (), "taxi")
-    assert (item.query.images, item.rationale) == ((picture(7),), None)
+    assert (item.query.images, item.rationale) == ((solid_image(7),), None)
     assert data.metrics[0].name == "direct_answer_original"
     assert data.metrics[0].score(item, Answer("train")) == pytest.approx(2 / 3)
     assert [metric.score(item, Answer("Taxi.")) for metric in data.metrics] == [0, 1]
@@ -74,7 +74,7 @@ def test_the_hub_s_table_holds_lists_as_text(tmp_path: Path) -> None:
     table(tmp_path / "data" / "validation-00000-of-00001.parquet", queries)
     bad: list[BottegaError] = []
     data = load_benchmark(f"aokvqa:{tmp_path}", seed=0, on_error=bad.append)
-    assert [item.query.images for item in data.items] == [(picture(7),)]
+    assert [item.query.images for item in data.items] == [(solid_image(7),)]
     assert data.metrics[0].score(data.items[0], Answer("taxi")) == pytest.approx(2 / 3)
     assert ["direct_answers is no list" in str(error) for error in bad] == [True]
 

@@ -9,22 +9,22 @@ import pytest
 
 from bottega.errors import BottegaError, ImageError, LoadError
 from bottega.evaluation.benchmarks.tables import Downloads
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import painted, written, zipped
 
 LAYOUT = "expected is a lot"
 
 
 def test_an_archive_counts_as_unpacked_beside_it(tmp_path: Path) -> None:
-    zipped(tmp_path / "val.zip", {"val/1.jpg": picture(1).data})
-    zipped(tmp_path / "task" / "query.zip", {"query/2.jpg": picture(2).data})
+    zipped(tmp_path / "val.zip", {"val/1.jpg": solid_image(1).data})
+    zipped(tmp_path / "task" / "query.zip", {"query/2.jpg": solid_image(2).data})
     zipped(tmp_path / "rows.json.zip", {"rows.json": b'{"rows": [{"n": 1}]}'})
     painted(tmp_path / "train" / "3.jpg", 3)
     there = Downloads(tmp_path, LAYOUT)
     assert there.needed("missing", "val") == "val"
     assert there.needed("train") == "train"
     names = ("val/1.jpg", "task/query/2.jpg", "train/3.jpg")
-    assert [there.image(name) for name in names] == [picture(shade) for shade in (1, 2, 3)]
+    assert [there.image(name) for name in names] == [solid_image(shade) for shade in (1, 2, 3)]
     assert there.rows("rows.json", key="rows") == [(f"{tmp_path}/rows.json, row 0", {"n": 1})]
 
 
@@ -82,7 +82,7 @@ def test_no_flipped_bit_of_an_archive_raises_errors_of_others(tmp_path: Path) ->
     rng = random.Random(1)
     file = tmp_path / "val.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("val/1.jpg", picture(1).data)
+        archive.writestr("val/1.jpg", solid_image(1).data)
         archive.writestr("val.json", '[{"n": 1}]' * 20)
     whole, ours = file.read_bytes(), 0
     for _ in range(300):

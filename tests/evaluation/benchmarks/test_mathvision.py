@@ -9,7 +9,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.prompting import MATH_V, MATH_V_REASONED
 from bottega.types import Completion
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.paths import SHARED
 
 SAMPLE = SHARED / "data" / "mathvision"
@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> Path:
     values = problem(3, options=["1", r"$\frac{1}{2}$"], answer="B", solution="Halve it.")
     rows = [problem(1), letters, values, problem(4)]
     for row in rows:
-        (tmp_path / str(row["image"])).write_bytes(picture(int(str(row["id"]))).data)
+        (tmp_path / str(row["image"])).write_bytes(solid_image(int(str(row["id"]))).data)
     for split, part in (("test", rows), ("testmini", rows[:3])):
         text = "\n".join(map(json.dumps, part))
         (tmp_path / "data" / f"{split}.jsonl").write_text(text, "utf-8")
@@ -47,7 +47,7 @@ def test_what_is_asked_is_not_known(place: Path) -> None:
     data = load_benchmark(f"mathvision:{place}", seed=0)
     assert sorted(str(e.query.id) for e in data.items) == ["1", "2", "3"]
     [known] = data.knowledge
-    assert (known.query.id, known.answer, known.query.images) == ("4", "4", (picture(4),))
+    assert (known.query.id, known.answer, known.query.images) == ("4", "4", (solid_image(4),))
     assert known.tags == {"subject": "logic", "level": "3"}
 
 

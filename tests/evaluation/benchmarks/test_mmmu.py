@@ -10,7 +10,7 @@ from bottega.evaluation.benchmarks.mmmu import mmmu
 from bottega.evaluation.benchmarks.source import Source
 from bottega.prompting import MMMU, MMMU_REASONED
 from bottega.types import Completion, Example
-from tests.builders import picture
+from tests.builders import solid_image
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -18,7 +18,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 def row(number: str, shades: list[int], **changed: object) -> dict[str, object]:
     images = {f"image_{i}": None for i in range(1, 8)} | {
-        f"image_{i}": {"bytes": picture(shade).data, "path": "x.png"}
+        f"image_{i}": {"bytes": solid_image(shade).data, "path": "x.png"}
         for i, shade in enumerate(shades, 1)
     }
     return {
@@ -75,7 +75,7 @@ def test_dev_is_asked_and_validation_known(place: Path) -> None:
     assert first.query.choices == ("a cat", r"$\frac{1}{2}$", "it's <image 2>")
     assert (first.answer, first.rationale) == (r"$\frac{1}{2}$", "Half of it.")
     assert first.tags == {"subject": "Art_Theory", "difficulty": "Easy"}
-    assert second.query.images == (picture(2), picture(3))
+    assert second.query.images == (solid_image(2), solid_image(3))
 
 
 def test_validation_may_be_asked_and_pictures_counted(place: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Answer
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
 
 SURFING = ["surf"] * 4 + ["swim"] * 6
@@ -57,7 +57,7 @@ def test_the_published_files(tmp_path: Path) -> None:
     assert (len(data.knowledge), len(data.items), data.labels) == (3, 1, ())
     (item,) = data.items
     assert (item.query.id, item.query.text) == ("75", "What is done in 7?")
-    assert (item.query.images, item.answer) == ((picture(7),), "swim")
+    assert (item.query.images, item.answer) == ((solid_image(7),), "swim")
     official, normalised = data.metrics
     assert official.name == "vqa_accuracy_original"
     assert official.score(item, Answer("Surf!")) == 1
@@ -70,11 +70,11 @@ def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:
         zipped(tmp_path / f"{name}.zip", {name: (tmp_path / name).read_bytes()})
         (tmp_path / name).unlink()
     name = f"COCO_val2014_{7:012}.jpg"
-    zipped(tmp_path / "val2014.zip", {f"val2014/{name}": picture(7).data})
+    zipped(tmp_path / "val2014.zip", {f"val2014/{name}": solid_image(7).data})
     (tmp_path / "val2014" / name).unlink()
     (tmp_path / "val2014").rmdir()
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0)
-    assert [item.query.images for item in data.items] == [(picture(7),)]
+    assert [item.query.images for item in data.items] == [(solid_image(7),)]
 
 
 def test_bad_rows_are_named_and_left_out(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_table_with_a_row_of_text_alone(tmp_path: Path) -> None:
     data = load_benchmark(f"okvqa:{tmp_path}", seed=0, on_error=bad.append)
     assert (len(data.knowledge), len(data.items)) == (2, 2)
     assert {item.query.id: item.query.images for item in data.items} == {
-        "7": (picture(7),),
+        "7": (solid_image(7),),
         "8": (),
     }
     assert data.metrics[0].score(data.items[0], Answer("swim")) == 1

@@ -17,7 +17,7 @@ from bottega.evaluation.benchmarks.passages import (
     with_passages,
 )
 from bottega.types import Example, Query
-from tests.builders import example, picture
+from tests.builders import example, solid_image
 from tests.evaluation.benchmarks.published import table
 
 WIT = [
@@ -117,7 +117,7 @@ def test_the_hub_s_table(tmp_path: Path) -> None:
 
 
 def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_path: Path) -> None:
-    picture(3).decode().save(tmp_path / "board.png")
+    solid_image(3).decode().save(tmp_path / "board.png")
     path = tmp_path / "told.jsonl"
     lines = (
         '{"text": " Hang ten ", "id": "WIT_7", "image": "board.png", "tags": {"page": 2}}',

@@ -11,7 +11,7 @@ from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.types import Completion, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 SPLITS = {"train": ["1", "2"], "val": ["3"], "test": ["4", "5"]}
 
@@ -50,7 +50,7 @@ def published(root: Path, images: str = "") -> Path:
             if PROBLEMS[pid]["image"]:
                 folder = root / images / split / pid
                 folder.mkdir(parents=True)
-                (folder / "image.png").write_bytes(picture(int(pid)).data)
+                (folder / "image.png").write_bytes(solid_image(int(pid)).data)
     (root / "problems.json").write_text(json.dumps(PROBLEMS), "utf-8")
     splits = SPLITS | {"trainval": ["1", "2", "3"], "minitest": ["4"]}
     (root / "pid_splits.json").write_text(json.dumps(splits), "utf-8")
@@ -63,11 +63,14 @@ def test_questions_with_and_without_a_picture(tmp_path: Path, images: str) -> No
     assert [e.query.id for e in data.knowledge] == ["1", "2", "3"]
     assert [e.query for e in data.items] == [
         Query("Which is larger?\nContext: Look at the sky.", (), ("the sun", "the moon"), "4"),
-        Query("What is this?", (picture(5),), ("red", "blue"), "5"),
+        Query("What is this?", (solid_image(5),), ("red", "blue"), "5"),
     ]
     assert [e.answer for e in data.items] == ["the sun", "red"]
     first = data.knowledge[0]
-    assert (first.query.images, first.rationale) == ((picture(1),), "Sizes differ.\nThe moon is.")
+    assert (first.query.images, first.rationale) == (
+        (solid_image(1),),
+        "Sizes differ.\nThe moon is.",
+    )
     assert first.tags["topic"] == "physics"
 
 
@@ -106,7 +109,7 @@ def test_a_table(tmp_path: Path) -> None:
         rows = [
             PROBLEMS[p]
             | {
-                "image": {"bytes": picture(int(p)).data, "path": None}
+                "image": {"bytes": solid_image(int(p)).data, "path": None}
                 if PROBLEMS[p]["image"]
                 else None
             }
@@ -118,7 +121,7 @@ def test_a_table(tmp_path: Path) -> None:
     data = scienceqa(Source(f"scienceqa:{tmp_path}", 0))
     assert (len(data.knowledge), len(data.items)) == (3, 2)
     text_only, pictured = data.items
-    assert (text_only.query.images, pictured.query.images) == ((), (picture(5),))
+    assert (text_only.query.images, pictured.query.images) == ((), (solid_image(5),))
     assert text_only.query.id == "test-00000-of-00001.parquet, row 0"
 
 

@@ -19,7 +19,7 @@ from bottega.evaluation.benchmarks.tables import (
     texts,
 )
 from bottega.types import Example, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 ROWS: list[dict[str, object]] = [{"n": 1, "word": "één"}, {"n": 2, "word": "two"}]
 
@@ -57,11 +57,11 @@ def test_parquet_in_shards_and_what_save_to_disk_leaves(tmp_path: Path) -> None:
     assert numbers(tmp_path / "saved", "testmini") == [3]
     for place in ("hub", "saved"):
         [*_, (source, last)] = read_rows(str(tmp_path / place), "test")
-        assert image(last["image"], str(tmp_path), source) == picture(99)
+        assert image(last["image"], str(tmp_path), source) == solid_image(99)
 
 
 def stored(shade: int) -> dict[str, object]:
-    return {"bytes": picture(shade).data, "path": None}
+    return {"bytes": solid_image(shade).data, "path": None}
 
 
 def test_tables_side_by_side_are_joined_or_one_is_named(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_hub_id_may_name_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers("owner/name")
     [(source, row)] = read_rows("owner/name/Music", "test")
     assert source == "owner/name/Music, test, row 0"
-    assert image(row["image"], "owner/name", source) == picture(7)
+    assert image(row["image"], "owner/name", source) == solid_image(7)
 
 
 def test_a_hub_that_cannot_be_reached_is_a_load_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +166,11 @@ def test_fields() -> None:
 
 
 def test_an_image_never_lies_outside_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "out.png").write_bytes(picture(1).data)
+    (tmp_path / "out.png").write_bytes(solid_image(1).data)
     inside = tmp_path / "in"
     inside.mkdir()
-    (inside / "x.png").write_bytes(picture(2).data)
-    assert image("x.png", str(inside), "row 1") == picture(2)
+    (inside / "x.png").write_bytes(solid_image(2).data)
+    assert image("x.png", str(inside), "row 1") == solid_image(2)
     for value in ("../out.png", {"bytes": None, "path": "../out.png"}, 7, None):
         with pytest.raises(ImageError):
             image(value, str(inside), "row 1")

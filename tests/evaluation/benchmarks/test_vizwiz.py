@@ -9,7 +9,7 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.metrics.metric import Judgement
 from bottega.prompting import VIZ_WIZ
 from bottega.types import Answer, Query
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import encoded, painted, table, written, zipped
 
 
@@ -46,7 +46,7 @@ def test_the_published_folders(tmp_path: Path) -> None:
     assert (len(data.knowledge), len(data.items)) == (1, 2)
     items = {str(item.query.id): item for item in data.items}
     clear, blurred = (items[f"VizWiz_val_0000000{i}.jpg"] for i in range(2))
-    assert (clear.query.images, clear.answer) == ((picture(4),), "tomato soup")
+    assert (clear.query.images, clear.answer) == ((solid_image(4),), "tomato soup")
     assert (blurred.answer, blurred.tags) == ("unanswerable", {"answerable": "0"})
     assert [metric.name for metric in data.metrics] == [
         "vizwiz_accuracy",
@@ -64,7 +64,7 @@ def test_the_published_folders(tmp_path: Path) -> None:
 def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path) -> None:
     data = load_benchmark(f"vizwiz:{published(tmp_path)}", seed=0)
     assert data.prompt is not None
-    prompt = data.prompt(Query("What is this?", (picture(1),)), [])
+    prompt = data.prompt(Query("What is this?", (solid_image(1),)), [])
     assert "unanswerable" in str(prompt.messages[-1].parts[-1])
     assert (data.prompt, data.reasoned) == (VIZ_WIZ, None)
 

@@ -7,7 +7,7 @@ import pytest
 from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.types import Completion
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import painted, written, zipped
 
 
@@ -24,7 +24,7 @@ def cloned(root: Path, task: str = "clevr") -> Path:
     """As `git clone` leaves it: the archives are not unpacked."""
     for part, numbers in (("support", (1, 2, 3)), ("query", (7, 8))):
         written(root / task / f"{part}.json", [row(task, part, n, n % 5) for n in numbers])
-        members = {f"{part}/{n}.png": picture(n).data for n in numbers}
+        members = {f"{part}/{n}.png": solid_image(n).data for n in numbers}
         zipped(root / task / f"{part}.zip", members)
     return root / task
 
@@ -43,8 +43,8 @@ def test_both_tasks_packed_and_unpacked(tmp_path: Path, task: str) -> None:
     packed = load_benchmark(f"vl-icl:{place}", seed=0)
     assert (len(packed.knowledge), len(packed.items), packed.labels) == (3, 2, ())
     assert {item.answer: item.query.images for item in packed.items} == {
-        "2": (picture(7),),
-        "3": (picture(8),),
+        "2": (solid_image(7),),
+        "3": (solid_image(8),),
     }
     again = load_benchmark(f"vl-icl:{unpacked(place)}", seed=0)
     assert [item.query for item in again.items] == [item.query for item in packed.items]

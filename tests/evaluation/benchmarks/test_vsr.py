@@ -12,7 +12,7 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.vsr import masked, vsr, vsr_mc
 from bottega.prompting import VSR_MC
 from bottega.types import Completion
-from tests.builders import picture
+from tests.builders import solid_image
 from tests.paths import SHARED
 
 FULL = SHARED / "data" / "vsr"
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "images" / "train2017").mkdir(parents=True)
     for n in range(13):
         below = "train2017" if n % 2 else ""
-        (tmp_path / "images" / below / f"{n}.png").write_bytes(picture(n).data)
+        (tmp_path / "images" / below / f"{n}.png").write_bytes(solid_image(n).data)
     return folder
 
 
@@ -54,14 +54,14 @@ def test_captions_are_true_or_false(place: Path) -> None:
     assert first.query.text == 'Is this true of the image? "The person is near the 9th bench."'
     assert (first.answer, first.query.images, first.tags) == (
         "true",
-        (picture(9),),
+        (solid_image(9),),
         {"relation": "near"},
     )
 
 
 def test_true_captions_become_multiple_choice(place: Path) -> None:
     data = vsr_mc(Source(f"vsr-mc:{place}", 0))
-    assert [e.query.images for e in data.items] == [(picture(n),) for n in (9, 10, 11)]
+    assert [e.query.images for e in data.items] == [(solid_image(n),) for n in (9, 10, 11)]
     assert len(data.knowledge) == 6
     for example in (*data.items, *data.knowledge):
         choices = example.query.choices

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bottega.image import Image
 from bottega.recording import StoredTrace, stored_trace
 from bottega.types import Answer, Candidate, Query, SearchTree
-from tests.builders import candidates, picture, search_tree, searched
+from tests.builders import candidates, search_tree, searched, solid_image
 
 LABELS = ("cat", "dog", "owl", "newt", "eel", "ant")
 HOSTILE = "</style></script><img src=x onerror=\"document.title='owned'\"><b>& {{ 7 * 7 }}"
@@ -19,7 +19,7 @@ def known(*labels: str) -> list[Candidate]:
 
 
 def a_trace(tree: SearchTree) -> StoredTrace:
-    query = Query("Which animal is it?", (picture(500),), choices=LABELS)
+    query = Query("Which animal is it?", (solid_image(500),), choices=LABELS)
     return stored_trace(searched(tree, query))
 
 
@@ -39,4 +39,4 @@ def hostile_trace() -> StoredTrace:
 def pictures(trace: StoredTrace) -> Mapping[str, Image]:
     """Of all that `known` shows; of the question."""
     shown = [one.example.query.images[0] for one in known()]
-    return {image.sha256: image for image in (*shown, picture(500))}
+    return {image.sha256: image for image in (*shown, solid_image(500))}

@@ -11,7 +11,7 @@ from bottega.image import Image
 from bottega.recording import stored_trace
 from bottega.recording.stored_trace import Ended
 from bottega.types import Query, SearchNode, SearchTree
-from tests.builders import candidates, picture, search_tree, searched
+from tests.builders import candidates, search_tree, searched, solid_image
 from tests.evaluation.explaining.builders import HOSTILE, a_trace, hostile_trace, known, pictures
 from tests.knowledge.doubles import damaged
 from tests.recording.test_traces import trace
@@ -46,7 +46,7 @@ def test_what_others_wrote_stays_text() -> None:
 
 
 def test_a_trace_without_a_search_has_its_demonstrations() -> None:
-    page = render(stored_trace(trace()), {picture(7).sha256: picture(7)}, absent="gone")
+    page = render(stored_trace(trace()), {solid_image(7).sha256: solid_image(7)}, absent="gone")
     assert "No search chose them" in page
     assert "dög" in page
     assert "2 pictures are not drawn" in page
@@ -75,7 +75,7 @@ def test_a_deep_tree_is_a_list() -> None:
 
 
 def test_long_texts_are_cut_and_large_pictures_reduced() -> None:
-    large = picture(3, (900, 700))
+    large = solid_image(3, (900, 700))
     query = Query("why? " * 5000, (large,), choices=tuple(map(str, range(500))))
     of = stored_trace(searched(search_tree(known(), depth=1), query))
     page = render(of, {large.sha256: large}, absent="gone")

@@ -17,7 +17,7 @@ from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import Conditions, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
-from tests.builders import example, picture
+from tests.builders import example, solid_image
 
 KNOWN = tuple(example("ab"[i % 2], 100 + i) for i in range(6))
 ITEMS = tuple(example("ab"[i % 2], i) for i in range(3))
@@ -84,6 +84,6 @@ def test_a_photograph_becomes_small_and_a_tiny_picture_stays_exact() -> None:
     with Pillow.open(io.BytesIO(small)) as opened:
         assert opened.size == (SIDE, SIDE // 2)
     assert len(small) < 10_000
-    tiny = picture(7)
+    tiny = solid_image(7)
     with Pillow.open(io.BytesIO(thumbnail(tiny))) as opened:
         assert opened.convert("RGB").tobytes() == tiny.decode().tobytes()

@@ -13,7 +13,7 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.retrieval import DenseRetriever
 from bottega.types import Example, ExampleChange, Query
-from tests.builders import picture
+from tests.builders import solid_image
 
 WORDS = ("red", "green", "blue", "round", "square", "small", "large")
 
@@ -42,7 +42,7 @@ def _word(word: str) -> Vectors:
 
 
 def example(text: str, shade: int) -> Example:
-    return Example(Query(text, (picture(shade),)), text)
+    return Example(Query(text, (solid_image(shade),)), text)
 
 
 def known() -> list[Example]:
@@ -102,7 +102,7 @@ def test_tokens_are_kept_in_the_folder(tmp_path: Path, knowledge: KnowledgeBase)
 
 def test_never_the_query_itself(knowledge: KnowledgeBase) -> None:
     with LateInteractionIndex(knowledge, Letters()) as index:
-        own = Query("red red", (picture(0),))
+        own = Query("red red", (solid_image(0),))
         assert "red red" not in [c.example.answer for c in index.search(own, 3)]
         assert index.search(own, 1, include_self=True)[0].example.answer == "red red"
         assert len(index.search(own, 1000)) == len(knowledge) - 1
