@@ -42,7 +42,7 @@ def test_what_export_wrote_is_no_folder_of_classes(run: Run, pets: Path) -> None
     run("add", "k.db", pets, "--embed", "pixels")
     run("export", "k.db", "copy")
     refused = run("add", "other.db", "copy", "--namespace", "ward", "--embed", "pixels")
-    assert (refused.code, "hint: bottega import K.db copy" in refused.err) == (1, True)
+    assert (refused.code, "hint: run bottega import K.db copy" in refused.err) == (1, True)
     assert not Path("other.db").exists()
 
 

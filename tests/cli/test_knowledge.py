@@ -149,7 +149,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     for wrong, code, said in (
         ((*add, "--split", "test"), 2, "passages have no split test"),
         (("add", "k.db", "gs.csv"), 2, "--passages reads what has no answers"),
-        (("add", "k.db", "seen.jsonl"), 1, "there is no answer"),
+        (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
         refused = run(*wrong)
         assert (refused.code, said in refused.err) == (code, True), refused.err

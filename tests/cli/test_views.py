@@ -147,7 +147,7 @@ def test_a_view_without_a_name_is_not_the_default_one(run: Run, pets: Path) -> N
     run("add", "k.db", pets, "--embed", "pixels")
     failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty variable of a shell
     assert failed.code == 2
-    assert "cannot name a view" in failed.err
+    assert "view name is invalid" in failed.err
     assert "pixels" in record(run("stats", "k.db", "--json").json)["embedder"]
 
 

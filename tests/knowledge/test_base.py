@@ -162,7 +162,7 @@ def test_an_empty_file_is_not_made_a_knowledge_base_by_looking(
 
 
 def test_a_null_byte_is_refused_and_creates_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="not a file name"):
+    with pytest.raises(StoreError, match="file name contains a NUL"):
         KnowledgeBase.open(f"{tmp_path}/nul\0tail.db", SeededEmbedder())
     assert not list(tmp_path.iterdir())
 

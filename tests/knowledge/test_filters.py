@@ -125,12 +125,12 @@ def test_an_unknown_field_says_which_there_are(name: str) -> None:
         with pytest.raises(SettingError) as raised:
             filter_of(name, "x")
         assert "tags.NAME" in raised.value.hint
-    with pytest.raises(SettingError, match="cannot be filtered"):
+    with pytest.raises(SettingError, match="filter field is unknown"):
         In(name, ())
 
 
 def test_a_range_needs_an_end() -> None:
-    with pytest.raises(SettingError, match="no end"):
+    with pytest.raises(SettingError, match="no bound"):
         Range("created")
 
 
@@ -244,7 +244,7 @@ def test_a_filter_has_as_many_parts_as_sqlite_takes_and_no_more() -> None:
         kb.add([asked("a", tags={"a/b": "x", "n": "3"})])
         whole = And(tuple(parts[i % 3] for i in range(MAX_PARTS - 1)))
         assert len(kb.ids(label="yes", where=whole)) == 1
-        with pytest.raises(SettingError, match="too many"):
+        with pytest.raises(SettingError, match="got 501"):
             kb.ids(label="yes", source="s", where=whole)
 
 

@@ -169,7 +169,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     del weights["transformer_mapping_output_linear.bias"]
     weights["query_text_encoder_linear.weight"] = torch.zeros(3, 3)
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(EmbeddingError, match="lacks 2 weights") as raised:
+    with pytest.raises(EmbeddingError, match="has 2 missing or misshapen") as raised:
         FlmrEmbedder(folder)
     assert "transformer_mapping_output_linear.bias" in str(raised.value)
     assert "query_text_encoder_linear.weight" in str(raised.value)

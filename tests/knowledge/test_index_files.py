@@ -64,7 +64,7 @@ def test_what_is_no_file_in_the_place_of_an_index_is_left_out(
         assert len(kb.search(Query("x"), 9)) == 3
         found = kb.verify(repair=True)
         assert not found.sound
-        assert "should be a file" in found.problems[0].what
+        assert "is not a file" in found.problems[0].what
 
 
 def test_index_files_lie_beside_the_database_wherever_one_goes(

@@ -30,7 +30,7 @@ def test_an_id_may_be_shortened_while_it_is_unambiguous(kb: KnowledgeBase) -> No
     assert id not in kb.ids()
     with pytest.raises(NotFoundError, match=id[:8]):
         kb.get(id[:8])
-    with pytest.raises(SettingError, match="too short"):
+    with pytest.raises(SettingError, match="at least 4 characters"):
         kb.get(kb.ids()[0][:3])
 
 
@@ -38,7 +38,7 @@ def test_an_ambiguous_id_is_an_error(kb: KnowledgeBase) -> None:
     kb.add([asked(f"q{i}") for i in range(600)])  # two of them share four characters
     prefixes = [id[:4] for id in kb.ids()]
     twice = next(prefix for prefix in prefixes if prefixes.count(prefix) > 1)
-    with pytest.raises(SettingError, match=f"several ids begin with '{twice}'"):
+    with pytest.raises(SettingError, match=f"prefix '{twice}' is ambiguous"):
         kb.get(twice)
 
 

@@ -125,7 +125,7 @@ def test_a_relative_path_stays_in_the_folder_of_the_file(tmp_path: Path) -> None
     bad = Bad()
     found = list(load_jsonl(written(folder, *rows), on_error=bad))
     assert [e.query.images[0] for e in found] == [solid_image(1), solid_image(2)]
-    assert ["leads out of" in str(error) for error in bad] == [True] * 3
+    assert ["is outside of" in str(error) for error in bad] == [True] * 3
 
 
 @pytest.mark.parametrize(

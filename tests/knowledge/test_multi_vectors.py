@@ -65,11 +65,11 @@ def test_an_encoder_is_told_apart_by_weights_and_modes(tmp_path: Path, folder: P
 def test_what_an_encoder_cannot_read_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="not image"):
         MultiVectorEncoderEmbedder(folder, mode="both")
-    with pytest.raises(SettingError, match="no mode"):
+    with pytest.raises(SettingError, match="mode is unknown"):
         MultiVectorEncoderEmbedder(folder, mode="sound")  # type: ignore[arg-type]
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         MultiVectorEncoderEmbedder(tmp_path / "gone")
-    with pytest.raises(EmbeddingError, match="nothing to read"):
+    with pytest.raises(EmbeddingError, match="no input for mode"):
         MultiVectorEncoderEmbedder(folder).embed_queries([Query("", (solid_image(1),))])
 
 

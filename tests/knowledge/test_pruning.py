@@ -124,7 +124,7 @@ def test_an_outsider_that_is_far_behind_is_told(path: Path) -> None:
         churn(kb, 0, 5)
         seen = list(kb.changes())[-1].seq
         churn(kb, 5, 100)
-        with pytest.raises(LogPrunedError, match="no longer tells everything"):
+        with pytest.raises(LogPrunedError, match="has lost entries"):
             list(kb.changes(seen))
         assert len(list(kb.changes())) >= 20
         seen = list(kb.changes())[-1].seq
@@ -145,7 +145,7 @@ def test_pruning_under_a_reader_is_noticed(path: Path, monkeypatch: pytest.Monke
         for _ in range(4):
             next(reading)
         churn(kb, 20, 100)
-        with pytest.raises(LogPrunedError, match="begin"):
+        with pytest.raises(LogPrunedError, match="has lost entries"):
             list(reading)
 
 

@@ -125,7 +125,7 @@ def test_of_two_reindexings_at_once_one_raises_and_nothing_is_lost(
 
     with KnowledgeBase.open(path, SeededEmbedder("A")) as kb:
         kb.add([asked(f"q{i}") for i in range(6)])
-        with pytest.raises(StoreError, match="another process began to reindex"):
+        with pytest.raises(StoreError, match="another process started to reindex"):
             kb.reindex("default", Overtaken("B", second), batch_size=2)
     with KnowledgeBase.open(path, SeededEmbedder("A" if stopped else "C")) as kb:
         assert len(kb.search(Query("q1"), 9)) == 6

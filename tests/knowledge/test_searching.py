@@ -62,14 +62,14 @@ def test_half_a_character_is_told() -> None:
     with KnowledgeBase.open(":memory:", TokenEmbedder.bundled()) as kb:
         kb.add([asked("a cat")])
         assert kb.search(Query("a cat \N{CAT FACE}"), 1)
-        with pytest.raises(EmbeddingError, match="halves"):
+        with pytest.raises(EmbeddingError, match="surrogates"):
             kb.search(Query("a cat \ud83d"), 1)
 
 
 def test_vectors_that_are_not_finite_are_not_searched_for() -> None:
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as kb:
         kb.add([asked("a")])
-        with pytest.raises(SettingError, match="not finite"):
+        with pytest.raises(SettingError, match="NaN"):
             kb.nearest(np.full((1, 8), np.nan, np.float32), 1)
 
 
@@ -187,7 +187,7 @@ def test_another_width_under_the_same_fingerprint_is_refused(path: Path) -> None
             kb.add([asked("b")])
         with pytest.raises(StoreError, match="8 numbers"):
             kb.reindex("default", Wider())
-        with pytest.raises(SettingError, match="cannot be compared"):
+        with pytest.raises(SettingError, match=r"shape \(n, 8\)"):
             kb.search(Query("a"), 1)
         assert len(kb) == 1
 

@@ -94,7 +94,7 @@ def test_the_fingerprint_covers_what_is_read(tmp_path: Path, words: TokenEmbedde
 def test_what_is_no_such_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddingError, match="cannot be loaded"):
         TokenEmbedder(tmp_path)
-    with pytest.raises(EmbeddingError, match="numbers a token"):
+    with pytest.raises(EmbeddingError, match="numbers per token"):
         TokenEmbedder(save(tmp_path, table()[:, :100].copy()))
 
 

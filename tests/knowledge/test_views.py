@@ -60,7 +60,7 @@ def test_names_and_views_that_are_not_there_are_named() -> None:
         with pytest.raises(EmptyKnowledgeBaseError):
             kb.search(Query("a"), 1)
         kb.add([asked("a")])
-        with pytest.raises(SettingError, match="no view 'image'"):
+        with pytest.raises(SettingError, match="view 'image' does not exist"):
             kb.search(Query("a"), 1, by="image")
     for wrong in ({}, {"a/b": View(SeededEmbedder())}):
         with pytest.raises(SettingError):
@@ -82,7 +82,7 @@ def test_a_file_knows_its_views(tmp_path: Path) -> None:
         KnowledgeBase.open(path, {"text": View(SeededEmbedder("other"))})
     with pytest.raises(EmbedderMismatchError, match=r"'t'.*'other'"):
         KnowledgeBase.open(path, SeededEmbedder("other"))
-    with pytest.raises(StoreError, match="no vectors 'image'") as raised:
+    with pytest.raises(StoreError, match="view 'image' does not exist") as raised:
         KnowledgeBase.open(path, {**two(), "image": View(SeededEmbedder("i"))})
     assert "reindex" in raised.value.hint
 

@@ -95,7 +95,9 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         one of them opened the file first.
         """
         if metric not in ("cosine", "l2"):
-            raise SettingError(f"no metric {metric!r}", hint="use 'cosine' or 'l2'")
+            raise SettingError(
+                f"metric must be 'cosine' or 'l2', got {metric!r}", hint="use metric='cosine'"
+            )
         _check_namespace(namespace)
         room = _capacity(capacity, evict)
         create = create and (embed is not None or not Path(path).exists())
@@ -140,13 +142,13 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
     ) -> AddResult:
         self._check_embeds()
         if batch_size < 1:
-            raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
+            raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
         views = self._views.resolve(self._rows.views())
         pending = iter(examples)
         total = AddResult()
         while taken := list(islice(pending, batch_size)):
             if self._capacity is not None:
-                self._uses.flush()  # who may go depends on them
+                self._uses.flush()  # eviction depends on the counts
             new, bad = store_batch(
                 taken, self._rows, views, error_handler(on_error), self._capacity, metadata_by_id
             )
@@ -211,8 +213,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             pruned = self._rows.pruned()
             if since < pruned and not (whole and pruned == begun):
                 raise LogPrunedError(
-                    f"the change log no longer tells everything after change {since}",
-                    hint="begin anew, with nothing: changes(0) tells all that is there",
+                    f"the change log has lost entries after change {since}",
+                    hint="rebuild from changes(0), which yields every example",
                 )
             if not page:
                 return
@@ -268,7 +270,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
         vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
         handle's embedders)."""
-        self._searcher.close_indexes()  # its files, too, are looked at
+        self._searcher.close_indexes()  # writes the index files, which are verified too
         views = self._views.resolve(self._rows.views()) if self._views else {}
         return verify(self._rows, views, deep=deep, repair=repair)
 
@@ -302,7 +304,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         pending = read_export(Path(folder), error_handler(on_error))
         while taken := list(islice(pending, batch_size)):
             examples = [each.example for each in taken]
-            # Of equal ones the first is stored.
+            # Of equal examples the first is stored.
             metadata_by_id = {identity(each.example): each.metadata for each in reversed(taken)}
             total += self._added(examples, batch_size, on_error, progress, metadata_by_id)
         return total
@@ -318,14 +320,17 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
 def _check_namespace(namespace: str) -> None:
     if not is_text(namespace):
-        raise SettingError(f"{namespace!a} cannot name a namespace", hint="use a text such as 'a'")
+        raise SettingError(
+            f"namespace must be a text without NULs, got {namespace!a}",
+            hint="use a text such as 'a'",
+        )
 
 
 def _capacity(rows: int | None, evict: Eviction | None) -> Capacity | None:
     if rows is None:
         if evict is not None:
-            raise SettingError("evict needs a capacity", hint="open(..., capacity=10_000)")
+            raise SettingError("evict requires a capacity", hint="pass capacity=10_000 to open")
         return None
     if rows < 1:
-        raise SettingError(f"a capacity of {rows} holds nothing", hint="use capacity >= 1")
+        raise SettingError(f"capacity must be at least 1, got {rows}", hint="use capacity >= 1")
     return Capacity(rows, evict or LeastRecentlyUsedEviction())

@@ -19,8 +19,8 @@ from bottega.knowledge.views import View
 from bottega.types import Example
 
 TEXTS = (
-    "question, choices, answer, labels, rationale, tags and sources are texts that UTF-8 can write,"
-    " without NUL characters"
+    "use texts that UTF-8 can encode, without NULs, for question, choices, answer, labels,"
+    " rationale, tags and sources"
 )
 
 
@@ -75,15 +75,15 @@ def check_annotation(rationale: str | None, tags: Mapping[str, str]) -> None:
         raise LoadError("the annotation cannot be stored", hint=TEXTS)
     if CONTEXT in tags:
         raise SettingError(
-            f"the tag {CONTEXT!r} is part of what was asked, and so of the example's id",
-            hint="delete the example and add another one",
+            f"the tag {CONTEXT!r} is part of the example's id and cannot be changed",
+            hint="delete the example and add it with the new context",
         )
 
 
 def _is_storable(example: Example, on_error: OnError) -> bool:
     try:
         storable = all(map(is_text, _texts(example)))
-    except (TypeError, AttributeError):  # what should hold texts is something else
+    except (TypeError, AttributeError):  # a field has another type
         storable = False
     if not storable:
         name = example.source or example.query.text
@@ -108,7 +108,7 @@ def _new_examples(examples: Sequence[Example], rows: RowStore) -> list[Example]:
 
 
 def _decodes(example: Example, on_error: OnError) -> bool:
-    # Also for embedders that read only the text: a demonstration shows the image later.
+    # Needed for text embedders too: the image is shown later, in a demonstration.
     try:
         for image in example.query.images:
             image.decode(at_least=CHECKED_SIDE)

@@ -16,7 +16,7 @@ from bottega.types import Example, ExampleChange
 
 MOST_BYTES = 64 << 20
 BYTES_BESIDE_IMAGES = 2048
-# An image may come to hold its pixels and its bytes in base64, beside its bytes.
+# An image may cache its pixels and its base64 text beside its bytes.
 BYTES_PER_PIXEL = 3
 COPIES_OF_BYTES = 3
 
@@ -32,7 +32,7 @@ class ExampleCache:
         self._lock = Lock()
 
     def among(self, keys: Collection[int]) -> dict[int, Example]:
-        # Without the lock, and without noting who was asked for: this is on every search's way.
+        # Without the lock or a recency update: every search runs this.
         get = self._examples.get
         return {key: example for key in keys if (example := get(key)) is not None}
 
@@ -142,7 +142,7 @@ class ChangeLog(Database):
             ]
 
     def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]:
-        # Changes from before the log kept ids are skipped: no follower can know their rows. If a
+        # Changes from before the log had ids are skipped: no reader can know their rows. If a
         # migration gave a row another id (format 6), the earlier id counts as deleted.
         found = self.read(
             "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples"

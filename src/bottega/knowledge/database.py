@@ -47,10 +47,12 @@ def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connecti
 
 def _check_path(path: Path, create: bool) -> None:
     name = path_text(path)
-    if "\0" in name:  # SQLite would create a file of the name before it
-        raise StoreError(f"{name!r} is not a file name", hint="check the path")
+    if "\0" in name:  # SQLite would cut the name at the NUL
+        raise StoreError(f"the file name contains a NUL, got {name!r}", hint="check the path")
     if path.is_dir():
-        raise StoreError(f"{name} is a folder", hint="give the path of a file, such as kb.db")
+        raise StoreError(
+            f"{name} is a folder, not a file", hint="give the path of a file, such as kb.db"
+        )
     if not path.exists() and not create:
         raise StoreError(
             f"{name} does not exist", hint="check the path, or add examples to create it"
@@ -59,7 +61,7 @@ def _check_path(path: Path, create: bool) -> None:
         raise StoreError(
             f"the folder {path_text(path.parent)} does not exist", hint="create it first"
         )
-    # To SQLite an empty file is a database in which nothing has been stored yet.
+    # SQLite accepts an empty file as a new database.
     if not create and path.stat().st_size == 0:
         raise StoreError(
             f"{name} is empty, not a knowledge base", hint="check the path, or delete the file"
@@ -85,14 +87,14 @@ def _has_writer(path: Path) -> bool:
         return wal.exists()
     if wal.stat().st_size > 0:
         raise StoreError(
-            f"{path_text(path)} was not closed, and its folder may not be written",
-            hint="open and close it once where the folder may be written: a copy needs"
-            f" {path_text(wal.name)} too",
+            f"{path_text(path)} was not closed and its folder is read-only",
+            hint="open and close it once in a writable folder; copy"
+            f" {path_text(wal.name)} along with it",
         )
     return False
 
 
-# A list of any length as one parameter.
+# SQL for a list of any length as one JSON parameter.
 NUL = "\\u0000"
 IN_JSON = "(SELECT value FROM json_each(?))"
 
@@ -102,7 +104,7 @@ class Database:
     disk."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = 10.0) -> None:
-        # The working folder may change, and index files lie beside the database.
+        # Absolute: the working folder may change, and index files are beside the database.
         self.path = path if path == MEMORY else str(Path(path).absolute())
         self.name = "the knowledge base in memory" if path == MEMORY else path_text(path)
         with KNOWLEDGE_BASE.translated(self.name):
@@ -128,7 +130,7 @@ class Database:
     def snapshot(self) -> Iterator[None]:
         """Let all reads inside see one moment, regardless of other processes' commits."""
         with self._reading, KNOWLEDGE_BASE.translated(self.name):
-            # In memory there is one connection, and a transaction of its own may be open.
+            # `:memory:` has one connection, whose own transaction may be open.
             if self._reader.in_transaction:
                 yield
                 return
@@ -146,7 +148,7 @@ class Database:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                # On a full disk SQLite has already rolled back.
+                # On a full disk, SQLite has already rolled back.
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
@@ -160,8 +162,8 @@ class Database:
     def last_seq(self) -> int:
         """Return the number of the newest change by any process."""
         with self._reading, KNOWLEDGE_BASE.translated(self.name):
-            # Asked first: a commit after it shows in the next version, never in none. In memory
-            # the only connection does not count its own commits.
+            # Read first: a later commit changes the next version, so none is missed. In memory,
+            # the single connection does not count its own commits.
             version = self._reader.execute("PRAGMA data_version").fetchone()[0]
             if self._reader is self._writer or version != self._last_seq[0]:
                 newest = "SELECT coalesce(max(seq), 0) FROM changes"
@@ -179,13 +181,15 @@ def json_array(values: Collection[str | int]) -> str:
         text = orjson.dumps(list(values)).decode()
     except TypeError as error:
         raise _id_error(values) from error
-    if NUL in text:  # SQLite would look for what stands before it
+    if NUL in text:  # SQLite would cut the text at the NUL
         raise _id_error(values)
     return text
 
 
 def _id_error(values: Collection[str | int]) -> SettingError:
-    return SettingError(f"cannot look up {list(values)!a}", hint="ids are texts without NULs")
+    return SettingError(
+        f"ids must be texts without NULs, got {list(values)!a}", hint="bottega ls shows the ids"
+    )
 
 
 class CloseOnExit(ABC):

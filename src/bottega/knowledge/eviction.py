@@ -35,7 +35,7 @@ class RandomEviction:
         self._random = random.Random(seed)
 
     def order(self) -> str:
-        # Drawn anew each time: with fixed priorities the lucky would stay for ever.
+        # New random order each time: with fixed priorities some entries would never go.
         scale, shift = self._random.randrange(1, PRIME), self._random.randrange(PRIME)
         return f"(examples.key % {PRIME} * {scale} + {shift}) % {PRIME}"
 
@@ -73,5 +73,5 @@ class LeastSavingsEviction:
 
 def _check_protect(protect: int) -> int:
     if protect < 0:
-        raise SettingError(f"cannot protect {protect} entries", hint="use protect >= 0")
+        raise SettingError(f"protect must be at least 0, got {protect}", hint="use protect=10")
     return protect

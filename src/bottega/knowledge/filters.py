@@ -16,7 +16,7 @@ CREATED = "created"
 COLUMNS = ("namespace", "source", CREATED)
 TEXT_COLUMNS = ("question", "answer")
 MAX_NUMBER = 2**63
-MAX_PARTS = 500  # SQLite takes an expression of a thousand levels: each part adds one
+MAX_PARTS = 500  # SQLite allows an expression depth of 1,000, and each part adds one level
 TAG = "tags."
 LABEL = "label"
 LABELS = "json_each(coalesce(examples.labels, json_array(examples.answer)))"
@@ -45,8 +45,11 @@ class In:
 
     def __post_init__(self) -> None:
         _check_field(self.field)
-        if isinstance(self.values, str):  # its letters would be the values
-            raise SettingError(f"In takes several values, not {self.values!a}", hint="use Eq")
+        if isinstance(self.values, str):  # its letters would become the values
+            raise SettingError(
+                f"In requires a sequence of values, got {self.values!a}",
+                hint="use Eq for one value",
+            )
         object.__setattr__(self, "values", tuple(self.values))
         for value in self.values:
             _check_equal(self.field, value)
@@ -67,7 +70,7 @@ class Range:
     def __post_init__(self) -> None:
         _check_field(self.field)
         if self.low is None and self.high is None:
-            raise SettingError(f"the range of {self.field} has no end", hint="give low or high")
+            raise SettingError(f"the range of {self.field} has no bound", hint="give low or high")
         for end in (self.low, self.high):
             if end is not None:
                 _check_value(self.field, end)
@@ -82,7 +85,10 @@ class Contains:
 
     def __post_init__(self) -> None:
         if not is_text(self.text):
-            raise SettingError(f"no example contains {self.text!a}", hint="use a text without NULs")
+            raise SettingError(
+                f"Contains requires a text without NULs, got {self.text!a}",
+                hint="use a text without NULs",
+            )
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,13 @@ class And:
     parts: tuple[Filter, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        # Laid flat as they are made: however deep they are nested, nothing recurses.
+        # Flattened here, so deep nesting never recurses.
         nested = (part.parts if isinstance(part, And) else (part,) for part in self.parts)
         parts = tuple(chain.from_iterable(nested))
         if len(parts) > MAX_PARTS:
             raise SettingError(
-                f"{len(parts)} conditions at once are too many",
-                hint=f"use up to {MAX_PARTS}, and In for one of many values",
+                f"And takes up to {MAX_PARTS} conditions, got {len(parts)}",
+                hint="use In for one of many values",
             )
         object.__setattr__(self, "parts", parts)
 
@@ -128,15 +134,17 @@ def to_sql(wanted: Filter) -> Sql:
         case Contains(text):
             matches = [f"instr(lower(examples.{column}), lower(?))" for column in TEXT_COLUMNS]
             return f"({' OR '.join(matches)})", [text] * len(matches)
-    raise SettingError(f"{wanted!r} is not a filter", hint="use Eq, In, Range, Contains or And")
+    raise SettingError(
+        f"filter has an unknown type, got {wanted!r}", hint="use Eq, In, Range, Contains or And"
+    )
 
 
 def _range_sql(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
     def compared(sign: str, end: Value) -> str:
         if not _is_text_field(name) or isinstance(end, str):
             return f"{stored} {sign} ?"
-        # A CAST lends its kind to the other side: what looks like a number is compared as one,
-        # and any other text comes after all numbers.
+        # A CAST gives the other side its numeric affinity: numeric texts compare as numbers,
+        # and any other text sorts after all numbers.
         return f"{stored} {sign} CAST(? AS REAL) AND {stored} <= CAST(9e999 AS REAL)"
 
     return " AND ".join(compared(sign, end) for sign, end in ends), [e for _, e in ends]
@@ -149,7 +157,7 @@ def _field_sql(name: str, compare: Callable[[str], Sql]) -> Sql:
         text, values = compare("value")
         return f"EXISTS (SELECT 1 FROM {LABELS} WHERE {text})", values
     tag = name.removeprefix(TAG)
-    # A path is several times quicker than the table of all tags, but not every name makes one.
+    # A JSON path is several times faster than json_each, but not every name is a valid path.
     if tag.isidentifier() and tag.isascii():
         return compare(f"json_extract(examples.tags, '$.{tag}')")
     text, values = compare("value")
@@ -166,25 +174,28 @@ def _is_text_field(name: str) -> bool:
 def _check_equal(name: str, value: Value) -> None:
     _check_value(name, value)
     if _is_text_field(name) and not isinstance(value, str):
-        raise SettingError(f"{name} is a text and never equals {value!r}", hint=f"use '{value!r}'")
+        raise SettingError(
+            f"{name} must be compared with a text, got {value!r}", hint=f"use '{value!r}'"
+        )
 
 
 def _check_value(name: str, value: Value) -> None:
     if name == CREATED and not isinstance(value, int | float):
         raise SettingError(
-            f"{CREATED} cannot be compared with {value!a}",
+            f"{CREATED} must be compared with a number, got {value!a}",
             hint="give seconds since 1970, such as datetime(2026, 1, 1).timestamp()",
         )
     if is_text(value):
         return
     if not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         raise SettingError(
-            f"{name} cannot be compared with {value!a}", hint="use a text or a number below 2^63"
+            f"{name} must be compared with a text or a number below 2^63, got {value!a}",
+            hint="use a shorter number or a text without NULs",
         )
 
 
 def _check_field(name: str) -> None:
     if not is_text(name):
-        raise SettingError(f"examples cannot be filtered by {name!a}", hint=FIELDS)
+        raise SettingError(f"filter field is unknown, got {name!a}", hint=FIELDS)
     if name not in (*COLUMNS, LABEL) and not (name.startswith(TAG) and name != TAG):
-        raise SettingError(f"examples cannot be filtered by {name!r}", hint=FIELDS)
+        raise SettingError(f"filter field is unknown, got {name!r}", hint=FIELDS)

@@ -30,7 +30,7 @@ LINKS = 16
 EF_CONSTRUCTION = 100
 EF_SEARCH = 128
 MAX_EF_SEARCH = 2048
-# So many are found at least, to see whether they are alike.
+# Results requested at least, to detect tied scores.
 MIN_RESULTS = 16
 TIE_TOLERANCE = 1e-6
 
@@ -88,7 +88,7 @@ class HnswIndex(FaissIndex):
     def _search_graph(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
         kept = len(self) if chosen is None else len(chosen)
         effort = max(EF_SEARCH, 2 * k) * len(self._slots.keys) / max(1, kept)
-        # faiss's type stubs leave it out.
+        # Missing in faiss's type stubs.
         options = faiss.SearchParametersHNSW(  # type: ignore[attr-defined]
             efSearch=int(min(effort, MAX_EF_SEARCH + 2 * k))
         )
@@ -110,7 +110,7 @@ def _is_doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
     That happens at a dead end, or among rows of which most have equal scores: those link only to
     one another.
     """
-    # Not np.isclose, which takes a good part of the time of a walk.
+    # np.isclose would take a large part of the search time.
     steps = np.abs(np.diff(scores, axis=1))
     ties = (steps <= TIE_TOLERANCE * np.abs(scores[:, 1:]) + TINY).sum(axis=1)
     crowded = ties > (scores.shape[1] - 1) / 2

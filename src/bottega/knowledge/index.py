@@ -192,16 +192,16 @@ class FaissIndex(ABC):
         """
         if vectors.shape[1:] != (self._width,):
             raise SettingError(
-                f"vectors of the shape {vectors.shape} cannot be compared with those here",
-                hint=f"give a row of {self._width} numbers for each",
+                f"vectors must have the shape (n, {self._width}), got {vectors.shape}",
+                hint="use the embedder of this knowledge base",
             )
-        if not np.isfinite(vectors).all():  # faiss would find nothing, and not say why
+        if not np.isfinite(vectors).all():  # faiss would silently return nothing
             raise SettingError(
-                "vectors to search for hold numbers that are not finite",
-                hint="check what made them",
+                "vectors contain NaN or infinite numbers",
+                hint="check the embedder",
             )
         barred = excluded or [()] * len(vectors)
-        # As many more as may be dropped again: what is left is exact.
+        # Search for as many more as exclusion may drop, so the rest is exact.
         wanted = k + max(map(len, barred), default=0)
         queries = self._scaled(vectors)
         with self._lock:
@@ -331,7 +331,7 @@ def search_slots(
     distances = np.empty((len(queries), len(slots)), np.float32)
     for query, row in zip(queries, distances, strict=True):
         pointers = faiss.swig_ptr(row), faiss.swig_ptr(slots)
-        # faiss's type stubs leave it out.
+        # Missing in faiss's type stubs.
         flat.compute_distance_subset(  # type: ignore[attr-defined]
             1, faiss.swig_ptr(query), len(slots), *pointers
         )
@@ -351,7 +351,7 @@ def search_bits(
 
 def selector(bits: Bits) -> faiss.IDSelectorBitmap:
     """Return a bitmap selector, which is several times faster here than faiss's hash set."""
-    # faiss's type stubs know the C++ signatures, not those of its Python wrappers.
+    # faiss's type stubs have the C++ signature, not that of the Python wrapper.
     return faiss.IDSelectorBitmap(bits)  # type: ignore[call-arg, arg-type]
 
 

@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"BttgHNSW"
 BLOCK = 1 << 16
-# Odd, so that no bit is lost, and each another, so that no two words can change places.
+# Odd weights lose no bit; different weights detect swapped words.
 WEIGHTS = np.arange(1, BLOCK // 4, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-FOOT = struct.Struct("<QI8s")  # length of the header, checksum of all before the foot, magic
+FOOT = struct.Struct("<QI8s")  # header length, checksum of everything before the foot, magic
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def save(path: Path, found: IndexSnapshot) -> bool:
                 checksum = checksum_of(written)
             file.write(FOOT.pack(len(header), checksum, MAGIC))
         part.replace(path)
-    except (OSError, RuntimeError) as error:  # faiss raises RuntimeError where it cannot write
-        log.warning("%s was not written, the next start will take longer: %s", path, error)
+    except (OSError, RuntimeError) as error:  # faiss raises RuntimeError on write errors
+        log.warning("%s was not written; the next start will take longer: %s", path, error)
         with suppress(OSError):
             part.unlink(missing_ok=True)
         return False
@@ -111,14 +111,14 @@ def checksum_of(data: mmap.mmap | memoryview) -> int:
     words = np.frombuffer(data, np.uint8)
     whole = len(words) // BLOCK * BLOCK
     blocks = words[:whole].view(np.uint64).reshape(-1, len(WEIGHTS))
-    sums = np.einsum("ij,j->i", blocks, WEIGHTS)  # as quick as a plain sum, unlike `@`
+    sums = np.einsum("ij,j->i", blocks, WEIGHTS)  # as fast as a plain sum, unlike `@`
     return zlib.crc32(words[whole:].tobytes(), zlib.crc32(sums.tobytes()))
 
 
 def load(path: Path) -> IndexSnapshot | None:
     """Return the snapshot, or None if it is missing or damaged."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe may block forever
             raise ValueError("it is not a regular file")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             end = len(data) - FOOT.size
@@ -130,12 +130,12 @@ def load(path: Path) -> IndexSnapshot | None:
             index = faiss.read_index(str(path))
             start = end - header_size - 8 * index.ntotal
             keys = np.frombuffer(data[start : end - header_size], "<i8").astype(np.int64)
-            # faiss opens the path by itself, where another process may have put a newer file.
+            # faiss opens the path itself: another process may have replaced the file.
             replaced = not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RuntimeError, struct.error) as error:
-        log.warning("%s is left out and will be made again: %s", path, error)
+        log.warning("%s is ignored and will be rebuilt: %s", path, error)
         return None
     return load(path) if replaced else IndexSnapshot(header, index, keys)
 
@@ -148,12 +148,12 @@ def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
     """Yield a description and the path of every wrong index file. Regular files may be deleted."""
     for path in index_files(rows):
         if path.exists() and not path.is_file():
-            yield f"{path.name} should be a file; move it away", path
+            yield f"{path.name} is not a file; move it away", path
         elif path.suffix == ".part":
             if _is_abandoned(path):
-                yield f"{path.name} was never finished", path
+                yield f"{path.name} is incomplete", path
         elif not _fits(rows, path):
-            yield f"{path.name} does not fit the rows", path
+            yield f"{path.name} does not match the rows", path
 
 
 def index_files(rows: SqliteRows) -> list[Path]:
@@ -162,7 +162,7 @@ def index_files(rows: SqliteRows) -> list[Path]:
         return []
     path = Path(rows.path)
     views = "|".join(re.escape(row[0]) for row in rows.read("SELECT DISTINCT name FROM views"))
-    # What people keep beside it is theirs.
+    # Other files beside the database belong to the user.
     ours = re.compile(
         rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"
         r"(\.index(\.unfinished)?|\.part|\.index(\.unfinished)?\.[0-9]+-[0-9]+\.part)"
@@ -184,21 +184,21 @@ def _fits(rows: SqliteRows, path: Path) -> bool:
         if found is None:
             return not path.exists()  # another process may have removed it
         return _matches_rows(rows, found)
-    except StoreError:  # a vector that cannot be read, which is told elsewhere
+    except StoreError:  # an unreadable vector, which another check reports
         return False
 
 
 def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
     header = found.header
-    # In one moment, or another process's pruning in between would look like damage.
+    # One snapshot: another process's pruning in between would look like damage.
     with rows.snapshot():
         mark = rows.mark(header.seq)
-        if mark is None and header.seq <= rows.read(HORIZON)[0][0]:  # not wrong, only too old
+        if mark is None and header.seq <= rows.read(HORIZON)[0][0]:  # too old, but not wrong
             return True
     if mark is None or mark != header.mark:
         return False
     stored = {view.number: view for view in rows.views().values()}.get(header.view)
-    if stored is None:  # its view was made anew, which gives it another number
+    if stored is None:  # its view was rebuilt under another number
         return True
     if stored.fingerprint != header.fingerprint:
         return False

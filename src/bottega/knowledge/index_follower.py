@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 PAGE = 4096
 BUILD_BATCH = 256
-# Rows that a new index may still lack when it takes over: milliseconds of work.
+# Changes that a new index may lack when it replaces the old one: milliseconds of work.
 MAX_LAG = 64
 MAX_DEAD_SHARE = 0.2
 SAVE_EVERY = 5000
@@ -138,15 +138,15 @@ class IndexFollower:
         if found is None or not self._fits(found.header):
             return None
         index = self._restored(found)
-        # In one moment, or another process's commit in between would look like damage.
+        # One snapshot: another process's commit in between would look like damage.
         with self._rows.snapshot():
             told = self._catch_up(index)
             whole = index.digest() == self._rows.keys_digest()
         if not told:
-            log.info("%s is too far behind and will be made again", self._path)
+            log.info("%s is too old and will be rebuilt", self._path)
             return None
         if not whole:
-            log.warning("%s does not match its rows and will be made again", self._path)
+            log.warning("%s does not match its rows and will be rebuilt", self._path)
             return None
         self._saved_at = found.header.seq
         return index
@@ -175,7 +175,7 @@ class IndexFollower:
 
     def _build_flat(self) -> FaissIndex:
         index = self._fill(FlatIndex(*self._shape))
-        if self._stopping.is_set():  # which cuts filling short
+        if self._stopping.is_set():  # filling stopped early
             raise StaleIndexError
         return index
 
@@ -213,7 +213,7 @@ class IndexFollower:
             raise StoreError(
                 f"{self._rows.name} is damaged: the vector {self._view.name!r} of row {key} has"
                 f" {len(vector)} numbers, not {self._view.dimension}",
-                hint="verify(repair=True) makes it again, or bottega verify --repair",
+                hint="run bottega verify --repair, or verify(repair=True)",
             )
 
     def _maintain(self, index: FaissIndex) -> None:
@@ -232,7 +232,7 @@ class IndexFollower:
     def _run_logged(self, work: Callable[[FaissIndex], None], index: FaissIndex) -> None:
         """Run the work and log a failure; the existing index continues to serve."""
         try:
-            # Of this thread only: searches keep the others.
+            # For this thread only; searches keep their threads.
             faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
             work(index)
         except (BottegaError, RuntimeError, MemoryError) as error:

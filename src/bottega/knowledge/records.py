@@ -15,9 +15,9 @@ from bottega.image import Image
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
-# 64 bits: two of a million examples share an id by chance once in 40 million knowledge bases.
+# 64 bits: a collision among a million examples occurs once in 40 million knowledge bases.
 ID_LENGTH = 16
-# A tag: what was said before the question, or a digest of it. It is part of what was asked.
+# Tag with the conversation before the question, or a digest of it; part of the identity.
 CONTEXT = "context"
 
 Value = str | int | float | bytes | None
@@ -77,7 +77,7 @@ def has_valid_id(example: Example) -> bool:
     """Return whether the id still matches the content."""
     try:
         return identity(example) == example.id
-    except TypeError:  # a field that is no text
+    except TypeError:  # a field is not a text
         return False
 
 
@@ -199,7 +199,7 @@ TINY = np.finfo(np.float32).tiny
 
 def unit(rows: Vectors) -> Vectors:
     """Return rows scaled to length one; a row of zeros stays zero."""
-    # Not np.linalg.norm, which takes longer to begin than this to end.
+    # np.linalg.norm has more overhead than this whole computation.
     lengths = np.sqrt((rows * rows).sum(axis=-1, keepdims=True))
     scaled: Vectors = rows / np.maximum(lengths, TINY)
     return scaled.astype(np.float32, copy=False)

@@ -35,14 +35,16 @@ def reindex(
     """
     check_name(name)
     if batch_size < 1:
-        raise SettingError(f"batch_size {batch_size} is not possible", hint="use 64")
+        raise SettingError(f"batch_size must be at least 1, got {batch_size}", hint="use 64")
     number, complete = _begin(rows, name, view)
     if progress is not None:
         progress(_count_done(rows, number))
     done = 0
     while not _complete_if_done(rows, name, number):
         for keys in _missing_batches(rows, number, batch_size):
-            _embed(rows, keys, number, view, logged=complete)  # some index lacks them
+            _embed(
+                rows, keys, number, view, logged=complete
+            )  # indexes of a complete view lack them
             done += len(keys)
             if progress is not None:
                 progress(len(keys))
@@ -94,7 +96,7 @@ def _embed(
         raise _name_example(error, examples, view) from error
     with rows.transaction() as connection:
         _check_view(connection, number)
-        # Only for rows that are still there.
+        # Only for rows that still exist.
         connection.executemany(
             "INSERT OR REPLACE INTO vectors (key, view, vector, checksum)"
             " SELECT key, ?, ?, ? FROM examples WHERE key = ?",
@@ -135,7 +137,7 @@ def _complete_if_done(rows: SqliteRows, name: str, number: int) -> bool:
             return True
         _drop(connection, name, "number != ?", number)
         connection.execute("UPDATE views SET complete = 1 WHERE number = ?", [number])
-        # Tells the other handles that their vectors are gone.
+        # Notifies other handles that their vectors were replaced.
         connection.execute("INSERT INTO changes (op, key) VALUES ('view', 0)")
     return True
 
@@ -145,8 +147,8 @@ def _check_view(connection: sqlite3.Connection, number: int) -> bool:
     found = connection.execute("SELECT complete FROM views WHERE number = ?", [number]).fetchone()
     if found is None:
         raise StoreError(
-            "another process began to reindex this view with another embedder",
-            hint="let one of them finish, then begin again if it was the wrong one",
+            "another process started to reindex this view with another embedder",
+            hint="let one run finish, then reindex again if needed",
         )
     return bool(found[0])
 

@@ -27,7 +27,7 @@ from bottega.knowledge.use_counts import prune
 from bottega.types import Example, Query
 
 LISTED_THIRD = "(SELECT value FROM json_each(?3))"
-# CROSS JOIN: SQLite shall walk the list and look up each key, whatever it takes it for.
+# CROSS JOIN fixes the join order: SQLite walks the list and looks up each key.
 SELECT_EXAMPLES = (
     "SELECT examples.* FROM json_each(?) AS chosen CROSS JOIN examples"
     " ON examples.key = chosen.value"
@@ -89,7 +89,7 @@ class SqliteRows(ChangeLog):
             return len(keys)
 
     def get(self, ids: Collection[str]) -> dict[str, Example]:
-        # One snapshot for both: another process may delete an example between them.
+        # One snapshot for both reads: another process may delete an example in between.
         with self.snapshot():
             found = self.by_keys(self.keys(ids).values())
         return {str(example.id): example for example in found.values()}
@@ -379,21 +379,22 @@ class KnowledgeBaseReader:
     def _by_prefix(self, prefix: str) -> Example:
         id = self._resolve(prefix)
         example = self._rows.get([id]).get(id)
-        if example is None:  # deleted by another process since
+        if example is None:  # deleted by another process meanwhile
             raise unknown_id_error(prefix)
         return example
 
     def _resolve(self, id: str) -> str:
         if len(id) < SHORTEST_PREFIX:
             raise SettingError(
-                f"{id!r} is too short for an id", hint=f"give {SHORTEST_PREFIX} characters or more"
+                f"an id prefix must have at least {SHORTEST_PREFIX} characters, got {id!r}",
+                hint="give more characters",
             )
         matches = self._rows.ids_with_prefix(id, limit=2)
         if not matches:
             raise unknown_id_error(id)
         if len(matches) > 1:
             raise SettingError(
-                f"several ids begin with {id!r}, such as {' and '.join(matches)}",
+                f"the id prefix {id!r} is ambiguous, matching {' and '.join(matches)}",
                 hint="give more characters",
             )
         return matches[0]

@@ -13,7 +13,7 @@ from bottega._util.sqlite import FileKind
 from bottega.knowledge.records import CONTEXT, ID_LENGTH, digest, question_parts
 
 PAGE = 1000
-# Rows from before format 5 have no digest, because SQLite could not compute it.
+# Rows from before format 5 have no digest, which SQLite cannot compute.
 STALE = (
     "SELECT key, id, question, answer, choices, tags FROM examples"
     " WHERE key > ? AND (choices != '[]' OR question_digest IS NULL) ORDER BY key LIMIT ?"
@@ -134,8 +134,8 @@ KNOWLEDGE_BASE = FileKind(
             key INTEGER NOT NULL
         );
         """,
-        # Namespaces, several named vectors an example, and what eviction goes by. SQLite cannot
-        # drop a UNIQUE, so `examples` is copied; its counter goes along, as keys are never reused.
+        # Namespaces, several named vectors per example, and counters for eviction. SQLite cannot
+        # drop a UNIQUE, so `examples` is copied, with its counter, because keys are never reused.
         """
         CREATE TABLE spaced (
             key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -196,8 +196,8 @@ KNOWLEDGE_BASE = FileKind(
         """
         INSERT INTO meta VALUES ('pruned', '0');
         """,
-        # A copy that is put back gives the same numbers out again: a mark tells whose change it is.
-        # ALTER TABLE adds no column with such a default, so `changes` is copied.
+        # A restored copy assigns the same numbers again; a mark identifies each change.
+        # ALTER TABLE cannot add a column with this default, so `changes` is copied.
         """
         CREATE TABLE marked (
             seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -215,8 +215,8 @@ KNOWLEDGE_BASE = FileKind(
         DROP TABLE changes;
         ALTER TABLE marked RENAME TO changes;
         """,
-        # A newer answer finds the older one of its question. Rows from before this version have
-        # no digest: SQLite cannot compute it.
+        # Digests let a newer answer find the older ones to its question. Earlier rows have
+        # no digest, which SQLite cannot compute.
         """
         ALTER TABLE examples ADD COLUMN asked TEXT;
         CREATE INDEX examples_by_asked ON examples (namespace, asked) WHERE asked IS NOT NULL;

@@ -44,7 +44,7 @@ class Searcher:
         self._hnsw_above = hnsw_above
         self._followers: dict[str, IndexFollower] = {}
         self._filters: LRUCache[Filter, ResolvedFilter] = LRUCache(MAX_FILTERS)
-        self._default: str | None = None  # the name of the view that is first
+        self._default: str | None = None  # name of the first view
         self._recent = ExampleCache()
         self._lock = Lock()
 
@@ -56,7 +56,7 @@ class Searcher:
         name = next(iter(given)) if by is None else by
         if name not in given:
             raise SettingError(
-                f"there is no view {name!r}", hint=f"by one of {', '.join(given)}, as opened"
+                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
             )
         if name not in stored:
             raise _empty_error(self._rows)
@@ -99,7 +99,7 @@ class Searcher:
             candidates = self._candidates(hits, len(index))
             if candidates is not None:
                 return candidates
-            if searched == self._rows.last_seq():  # no other process's delete explains it
+            if searched == self._rows.last_seq():  # not explained by a delete of another process
                 if rebuilt:
                     raise _log_gap_error(self._rows)
                 self._drop(self._follower(by))
@@ -113,7 +113,8 @@ class Searcher:
         missing = [id for id in ids if keys.get(id) not in found]
         if missing:
             raise NotFoundError(
-                f"there is no vector of {missing[0]!r}", hint="bottega verify finds missing ones"
+                f"example {missing[0]!r} has no vector",
+                hint="run bottega verify to find missing vectors",
             )
         rows = [found[keys[id]] for id in ids]
         return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
@@ -173,7 +174,7 @@ class Searcher:
                 self._filters.put(where, cached := ResolvedFilter())
             seq = self._rows.last_seq()
             if cached.seq != seq:
-                if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them were deleted since
+                if len(cached.keys) > MAX_DELETED + 2 * most:  # most of them have been deleted
                     cached.last, cached.keys = 0, np.empty(0, np.int64)
                 last = self._rows.last_key()
                 new = self._rows.keys_where(where, cached.last)
@@ -197,8 +198,8 @@ class Searcher:
 
 def _log_gap_error(rows: RowStore) -> StoreError:
     return StoreError(
-        f"{rows.name} lacks examples whose removal is not in its change log",
-        hint="verify(repair=True), or bottega verify --repair, mends the log",
+        f"the change log of {rows.name} lacks the removal of examples",
+        hint="run bottega verify --repair, or verify(repair=True)",
     )
 
 
@@ -260,7 +261,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         """Search several queries at once, as `search` does one."""
         _check_k(k)
         self._check_embeds()
-        self._searcher.current_index(by)  # before the embedder works for nothing
+        self._searcher.current_index(by)  # raises before the embedder runs
         if not queries:
             return []
         vectors = embed_checked(self._searcher.view(by)[1].embed, queries, "queries")
@@ -309,10 +310,10 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
         if not self._views:
             raise SettingError(
                 f"{self._path} was opened without an embedder",
-                hint="KnowledgeBase.open(path, embed=...) to search or to add",
+                hint="pass embed= to KnowledgeBase.open to search or to add",
             )
 
 
 def _check_k(k: int) -> None:
     if k < 1:
-        raise SettingError(f"cannot search for {k} examples", hint="use k >= 1")
+        raise SettingError(f"k must be at least 1, got {k}", hint="use k=5")

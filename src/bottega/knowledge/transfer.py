@@ -31,7 +31,8 @@ from bottega.types import Example, Query
 EXAMPLES, IMAGES = "examples.jsonl", "images"
 BATCH = 64
 RESTORE_HINT = (
-    "restore the file from a copy, or delete it, with all that show its images, and add it again"
+    "restore the file from a copy, or delete the example and all that contain its images, and add"
+    " it again"
 )
 MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
@@ -80,7 +81,10 @@ def _check_name(folder: Path) -> None:
     except UnicodeEncodeError:
         written = b"\0"
     if b"\0" in written:
-        raise StoreError(f"{str(folder)!a} is not a folder's name", hint="check the path")
+        raise StoreError(
+            f"the folder name contains a NUL or invalid text, got {str(folder)!a}",
+            hint="check the path",
+        )
 
 
 def _readable_rows(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
@@ -89,12 +93,12 @@ def _readable_rows(rows: SqliteRows, on_error: OnError) -> Iterator[tuple[Exampl
         if is_text(id):
             ids.append(id)
         else:
-            on_error(StoreError(f"an example's id is {id!a}, which is damaged", hint=RESTORE_HINT))
+            on_error(StoreError(f"the id of an example is damaged, got {id!a}", hint=RESTORE_HINT))
     for start in range(0, len(ids), BATCH):
         keys = rows.keys(ids[start : start + BATCH])
         metadata_by_id = rows.metadata_by_id(keys.values())
         for key, example in sorted(_undamaged(rows, keys, on_error).items()):
-            if key not in metadata_by_id:  # deleted meanwhile
+            if key not in metadata_by_id:  # deleted by another process
                 continue
             if _is_numeric(metadata_by_id[key]):
                 yield example, metadata_by_id[key]
@@ -108,7 +112,7 @@ def _undamaged(rows: SqliteRows, keys: Mapping[str, int], on_error: OnError) -> 
     try:
         found = rows.by_keys(keys.values())
     except StoreError as error:
-        if len(keys) > 1:  # only what cannot be read shall be missing
+        if len(keys) > 1:  # leave out only the unreadable ones
             alone = [_undamaged(rows, {id: key}, on_error) for id, key in keys.items()]
             return {key: example for each in alone for key, example in each.items()}
         for id in keys:
@@ -151,7 +155,7 @@ def read_export(folder: Path, on_error: OnError) -> Iterator[ImportedExample]:
     path = folder / EXAMPLES
     _check_name(folder)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe may block forever
             raise LoadError(f"{path_text(path)} is not a regular file", hint="check the path")
         lines = path.open("rb")
     except OSError as error:
@@ -176,7 +180,7 @@ def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
         row["metadata"] = row.pop("standing")
     fields = _ExportedFields(**{name: row[name] for name in _ExportedFields.__dataclass_fields__})
     if not (isinstance(fields.question, str) and isinstance(fields.answer, str)):
-        raise TypeError("question and answer should be texts")
+        raise TypeError("question and answer must be texts")
     images = [
         _image(folder, name, source)
         for name, source in zip(fields.images, fields.image_sources, strict=True)
@@ -190,14 +194,14 @@ def _imported(row: dict[str, Any], folder: Path) -> ImportedExample:
         source=fields.source,
     )
     if fields.id not in (identity(example), identity_without_choices(example)):
-        raise ValueError("its id is not that of its question, choices, answer and images")
+        raise ValueError("the id does not match question, choices, answer and images")
     return ImportedExample(example, _metadata(fields.metadata))
 
 
 def _image(folder: Path, name: str, source: str | None) -> Image:
     image = open_within(folder, name)
     if image.sha256 != Path(name).stem:
-        raise ValueError(f"{name} has other bytes than were exported")
+        raise ValueError(f"{name} has changed since the export")
     return replace(image, source=source)
 
 

@@ -14,7 +14,7 @@ from bottega.knowledge.records import is_text
 
 FLUSH_COUNT = 256
 FLUSH_SECONDS = 30.0
-MAX_USD = 1e15  # far from where sums become infinite
+MAX_USD = 1e15  # keeps sums finite
 
 
 class UsageBuffer:
@@ -30,12 +30,12 @@ class UsageBuffer:
         self._lock = Lock()
 
     def record(self, ids: Collection[str], saved_usd: float) -> None:
-        # One that cannot be written would keep all the others from it.
+        # One unwritable entry would block all the others.
         """Count one use of each example and share the savings among them."""
         if not all(map(is_text, ids)) or not is_amount(saved_usd):
             raise SettingError(
-                f"ids {list(ids)!a} cannot have saved {saved_usd!a} US dollars",
-                hint="give ids as texts and a finite number",
+                f"used requires ids and a finite amount, got {list(ids)!a} and {saved_usd!a}",
+                hint="give ids as texts, and US dollars as a number",
             )
         now = time.time()
         share = saved_usd / max(1, len(ids))
@@ -78,10 +78,10 @@ def is_amount(value: object) -> bool:
 
 
 KEPT_CHANGES = 10_000
-# An index file may be behind by a tenth of its rows, and should still be of use.
+# An index file that lacks a tenth of its rows must remain usable.
 KEPT_SHARE = 5
 CHECK_EVERY = 1000
-# Up to where the log has been looked through, and the last change that each namespace has lost.
+# Last change examined by pruning. `meta` also has the last change lost, by namespace.
 HORIZON = "SELECT coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned'), 0)"
 LOST_PREFIX = "pruned of "
 DROPPABLE = (
@@ -97,7 +97,7 @@ def prune(connection: sqlite3.Connection, added: int) -> None:
     Pruning reads the whole log, so it runs only after the log has grown by a fifth of the rows.
     """
     last, pruned = connection.execute(f"SELECT max(seq), ({HORIZON}) FROM changes").fetchone()
-    # Each row that came may have driven out another.
+    # Each new row may have evicted another one.
     if last % CHECK_EVERY >= 2 * added or last - pruned <= 2 * KEPT_CHANGES:
         return
     rows = connection.execute("SELECT count(*) FROM examples").fetchone()[0]

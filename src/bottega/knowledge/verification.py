@@ -24,7 +24,7 @@ from bottega.knowledge.writer import check_dimensions
 from bottega.protocols import Vectors
 
 Repair = Callable[[], None]
-# What is wrong, and how it is made again where it can be.
+# Description of a problem, and its repair if there is one.
 Finding = tuple[str, Repair | None]
 
 PAGE = 256
@@ -47,7 +47,7 @@ def statement_repair(rows: SqliteRows, statement: str) -> Repair:
     return fix
 
 
-# What no example shows is told as left over.
+# Images without an example are reported as orphans.
 SHOWN = "SELECT DISTINCT sha256 FROM example_images JOIN examples USING (key)"
 ADD_AGAIN = "and add again, or restore the file from a copy"
 
@@ -55,7 +55,7 @@ ADD_AGAIN = "and add again, or restore the file from a copy"
 def find_damaged_images(rows: SqliteRows) -> Iterator[Finding]:
     """Yield images whose bytes are missing or do not match their hash."""
     for (sha256,) in rows.read(f"{SHOWN} ORDER BY sha256"):
-        with rows.snapshot():  # another process may be deleting it
+        with rows.snapshot():  # another process may delete it
             wrong = _wrong_image(rows, sha256)
         if wrong is not None:
             yield wrong, None
@@ -90,7 +90,7 @@ def find_wrong_ids(rows: SqliteRows) -> Iterator[Finding]:
         try:
             for wrong in _wrong_ids(rows, keys):
                 yield wrong, None
-        except StoreError:  # one of them cannot be read
+        except StoreError:  # one of the rows cannot be read
             for key in keys:
                 try:
                     for wrong in _wrong_ids(rows, [key]):
@@ -110,8 +110,8 @@ def _wrong_ids(rows: SqliteRows, keys: list[int]) -> list[str]:
 EMBED_BATCH = 64
 SAMPLE = 4
 MAX_NAMED = 3
-# Of the vector's length. Between unit vectors it is a cosine of 0.999: batches of another size, or
-# another machine, do not make the same numbers to the last bit.
+# Relative to the vector's length; a cosine of 0.999 between unit vectors. Another batch size or
+# machine does not reproduce the last bits.
 TOLERANCE = 0.045
 
 
@@ -205,7 +205,7 @@ def _mismatched_keys(
     the rest of the batch is compared."""
     try:
         examples = {
-            # What is damaged is told elsewhere. A vector of it would be wrong, too.
+            # Another check reports damaged examples, whose vectors would be wrong too.
             key: example
             for key, example in rows.by_keys(keys).items()
             if find_damage(example) is None
@@ -253,7 +253,7 @@ def _valid_vector(blob: bytes | None, checksum: int | None, dimension: int) -> V
         return None
     vector = np.frombuffer(blob, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        length = np.vdot(vector, vector)  # not finite for NaN, infinite or too large numbers
+        length = np.vdot(vector, vector)  # not finite for NaN, infinity or overflow
     return vector if np.isfinite(length) and (length or checksum is not None) else None
 
 

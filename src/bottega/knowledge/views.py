@@ -15,9 +15,9 @@ from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
 
 DEFAULT = "default"
-# Names become parts of file names.
+# View names become parts of file names.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-# What JSON may spell and no tokenizer reads.
+# Lone surrogates: valid in JSON, but rejected by tokenizers.
 SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -44,13 +44,13 @@ class Views:
         self._bare = None if given is None or isinstance(given, Mapping) else View(given)
         self._named = dict(given) if isinstance(given, Mapping) else {}
         if isinstance(given, Mapping) and not given:
-            raise SettingError("there is no view", hint="embed={'image': View(embedder)}")
+            raise SettingError("embed has no views", hint="use embed={'image': View(embedder)}")
         for name, view in self._named.items():
             check_name(name)
             if not isinstance(view, View):
                 raise SettingError(
-                    f"the view {name!r} is {type(view).__name__}",
-                    hint=f"embed={{{name!r}: View(embedder)}}",
+                    f"view {name!r} must be a View, got {type(view).__name__}",
+                    hint=f"use embed={{{name!r}: View(embedder)}}",
                 )
 
     def __bool__(self) -> bool:
@@ -69,7 +69,7 @@ class Views:
     def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """Use another embedder for this view, if the handle has the view."""
         if self._bare is not None:
-            # A bare embedder stands for one view, and another one may have joined it.
+            # A single embedder denotes one view; the file may have gained others.
             if _stored_name(self._bare.embed, stored) in (name, None):
                 self._bare = view
         elif name in self._named:
@@ -94,7 +94,7 @@ def check_name(name: str) -> None:
     """Raise `SettingError` unless the name is valid for a view."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise SettingError(
-            f"{name!r} cannot name a view", hint="use up to 40 letters, digits, - and _"
+            f"view name is invalid, got {name!r}", hint="use up to 40 letters, digits, - and _"
         )
 
 
@@ -103,7 +103,7 @@ def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vecto
     for query in queries:
         if not query.text.isascii() and SURROGATES.search(query.text):
             raise EmbeddingError(
-                f"{query.text!a} holds halves of characters", hint="ask in whole characters"
+                f"the text contains lone surrogates, got {query.text!a}", hint="send valid Unicode"
             )
     made = embed.embed(queries)
     try:
@@ -113,16 +113,16 @@ def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vecto
     except (TypeError, ValueError) as error:
         raise EmbeddingError(
             f"{embed.fingerprint} returned {type(made).__name__} for {len(queries)} {what}",
-            hint=f"an embedder returns an array with a row of {embed.dimension} numbers for each",
+            hint=f"return an array with one row of {embed.dimension} numbers per query",
         ) from error
     if vectors.shape != (len(queries), embed.dimension):
         raise EmbeddingError(
             f"{embed.fingerprint} returned {vectors.shape} for {len(queries)} {what}",
-            hint=f"an embedder returns one row of {embed.dimension} numbers for each",
+            hint=f"return one row of {embed.dimension} numbers per query",
         )
     if not np.isfinite(lengths).all():
         raise EmbeddingError(
-            f"{embed.fingerprint} returned numbers that are not finite, or too large",
-            hint="check its weights; half precision may overflow",
+            f"{embed.fingerprint} returned NaN, infinite or too large numbers",
+            hint="check the weights; half precision may overflow",
         )
     return vectors

@@ -17,7 +17,7 @@ from bottega.protocols import Vectors
 from bottega.types import Example
 
 PLACEHOLDERS = ", ".join("?" * (len(COLUMNS) + 2))
-# Not OR IGNORE, which would also pass over what a column refuses.
+# Not OR IGNORE, which would also skip rows that violate a column constraint.
 INSERT = (
     f"INSERT INTO examples ({', '.join(COLUMNS)}, namespace, question_digest)"
     f" VALUES ({PLACEHOLDERS})"
@@ -36,7 +36,7 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
     if not stored:
         _check_empty(connection)
         connection.executemany(
-            # A reindexing that was killed before there were examples has left it incomplete.
+            # An interrupted reindex of an empty file may have left an incomplete view.
             "INSERT INTO views (name, fingerprint, dimension, complete) VALUES (?, ?, ?, 1)"
             " ON CONFLICT (name, fingerprint)"
             " DO UPDATE SET dimension = excluded.dimension, complete = 1",
@@ -47,8 +47,8 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
     check_dimensions(stored, {name: made.vectors.shape[1] for name, made in views.items()})
     if missing := stored.keys() - views.keys():
         raise SettingError(
-            f"examples here also have the vectors {', '.join(sorted(missing))}",
-            hint="KnowledgeBase.open(path, {name: View(...), ...}) with all of them to add",
+            f"the file has more views than given: {', '.join(sorted(missing))}",
+            hint="open it with all views to add: KnowledgeBase.open(path, {name: View(...)})",
         )
     return [stored[name].number for name in views]
 
@@ -56,8 +56,8 @@ def claim_views(connection: sqlite3.Connection, views: Mapping[str, EmbeddedBatc
 def _check_empty(connection: sqlite3.Connection) -> None:
     if connection.execute("SELECT EXISTS (SELECT 1 FROM examples)").fetchone()[0]:
         raise StoreError(
-            "the examples here have no vectors",
-            hint="verify(repair=True) makes them, or bottega verify --repair",
+            "the stored examples have no vectors",
+            hint="run bottega verify --repair, or verify(repair=True)",
         )
 
 
@@ -66,8 +66,8 @@ def check_views(stored: Mapping[str, StoredView], fingerprints: Mapping[str, str
     for name, fingerprint in fingerprints.items():
         if name not in stored:
             raise StoreError(
-                f"the examples here have no vectors {name!r}, only {', '.join(stored)}",
-                hint=f"knowledge.reindex({name!r}, View(...)), or bottega reindex --by {name}",
+                f"view {name!r} does not exist, only {', '.join(stored)}",
+                hint=f"run bottega reindex --by {name}, or knowledge.reindex({name!r}, View(...))",
             )
         if stored[name].fingerprint != fingerprint:
             raise EmbedderMismatchError(stored[name].fingerprint, fingerprint)
@@ -78,9 +78,9 @@ def check_dimensions(stored: Mapping[str, StoredView], widths: Mapping[str, int]
     for name, width in widths.items():
         if stored[name].dimension != width:
             raise StoreError(
-                f"the vectors {name!r} here have {stored[name].dimension} numbers, those of"
-                f" {stored[name].fingerprint!r} now {width}",
-                hint="an embedder that makes other vectors needs another fingerprint",
+                f"the stored vectors {name!r} have {stored[name].dimension} numbers, but"
+                f" {stored[name].fingerprint!r} now returns {width}",
+                hint="change the fingerprint of an embedder when its vectors change",
             )
 
 
@@ -213,8 +213,8 @@ def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capac
         return
     if pinned >= capacity.rows:
         raise StoreFullError(
-            f"all {pinned} examples are pinned and the capacity is {capacity.rows}",
-            hint="unpin some (bottega unpin), or open with a larger capacity",
+            f"the capacity of {capacity.rows} is full of pinned examples, got {pinned}",
+            hint="unpin examples (bottega unpin), or open with a larger capacity",
         )
     newest = (
         "(SELECT key FROM examples WHERE namespace = ?1"

@@ -133,7 +133,7 @@ def test_lines_bring_their_pictures_and_what_is_wrong_with_others_is_told(tmp_pa
     assert [one.decode().size for one in seen.query.images] == [(8, 8)]
     assert tea == Example(Query("Tea"), "", source=str(path))
     told = [str(error).removeprefix(f"{path}, line ") for error in bad]
-    assert told[:2] == ["3: a passage has no answer", "4: there is no text"]
+    assert told[:2] == ["3: a passage cannot have the field answer", "4: text is missing"]
     assert told[2].startswith("5: ") and len(told) == 3
     with pytest.raises(LoadError, match="line 3"):
         list(load_passages(path))

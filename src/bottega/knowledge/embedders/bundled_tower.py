@@ -21,7 +21,7 @@ from bottega.protocols import Vectors
 from bottega.types import Query
 
 DIMENSION = LIKENESS.stop - LIKENESS.start
-# What changes the pixels that the tower sees.
+# Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 
 
@@ -37,7 +37,7 @@ class TowerEmbedder:
         self, folder: str | Path, *, batch_size: int = 64, threads: int | None = None
     ) -> None:
         if not Path(folder).is_dir():
-            raise EmbeddingError(f"{folder} is not a folder", hint="check the path")
+            raise EmbeddingError(f"the model folder {folder} does not exist", hint="check the path")
         with loading_model(str(folder)):
             import torch
             from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -154,12 +154,14 @@ class TowerTokenEmbedder:
         if len(words):
             parts.append(self._padded(unit(words), self._images.dimension + self._channels))
         if not parts:
-            raise EmbeddingError("a query has neither image nor text", hint="give it one of them")
+            raise EmbeddingError(
+                "the query has neither image nor text", hint="add an image or a text"
+            )
         return np.concatenate(parts)
 
     def _meaningful_rows(self, text: str) -> Vectors:
         rows = self._words.token_rows(text)
-        # A token that is all zeros is one of which nothing is known.
+        # A row of zeros is an unknown token.
         rows = rows[rows.any(axis=1)]
         means = rows[:, WORDS.stop - WORDS.start :].any(axis=1)
         return rows[means] if means.any() else rows
@@ -206,8 +208,8 @@ class TokenEmbedder:
         for vector, query in zip(vectors, queries, strict=True):
             if not query.text:
                 raise EmbeddingError(
-                    "a query has no text, and this embedder reads only text",
-                    hint="ask a question, or use an image embedder",
+                    "the query has no text, and this embedder reads only text",
+                    hint="add a question, or use an image embedder",
                 )
             vector[:-1] = self.token_rows(query.text).sum(axis=0)
             vector[-1] = not vector.any()
@@ -240,7 +242,7 @@ def _weighted(table: Vectors, name: str) -> Vectors:
     needed = max(part.stop for part in (WORDS, *MEANINGS))
     if table.shape[1] < needed:
         raise EmbeddingError(
-            f"{name} has {table.shape[1]} numbers a token, and its meanings would end at {needed}",
+            f"{name} must have at least {needed} numbers per token, got {table.shape[1]}",
             hint="use the bundled model, or SentenceEmbedder(model, mode='text')",
         )
     parts = [WORD_WEIGHT * table[:, WORDS]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INSTRUCTION = "Using the provided image, obtain documents that address the subsequent question:"
 QUERY_MARK, DOCUMENT_MARK = "[unused0]", "[unused1]"
-# The marks are written over this token.
+# The mark replaces this token.
 PLACEHOLDER = ". "
 Mask = NDArray[np.bool_]
 
@@ -74,7 +74,7 @@ class FlmrEmbedder:
         self._instruction = instruction
         self._document_images = document_images
         self._batch_size = batch_size
-        # Fast tokenizers refuse to be shared by two threads at once.
+        # Fast tokenizers are not thread-safe.
         self._lock = Lock()
         images = "images" if document_images else "text"
         self.fingerprint = f"flmr@{weights_digest(folder)} {images} {instruction!r}"
@@ -151,7 +151,7 @@ class FlmrEmbedder:
         if not self._model.shape.mask_punctuation:
             return np.ones_like(ids, bool)
         signs = self._document_tokens.convert_tokens_to_ids(list(string.punctuation))
-        # A vocabulary that lacks a sign calls it unknown, as it does unknown words.
+        # A sign that the vocabulary lacks has the id of unknown words, which stay.
         unknown = self._document_tokens.unk_token_id
         kept: Mask = np.isin(ids, [sign for sign in signs if sign != unknown], invert=True)
         return kept

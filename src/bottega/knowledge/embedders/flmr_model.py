@@ -19,8 +19,8 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 from bottega.errors import EmbeddingError
 
-# Our name of a part, and what the original checkpoint may call it. Where query and document share
-# a part it is stored once, under either name.
+# Name of a part here -> possible names in the original checkpoint. A part that query and document
+# share is stored once, under either name.
 ORIGINAL = {
     "query_text": ("query_text_encoder.bert_model", "context_text_encoder.bert_model"),
     "query_linear": ("query_text_encoder_linear", "context_text_encoder_linear"),
@@ -48,7 +48,7 @@ class FlmrShape:
     dimension: int = 128
     prefix: int = 32  # vectors from the whole image
     mapping_layers: int = 1
-    attended: int = 32  # text tokens that the patches look at
+    attended: int = 32  # text tokens to which patches attend
     query_tokens: int = 32
     document_tokens: int = 512
     instruction_end: str | None = ":"
@@ -80,7 +80,7 @@ class FlmrModel(nn.Module):
         super().__init__()
         text = _config(BertConfig, shape.text)
         vision = _config(CLIPVisionConfig, shape.vision)
-        # A decoder layer that looks at all patches: other kernels would hide the later ones.
+        # A decoder layer that attends to all patches: other kernels would apply a causal mask.
         mapping = _config(
             BertConfig,
             {
@@ -165,7 +165,7 @@ def _check_complete(folder: Path, missing: list[str]) -> None:
     if missing:
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
         raise EmbeddingError(
-            f"{folder} lacks {len(missing)} weights of PreFLMR, or has them in another shape: "
+            f"{folder} has {len(missing)} missing or misshapen PreFLMR weights: "
             f"{', '.join(missing[:SHOWN])}{more}",
             hint="give a PreFLMR checkpoint, such as LinWeizheDragon/PreFLMR_ViT-L",
         )

@@ -78,7 +78,7 @@ class MultiVectorEncoderEmbedder:
                 parts[row].append(rows)
         if not all(parts):
             raise EmbeddingError(
-                f"a query has nothing to read in mode {mode!r}", hint="choose another mode"
+                f"the query has no input for mode {mode!r}", hint="choose another mode"
             )
         return [unit(np.concatenate(rows)) for rows in parts]
 
@@ -93,7 +93,7 @@ class MultiVectorEncoderEmbedder:
                     show_progress_bar=False,
                     convert_to_numpy=True,
                 )
-            except (RuntimeError, ValueError) as error:  # out of memory, unfit inputs
+            except (RuntimeError, ValueError) as error:  # out of memory, unsupported inputs
                 raise EmbeddingError(
                     f"the embedder failed: {error}", hint="try a smaller batch_size"
                 ) from error
@@ -103,7 +103,9 @@ class MultiVectorEncoderEmbedder:
         supported = {str(modality) for modality in self._model.modalities}
         for mode in self._modes.values():
             if mode not in ("text", "image", "both"):
-                raise SettingError(f"no mode {mode!r}", hint="use 'text', 'image' or 'both'")
+                raise SettingError(
+                    f"mode is unknown, got {mode!r}", hint="use 'text', 'image' or 'both'"
+                )
             missing = ({"text", "image"} if mode == "both" else {mode}) - supported
             if missing:
                 raise SettingError(

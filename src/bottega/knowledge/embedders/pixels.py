@@ -59,7 +59,7 @@ def unit_images(
 def _count(query: Query) -> int:
     if not query.images:
         raise EmbeddingError(
-            f"the query {query.text!r} has no image, and this embedder reads only images",
+            f"this embedder requires an image, got only the text {query.text!r}",
             hint="add an image, or use a text embedder: SentenceEmbedder(model, mode='text')",
         )
     return len(query.images)
@@ -72,7 +72,7 @@ CELL = 8
 BINS = 9
 COLOUR_SIDE = 16
 FREQUENCIES = 8
-# Dalal and Triggs: one strong edge must not drown the rest of its block.
+# Dalal and Triggs: clipping limits the influence of a single strong edge.
 CLIP = 0.2
 SHAPE_WEIGHT, COLOUR_WEIGHT, COARSE_WEIGHT = 1.0, 0.5, 0.5
 
@@ -105,7 +105,7 @@ class PixelEmbedder:
 
 
 def _encode(images: list[Pillow.Image]) -> Vectors:
-    from scipy.fft import dctn  # slow to load, and needed here alone
+    from scipy.fft import dctn  # slow to import and used only here
 
     grey = np.stack([_reduced(image.convert("L"), SIDE) for image in images])
     colour = np.stack([_reduced(image, COLOUR_SIDE) for image in images])
@@ -113,7 +113,7 @@ def _encode(images: list[Pillow.Image]) -> Vectors:
     parts = [
         SHAPE_WEIGHT * unit(_shapes(grey)),
         COLOUR_WEIGHT * unit(_flat(colour)),
-        # Without the first coefficient: brightness is in the colours already.
+        # Without the first coefficient: the colours already contain brightness.
         COARSE_WEIGHT * unit(_flat(coarse)[:, 1:]),
     ]
     return np.concatenate(parts, axis=1)
@@ -121,7 +121,7 @@ def _encode(images: list[Pillow.Image]) -> Vectors:
 
 def _reduced(image: Pillow.Image, side: int) -> Pixels:
     small = image.resize((side, side), Pillow.Resampling.BICUBIC)
-    # The offset keeps a black image from being the zero vector.
+    # The offset prevents a zero vector for a black image.
     return (np.asarray(small, np.float32) + 1.0) / 256.0
 
 

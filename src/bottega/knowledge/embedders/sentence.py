@@ -72,7 +72,9 @@ class DualEmbedder:
         image_rows = _embed_part(self._image, queries, [bool(query.images) for query in queries])
         text_rows = _embed_part(self._text, queries, [bool(query.text) for query in queries])
         if not all(query.images or query.text for query in queries):
-            raise EmbeddingError("a query has neither image nor text", hint="give it one of them")
+            raise EmbeddingError(
+                "the query has neither image nor text", hint="add an image or a text"
+            )
         return unit(np.concatenate([image_rows, text_rows], axis=1))
 
 
@@ -86,7 +88,7 @@ def _embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[
 
 
 Mode = Literal["image", "text", "average"]
-# Most vision encoders read 224 to 384 pixels; a JPEG is decoded to no less than this.
+# Minimum side for JPEG decoding; most vision encoders read 224 to 384 pixels.
 AT_LEAST = 512
 
 
@@ -110,13 +112,13 @@ class SentenceEmbedder:
         device: str = "cpu",
     ) -> None:
         self._batch_size = batch_size
-        # Fast tokenizers refuse to be shared by two threads at once.
+        # Fast tokenizers are not thread-safe.
         self._lock = Lock()
         with loading_model(str(model)):
             from sentence_transformers import SentenceTransformer
 
             self._model = SentenceTransformer(str(model), device=device)
-            # Not every architecture says it in advance: a short text tells.
+            # Not every architecture declares it; embed a short text to find out.
             self._dimension = self._model.get_embedding_dimension() or self._encode(["a"]).shape[1]
         self._check_mode(str(model), mode)
         self._mode = mode
@@ -167,7 +169,7 @@ class SentenceEmbedder:
                 vectors = self._model.encode(
                     items, batch_size=self._batch_size, show_progress_bar=False
                 )
-            except (RuntimeError, ValueError) as error:  # out of memory, unfit inputs
+            except (RuntimeError, ValueError) as error:  # out of memory, unsupported inputs
                 raise EmbeddingError(
                     f"the embedder failed: {error}", hint="try a smaller batch_size"
                 ) from error
@@ -180,7 +182,9 @@ class SentenceEmbedder:
             "average": {"image", "text"},
         }
         if mode not in modes:
-            raise SettingError(f"no mode {mode!r}", hint="use 'image', 'text' or 'average'")
+            raise SettingError(
+                f"mode is unknown, got {mode!r}", hint="use 'image', 'text' or 'average'"
+            )
         supported = {str(modality) for modality in self._model.modalities}
         missing = modes[mode] - supported
         if missing:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bottega.errors import EmbeddingError, StoreError, StoreFullError
 from bottega.protocols import Vectors
 
-# Tokens are kept in float16, which holds no more.
+# Largest value of float16, in which tokens are stored.
 LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -28,15 +28,17 @@ def check_tokens(of: str, rows: Vectors, dimension: int) -> None:
     """Raise `EmbeddingError` unless `rows` is (tokens, dimension) and fits float16."""
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise EmbeddingError(
-            f"the tokens of {of} are {rows.shape}, not (tokens, {dimension})",
-            hint="give the embedder that the index was made for",
+            f"the tokens of {of} must have the shape (tokens, {dimension}), got {rows.shape}",
+            hint="use the embedder of the index",
         )
     if not np.isfinite(rows).all():
-        raise EmbeddingError(f"the tokens of {of} are not all finite", hint="check the embedder")
+        raise EmbeddingError(
+            f"the tokens of {of} contain NaN or infinite numbers", hint="check the embedder"
+        )
     if len(rows) and float(np.abs(rows).max()) > LARGEST:
         raise EmbeddingError(
-            f"the tokens of {of} hold numbers beyond {LARGEST:.0f}",
-            hint="scale them, as to unit length",
+            f"the tokens of {of} exceed {LARGEST:.0f}",
+            hint="scale the tokens, for example to unit length",
         )
 
 
@@ -45,8 +47,8 @@ def check_count(made: Iterable[Vectors], count: int) -> list[Vectors]:
     found = list(made)
     if len(found) != count:
         raise EmbeddingError(
-            f"the embedder gave the tokens of {len(found)} queries, not of {count}",
-            hint="it must give one matrix for each, an empty one where there are no tokens",
+            f"the embedder must return {count} matrices, got {len(found)}",
+            hint="return one matrix per query, an empty one without tokens",
         )
     return found
 
@@ -90,7 +92,7 @@ def map_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 def lock(folder: Path) -> int | None:
     """Return a file descriptor that locks the folder until it is closed, or None if another process
     holds it."""
-    with suppress(ModuleNotFoundError):  # where there is no fcntl, the user sees to it
+    with suppress(ModuleNotFoundError):  # without fcntl, the user must avoid sharing
         import fcntl
 
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -105,7 +107,7 @@ def lock(folder: Path) -> int | None:
 
 VERSION = 1
 MANIFEST = "manifest.json"
-# How every manifest begins, also one that was damaged or cut off since.
+# Start of every manifest, kept even if it is damaged or truncated later.
 MANIFEST_PREFIX = b'{"content": {"crcs": '
 
 
@@ -184,14 +186,16 @@ def prepare_folder(folder: str | Path) -> Path:
     and must not delete files of others.
     """
     if "\0" in str(folder):
-        raise StoreError(f"{str(folder)!r} is no path: it holds a NUL", hint="give another folder")
+        raise StoreError(
+            f"the path contains a NUL, got {str(folder)!r}", hint="give another folder"
+        )
     path = Path(folder)
     with translated_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         if not _is_own(path):
             raise StoreError(
-                f"{path} holds files that are not an index's",
-                hint="give an empty folder, or one that does not exist yet",
+                f"{path} contains files that do not belong to an index",
+                hint="give an empty or a new folder",
             )
     return path
 
@@ -215,13 +219,13 @@ def translated_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = f"{folder} cannot be read or written: {error.strerror or error}"
         if error.errno in DISK_FULL:
-            raise StoreFullError(reason, hint="make room, or give another folder") from error
-        raise StoreError(reason, hint="check that it is a folder, and your rights in it") from error
+            raise StoreFullError(reason, hint="free disk space, or give another folder") from error
+        raise StoreError(reason, hint="check that it is a folder, and its permissions") from error
 
 
 def _is_own(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     if MANIFEST in names:
         return is_manifest(folder / MANIFEST)
-    # An array makes its lock before all else and may lose its manifest.
+    # An array creates its lock first and may lose its manifest.
     return not names or (LOCK in names and all(n in OWN_NAMES or DATA.fullmatch(n) for n in names))

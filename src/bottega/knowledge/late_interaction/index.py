@@ -56,7 +56,7 @@ def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds
         changes = _logged_changes(source, since)
         if changes is not None:
             return _diff_from_log(changes, since, indexed_ids)
-    # The log's end first: what comes between the two readings is then told once more, not missed.
+    # Read the end of the log first: changes between the two reads are repeated, not missed.
     seq = _last_seq(source)
     wanted, stored = dict.fromkeys(source.ids()), dict.fromkeys(indexed_ids())
     deleted = [id for id in stored if id not in wanted]
@@ -81,7 +81,7 @@ def _diff_from_log(
         return IndexDiff([], [], since)
     last: dict[str, bool] = {}
     for change in changes:
-        last.pop(change.id, None)  # what came back is the newest
+        last.pop(change.id, None)  # a restored id becomes the newest
         last[change.id] = change.deleted
     stored = set(indexed_ids())
     deleted = [id for id, deleted in last.items() if deleted and id in stored]
@@ -156,7 +156,7 @@ class LateInteractionIndex(CloseOnExit):
                 self._tokens.delete(found.deleted)
             for start in range(0, len(found.new), self._batch_size):
                 self._add(found.new[start : start + self._batch_size])
-            # Only now: after an error the same changes are read again.
+            # Set last: after an error, the same changes are read again.
             self._seq = found.seq
             return len(found.deleted) + len(found.new)
 
@@ -217,7 +217,7 @@ class LateInteractionIndex(CloseOnExit):
             self._tokens.close()
 
     def _add(self, ids: Sequence[str]) -> None:
-        # What is deleted by now has its own entry in the log, or is missing when ids are compared.
+        # A meanwhile deleted example has its own log entry, or is missing from the ids.
         found = existing_examples(self._knowledge, ids)
         if found:
             made = self._embed.embed_documents([example.query for _, example in found])

@@ -157,13 +157,13 @@ class CentroidCodes:
 
 
 Bytes = NDArray[np.uint8]
-# Documents use 7 bits around 64. A pair of 8-bit products would overflow the 16-bit sums of AVX2.
+# Documents use 7 bits around 64: pairs of 8-bit products would overflow AVX2's 16-bit sums.
 ZERO, STEPS = 64, 63
-# Kernels are laid out for multiples of eight columns.
+# Kernels require multiples of eight columns.
 MULTIPLE = 8
-# Products are kept in 8 bits as well, from -0.33 to 1: no maximum that matters is further below 0.
+# Products use 8 bits too, from -0.33 to 1: relevant maxima are not lower.
 PRODUCT_ZERO, PRODUCT_SCALE = 64, 1 / (255 - 64)
-# What lies beyond is cut off, so that one odd number does not cost all others their precision.
+# Larger values are clipped, so one outlier does not reduce the precision of all others.
 CLIP_QUANTILE = 0.9999
 
 
@@ -223,8 +223,8 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
     zeros = torch.zeros(len(query), dtype=torch.int32)
 
     def multiply(rows: Rows) -> Rows:
-        # torch._int_mm has a fast kernel only where the CPU has VNNI; this one also for AVX2, and
-        # it writes a quarter of the bytes.
+        # torch._int_mm is fast only on CPUs with VNNI; this kernel is also fast on AVX2 and
+        # writes a quarter of the bytes.
         products: Rows = operation(
             torch.from_numpy(rows),
             scale,

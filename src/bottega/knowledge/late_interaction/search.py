@@ -37,9 +37,12 @@ class SearchEffort:
 
     def __post_init__(self) -> None:
         if not 0 < self.shortlist <= 1:
-            raise SettingError(f"shortlist is {self.shortlist}", hint="use a share such as 0.3")
+            raise SettingError(
+                f"shortlist must be above 0 and at most 1, got {self.shortlist}",
+                hint="use a share such as 0.3",
+            )
         if self.rescored < 1:
-            raise SettingError(f"rescored is {self.rescored}", hint="use 64")
+            raise SettingError(f"rescored must be at least 1, got {self.rescored}", hint="use 64")
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class TokenIndex:
         `EmbeddingError` for a query of another width or with values that float16 cannot hold.
         """
         if k < 1:
-            raise SettingError(f"cannot search for {k} documents", hint="use k >= 1")
+            raise SettingError(f"k must be at least 1, got {k}", hint="use k=5")
         if len(query):
             check_tokens("the query", query, self._array.dimension)
         with self._lock:
@@ -161,7 +164,7 @@ class TokenIndex:
         try:
             self._array.compact()
         except StoreError as error:
-            log.warning("the token array was not written anew: %s", error)
+            log.warning("the token array was not compacted: %s", error)
         else:
             self._coded = self._copies = None
 
@@ -197,4 +200,4 @@ class TokenIndex:
             with translated_errors(self._array.codes_path):
                 coded.save(self._array.codes_path)
         except StoreError as error:
-            log.warning("the centroids were not kept: %s", error)
+            log.warning("the centroids were not saved: %s", error)

@@ -55,7 +55,7 @@ class TokenArray:
                 f"{self._folder} is in use by another process",
                 hint="wait for it, or give each process its own folder",
             )
-        # Also where nobody closes the array.
+        # Also runs if the caller never closes the array.
         self._release = finalize(self, _release, lock, self._folder if folder is None else None)
         self._manifest = Manifest(fingerprint, dimension)
         self._ids: list[str] = []
@@ -152,7 +152,7 @@ class TokenArray:
                 self.append([id for id, _ in kept], [rows for _, rows in kept])
             else:
                 self._commit()
-        except BaseException:  # a full disk must not leave an array without its documents
+        except BaseException:  # a full disk must not lose documents
             self._manifest, self._ids, self._positions = before, ids, positions
             raise
         with translated_errors(self._folder):
@@ -171,7 +171,7 @@ class TokenArray:
         """Raise `StoreError` if closed: writing without the lock could overwrite another process's
         array."""
         if not self._release.alive:
-            raise StoreError("the index is closed", hint="open another one of the same folder")
+            raise StoreError("the index is closed", hint="open a new index on the same folder")
 
     def _open(self) -> None:
         self._manifest = (
@@ -183,9 +183,7 @@ class TokenArray:
     def _check(self, id: str, rows: Vectors) -> None:
         check_tokens(repr(id), rows, self.dimension)
         if len(rows) == 0:
-            raise EmbeddingError(
-                f"{id!r} has no tokens", hint="leave it out, or give it a row of zeros"
-            )
+            raise EmbeddingError(f"{id!r} has no tokens", hint="skip it, or return a row of zeros")
 
     def _write(self, ids: list[str], rows: Vectors, lengths: list[int]) -> None:
         scale = self._manifest.scale or fitting_scale(rows)
@@ -229,7 +227,7 @@ class TokenArray:
         int8_rows = array_folder.map_array(self._path(EIGHTH), np.uint8, shape)
         ends = array_folder.map_array(self._path(OFFSETS), np.int64, (count,))
         ids = list(self._read_ids()) if count else []
-        # Nothing fails from here on, or an array would be half of one state, half of another.
+        # No failure is possible below, so the state stays consistent.
         self.float16_rows: Rows = float16_rows
         self.int8_rows: Bytes = int8_rows
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])

@@ -38,11 +38,11 @@ def open_within(folder: Path, name: str) -> Image:
     path = folder / name
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle
+    except (OSError, ValueError, RuntimeError):  # a NUL, circular links
         inside = False
     if not inside:
         raise ImageError(
-            f"{path_text(path)} leads out of {path_text(folder)}",
+            f"{path_text(path)} is outside of {path_text(folder)}",
             hint="keep the images beside or below the file that names them",
         )
     return Image.open(path)
@@ -83,7 +83,7 @@ def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterat
 
 @cache
 def _digit_images() -> list[tuple[Image, int]]:
-    from sklearn import datasets  # a second to import
+    from sklearn import datasets  # takes a second to import
 
     digits = datasets.load_digits()
     pixels = (digits.images * (255 / BRIGHTEST)).round().astype(np.uint8)
@@ -98,7 +98,7 @@ SUFFIXES = frozenset(
     [".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"]
 )
 EXPORTED = ("examples.jsonl", "images")
-LAYOUT = "expected is FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
+LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def load_image_folder(
@@ -119,7 +119,7 @@ def load_image_folder(
     root = _root(Path(folder), split)
     paths = _labelled_paths(root, report)
     for stray in _images(root, "*"):
-        report(LoadError(f"{path_text(stray)} lies in no class folder", hint=LAYOUT))
+        report(LoadError(f"{path_text(stray)} is not in a class folder", hint=LAYOUT))
     first: dict[str, tuple[str, Path]] = {}
     for label, path in paths:
         try:
@@ -139,21 +139,21 @@ def has_splits(folder: str | Path) -> bool:
 def _root(folder: Path, split: str | None) -> Path:
     if not folder.is_dir():
         raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
-    if all((folder / name).exists() for name in EXPORTED):  # one class of all, called images
+    if all((folder / name).exists() for name in EXPORTED):  # it would load as one class, images
         raise LoadError(
-            f"{path_text(folder)} is what export wrote, not a folder of classes",
-            hint=f"bottega import K.db {path_text(folder)}, or import_from in Python",
+            f"{path_text(folder)} is an export, not a folder of classes",
+            hint=f"run bottega import K.db {path_text(folder)}, or call import_from",
         )
     if split is None and has_splits(folder):
         raise LoadError(
-            f"{path_text(folder)} holds the splits train and test",
+            f"{path_text(folder)} contains the splits train and test",
             hint=f"choose the split train or test (--split), or name {path_text(folder / 'train')}",
         )
     root = folder if split is None else folder / split
     if not root.is_dir():
         raise LoadError(
             f"{path_text(folder)} has no folder {split!r}",
-            hint="leave out the split if the class folders lie directly in it",
+            hint="omit the split if the folder contains the class folders",
         )
     return root
 
@@ -161,7 +161,7 @@ def _root(folder: Path, split: str | None) -> Path:
 def _check_label(label: str, path: Path, first_label: str, first_path: Path) -> None:
     if label != first_label:
         raise LoadError(
-            f"{path_text(path)} is the same image as {path_text(first_path)}, in another class",
+            f"{path_text(path)} equals {path_text(first_path)} of another class",
             hint="delete the one in the wrong folder",
         )
 
@@ -196,7 +196,7 @@ def _visible(path: Path, root: Path) -> bool:
     return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
 
 
-MANYICL_LAYOUT = "expected are FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
+MANYICL_LAYOUT = "use FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
 
 # Line number, file name, labels.
 Row = tuple[int, str, tuple[str, ...]]
@@ -243,7 +243,7 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
             f"{shown} is not a CSV file in UTF-8: {error}", hint=MANYICL_LAYOUT
         ) from error
     if not names or not all(map(str.strip, names)):
-        raise LoadError(f"{shown} has no class columns, or one without a name", hint=MANYICL_LAYOUT)
+        raise LoadError(f"{shown} has no class columns or an unnamed one", hint=MANYICL_LAYOUT)
     classes = [label_text(name) for name in names]
     rows: list[Row] = []
     for line, fields in found:
@@ -253,7 +253,7 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
             on_error(
                 LoadError(
                     f"{shown}, line {line}: {error}",
-                    hint="a file name and one number for each class",
+                    hint="give a file name and one number per class",
                 )
             )
     return rows
@@ -261,7 +261,7 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
 
 def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
     if len(values) != len(classes):
-        raise ValueError(f"{len(values)} values for {len(classes)} classes")
+        raise ValueError(f"expected {len(classes)} class values, got {len(values)}")
     numbers = [_number(value) for value in values]
     present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
     return tuple(dict.fromkeys(present))
@@ -269,7 +269,7 @@ def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
 
 def _number(value: str) -> float:
     number = float(value)
-    # Compared with 0.5, a missing value would look like "not of this class".
+    # NaN > 0.5 is false: a missing value would mean "not in this class".
     if not math.isfinite(number):
-        raise ValueError(f"{value!r} is neither 0 nor 1")
+        raise ValueError(f"class value must be 0 or 1, got {value!r}")
     return number

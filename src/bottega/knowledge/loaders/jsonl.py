@@ -14,11 +14,11 @@ from bottega.knowledge.loaders.folders import join_labels, label_text, open_with
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 FIELDS = (
-    '{"image": "cat.jpg", "question": "...", "answer": "..."}; also possible are images, label,'
+    'write {"image": "cat.jpg", "question": "...", "answer": "..."}; optional: images, label,'
     " labels, choices, rationale, tags"
 )
 
-PASSAGE = '{"text": "..."}; also possible are id, image, images, tags'
+PASSAGE = 'write {"text": "..."}; optional: id, image, images, tags'
 ANSWERS = ("answer", "label", "labels")
 
 Row = Mapping[str, object]
@@ -56,14 +56,14 @@ def load_passage_lines(
     def passage(row: Row, source: str) -> Example:
         if answered := [name for name in ANSWERS if row.get(name) is not None]:
             raise LoadError(
-                f"a passage has no {answered[0]}",
-                hint="what has one is an example: add it without --passages",
+                f"a passage cannot have the field {answered[0]}",
+                hint="add examples without --passages",
             )
         text = (_text(row, "text") or "").strip()
         if not text:
-            raise LoadError("there is no text", hint=PASSAGE)
+            raise LoadError("text is missing", hint=PASSAGE)
         query = Query(text, _images(row, path.parent, source), id=_text(row, "id"))
-        # One source for all: a text for each would weigh more than some passages.
+        # One shared source: a text per passage could need more memory than the passage.
         return Example(query, "", tags=_tags(row), source=shown)
 
     with _open(path) as lines:
@@ -159,7 +159,7 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     if answer is None and labels is not None:
         answer = join_labels(labels)
     if answer is None:
-        raise LoadError("there is no answer, label or labels", hint=FIELDS)
+        raise LoadError("answer, label and labels are missing", hint=FIELDS)
     if not answer.strip():
         raise LoadError("the answer is empty", hint=FIELDS)
     return labels, answer
@@ -171,7 +171,7 @@ def _answer_or_label(label: str, answer: str | None) -> str:
     if answer.strip() and label_text(answer).casefold() != label.casefold():
         raise LoadError(
             f"the label {label!r} and the answer {answer!r} contradict each other",
-            hint="give one of them, or the class in labels and what is said of it in answer",
+            hint="give one of them, or the class in labels and a longer text in answer",
         )
     return answer
 
@@ -186,7 +186,7 @@ def _check_choices(row: Row) -> None:
         if label_text(each) not in known:
             raise LoadError(
                 f"{each!r} is not among the choices {', '.join(choices)}",
-                hint="spell the answer as in choices",
+                hint="use one of the choices as the answer",
             )
 
 
@@ -209,18 +209,18 @@ def _image(text: str, folder: Path | None, source: str) -> Image:
         shown = text if len(text) <= 80 else text[:77] + "..."
         if folder is None:
             raise ImageError(
-                f"{shown!r} is not base64 of an image", hint="send images as data URLs"
+                f"image must be base64, got {shown!r}", hint="send images as data URLs"
             ) from error
         raise ImageError(
-            f"{shown!r} is neither a file nor base64 of an image",
-            hint="paths are relative to the JSONL file",
+            f"image must be a file or base64, got {shown!r}",
+            hint="give paths relative to the JSONL file",
         ) from error
 
 
 def _is_path(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long for a path, or a null byte
+    except (OSError, ValueError):  # too long for a path, or a NUL
         return False
 
 
@@ -250,4 +250,4 @@ def _tags(row: Row) -> dict[str, str]:
 
 
 def _wrong(name: str, wanted: str, value: object) -> LoadError:
-    return LoadError(f"{name} should be {wanted}, not {type(value).__name__}", hint=FIELDS)
+    return LoadError(f"{name} must be {wanted}, got {type(value).__name__}", hint=FIELDS)

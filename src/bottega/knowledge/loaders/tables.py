@@ -34,7 +34,7 @@ def library_errors(name: str) -> Iterator[None]:
         raise MissingDependencyError(error.name or "datasets", "eval") from error
     except BottegaError:
         raise
-    except Exception as error:  # datasets, pyarrow, the hub's client: each has its own tree
+    except Exception as error:  # datasets, pyarrow and the hub's client have separate error trees
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LoadError(
             f"{path_text(name)} cannot be loaded: {reason}",
@@ -50,7 +50,9 @@ def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str)
             return Image.from_bytes(data, source=source)
         case str(path) | {"path": str(path)} if folder is not None:
             return open_within(folder, path)
-    raise ImageError(f"{source}: {type(value).__name__} is not an image", hint=hint)
+    raise ImageError(
+        f"{source}: image must be bytes or a path, got {type(value).__name__}", hint=hint
+    )
 
 
 IMAGE_NAMES = ("image", "img", "picture", "decoded_image")
@@ -61,7 +63,7 @@ ANSWER_NAMES = ("answer", "answers", "multiple_choice_answer")
 COLUMN_HINT = "name the column of encoded images with image_column"
 
 Row = Mapping[str, object]
-# Column names to the feature types of `datasets`.
+# Column names -> feature types of `datasets`.
 Features = Mapping[str, object]
 
 
@@ -114,14 +116,14 @@ class Columns:
         return Example(query, self._label(value), source=source)
 
     def _label(self, value: object) -> str:
-        if value == -1:  # how hidden test labels are published
+        if value == -1:  # marks hidden test labels
             value = None
         if not self.classes or not isinstance(value, int):
             return label_text(_text(value, "label"))
         if not 0 <= value < len(self.classes):
             raise LoadError(
-                f"label {value} is none of the {len(self.classes)} classes",
-                hint="the file is damaged, or its classes are those of another",
+                f"label must be below {len(self.classes)}, got {value}",
+                hint="check the file and its class names",
             )
         return label_text(self.classes[value])
 
@@ -148,22 +150,22 @@ def _check(names: Names, features: Features) -> None:
     columns_hint = f"its columns are {', '.join(features)}"
     for name in (names.image, names.label, names.question, names.answer):
         if name is not None and name not in features:
-            raise LoadError(f"there is no column {name!r}", hint=columns_hint)
+            raise LoadError(f"column {name!r} does not exist", hint=columns_hint)
     if names.label is None and names.answer is None:
         raise LoadError(
-            "no column looks like labels or answers",
+            "label and answer columns are missing",
             hint=f"name one with label_column or answer_column; {columns_hint}",
         )
     if names.image is None and names.question is None:
         raise LoadError(
-            "no column looks like images or questions",
+            "image and question columns are missing",
             hint=f"name one with image_column or question_column; {columns_hint}",
         )
 
 
 def _answer(value: object) -> str:
     match value:
-        case {"text": [first, *_]}:  # SQuAD: the spellings of one answer
+        case {"text": [first, *_]}:  # SQuAD: variants of one answer
             return _text(first, "answer")
         case {"text": one} | {"answer": one}:
             return _text(one, "answer")
@@ -176,10 +178,11 @@ def _answer(value: object) -> str:
 def _text(value: object, what: str) -> str:
     is_nan = value != value
     if value is None or is_nan or value == [] or not str(value).strip():
-        raise LoadError(f"there is no {what}", hint=f"choose a split with {what}s")
+        raise LoadError(f"{what} is missing", hint=f"choose a split with {what}s")
     if not isinstance(value, str | int | float):
         raise LoadError(
-            f"{type(value).__name__} is not a text", hint=f"name another column for the {what}"
+            f"{what} must be a text or a number, got {type(value).__name__}",
+            hint=f"name another column for the {what}",
         )
     return str(value)
 
@@ -250,7 +253,7 @@ def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
 
     image = columns.names.image
     if image is not None and isinstance(stream.features[image], datasets.Image):
-        # The bytes as they are: decoding and encoding again would change the picture's hash.
+        # Keep the original bytes: re-encoding would change the image's hash.
         stream = stream.cast_column(image, datasets.Image(decode=False))
     return iter(stream)
 
