@@ -33,7 +33,7 @@ from benchmarks.served import STARTS, UNLIMITED, new_key, serve
 from benchmarks.soak_clients import BudgetedGenerator, Client, Told
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
-from tests.gateway.right import digest, heard
+from tests.gateway.marked_replies import digest, parse_whole
 
 NAMESPACES = ("red", "blue")
 STEADY = 0.75
@@ -205,8 +205,8 @@ class Soak:
 
     def _upstream(self) -> Server:
         port = free_port()
-        command = [sys.executable, "-m", "tests.gateway.misbehaving", "--port", str(port)]
-        more = ["--seed", str(self._seed), "--well", "0.75"]
+        command = [sys.executable, "-m", "tests.gateway.faulty_upstream", "--port", str(port)]
+        more = ["--seed", str(self._seed), "--correct", "0.75"]
         return start([*command, *more], port, self._folder / "upstream.log")
 
     def _configured(self, upstream: Server) -> list[BudgetedGenerator]:
@@ -285,7 +285,7 @@ class Soak:
                     self._report.told.is_wrong("the file is damaged", problem)
                 for example in cache:
                     self._report.entries += 1
-                    spoken = heard(example.answer)
+                    spoken = parse_whole(example.answer)
                     if spoken is None or spoken.model != "large":
                         self._report.told.is_wrong("kept, not the master's", example)
                     elif spoken.question != question(example):

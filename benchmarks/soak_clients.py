@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega.image import Image
-from tests.gateway.right import digest, heard, is_beginning, opening
+from tests.gateway.marked_replies import digest, is_start, parse_start, parse_whole
 
 MODELS = {"bottega/master": "large", "bottega/apprentice": "small"}
 """What the tiers' endpoint calls them."""
@@ -84,7 +84,7 @@ class Told:
     kept: dict[tuple[str, str], dict[str, Kept]] = field(default_factory=dict)
     """What was acknowledged, by namespace and question, then by id."""
     heard_by: dict[int, str] = field(default_factory=dict)
-    """The namespace in which each reply was heard."""
+    """The namespace in which each reply was parse_whole."""
 
     def keep(self, asker: BudgetedGenerator, question: Question, id: str, asked: float) -> None:
         self.counts["stored"] += 1
@@ -258,9 +258,9 @@ class Client:
 
     def complaint(self, question: Question, body: Mapping[str, Any], reply: Reply) -> str | None:
         """What is wrong with a reply; None if nothing is."""
-        if not is_beginning(reply.text, question.digest):
+        if not is_start(reply.text, question.digest):
             return "not an answer to this question"
-        spoken = opening(reply.text)
+        spoken = parse_start(reply.text)
         if spoken is not None:
             whose = self.told.heard_by.setdefault(spoken.number, self.asker.namespace)
             if whose != self.asker.namespace:
@@ -271,7 +271,7 @@ class Client:
             return "stored though it failed" if reply.stored else None
         if not reply.whole:
             return "a stream that ended without saying so"
-        if reply.finish == "stop" and reply.text and heard(reply.text) is None:
+        if reply.finish == "stop" and reply.text and parse_whole(reply.text) is None:
             return "a part, given as the whole"
         if reply.finish not in ("stop", "length", "content_filter"):
             return "no finish_reason"

@@ -17,13 +17,13 @@ import uvicorn
 
 from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.asgi import App
-from bottega.gateway.chat import Gateway, Replaying
+from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback
 from bottega.gateway.endpoint import ChatEndpoint, RequestRecord
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.limits import Fetch, Limits
 from bottega.gateway.ports import Pair, Served, Tenant, TierCapabilities, Upstream
-from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
+from bottega.gateway.response_cache.memory import BodyCache, Flights, ReplyCache
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
 from bottega.gateway.shadow import ShadowRunner
 from bottega.gateway.upstreams.local import LocalUpstream
@@ -143,7 +143,9 @@ def harness(
         )
 
     tenants = TenantPool(tiers, str(folder / "cache.db"), make, furnish)
-    replaying = Replaying(Repeats(1 << 20, 60.0), Bodies(1 << 20), Flights(), identity)
+    response_cache = ResponseCache(
+        ReplyCache(1 << 20, 60.0), BodyCache(1 << 20), Flights(), identity
+    )
     gateway = Gateway(
         Completer(served, lambda image: image.data_url, fallback=fallback),
         tenants,
@@ -151,7 +153,7 @@ def harness(
         {"bottega": "", **{f"bottega/{tier.name}": tier.name for tier in tiers}, "gpt-4o": ""},
         limits=limits or Limits(),
         authenticate=authenticate,
-        replaying=replaying if replays else None,
+        response_cache=response_cache if replays else None,
         fetch=fetch,
         background=re.compile(r"\A### Task:"),
     )
@@ -161,7 +163,7 @@ def harness(
         gateway.finalizer,
         found.over.append,
         lambda record, similarity, pair: found.pairs.append((similarity, pair)),
-        replaying.repeats,
+        response_cache.repeats,
     )
     app = App(
         gateway, ChatEndpoint(gateway.answer, found.over.append, gateway.limits.body_mb << 20)

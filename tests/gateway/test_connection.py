@@ -152,5 +152,5 @@ def test_who_does_not_read_the_answer_is_gone(
         client = connected(found, receives=4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(streamed), streamed))
         assert found.wait(1).why == "client left"
-        assert found.gateway.replaying and not len(found.gateway.replaying.flights)
+        assert found.gateway.response_cache and not len(found.gateway.response_cache.flights)
         client.close()

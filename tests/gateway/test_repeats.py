@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from bottega.gateway.response_cache.memory import (
     OVERHEAD,
-    Asked,
-    Bodies,
+    BodyCache,
+    CachedReply,
     Flights,
-    Remembered,
-    Repeats,
-    may_be_repeated,
+    RepeatedRequest,
+    ReplyCache,
+    is_repeatable,
 )
 from bottega.types import Completion
 
@@ -37,9 +37,9 @@ CAT = "data:image/png;base64,AAAA"
     ],
 )
 def test_only_whole_answers_may_be_repeated(finish: str, said: str, kept: bool) -> None:
-    assert may_be_repeated((Completion(said, finish),)) is kept
-    assert not may_be_repeated(())
-    assert not may_be_repeated((Completion(said, finish),) * 2)
+    assert is_repeatable((Completion(said, finish),)) is kept
+    assert not is_repeatable(())
+    assert not is_repeatable((Completion(said, finish),) * 2)
 
 
 class Clock:
@@ -51,14 +51,14 @@ class Clock:
 
 def test_replies_are_kept_for_their_time() -> None:
     clock = Clock()
-    repeats = Repeats(10_000, 60, clock=clock)
-    reply = Remembered(b"{}", "master")
+    repeats = ReplyCache(10_000, 60, clock=clock)
+    reply = CachedReply(b"{}", "master")
     repeats.put("a", reply)
     clock.now += 59.9
     assert repeats.get("a") is reply
     clock.now += 0.1  # being read does not prolong it
     assert repeats.get("a") is None and len(repeats) == 0 and repeats.size == 0
-    forever = Repeats(10_000, None, clock=clock)
+    forever = ReplyCache(10_000, None, clock=clock)
     forever.put("a", reply)
     clock.now += 1e9
     assert forever.get("a") is reply
@@ -67,33 +67,33 @@ def test_replies_are_kept_for_their_time() -> None:
 
 
 def test_a_reply_as_large_as_all_the_room_is_kept_and_a_larger_one_is_not() -> None:
-    reply = Remembered(b"x" * 1000, "master", "gpt")
+    reply = CachedReply(b"x" * 1000, "master", "gpt")
     for room, kept in ((reply.size, 1), (reply.size - 1, 0)):
-        repeats = Repeats(room, None)
+        repeats = ReplyCache(room, None)
         repeats.put("a", reply)
         assert (len(repeats), repeats.size) == (kept, kept * reply.size)
 
 
 def test_replies_without_text_take_room_too() -> None:
-    repeats = Repeats(60_000, None)
+    repeats = ReplyCache(60_000, None)
     for number in range(1000):
-        repeats.put(str(number), Remembered(b""))
+        repeats.put(str(number), CachedReply(b""))
     assert 50 <= len(repeats) <= 100
     assert repeats.size <= 60_000
 
 
 def test_the_least_recently_used_reply_is_dropped() -> None:
-    big = Remembered(b"x" * 1000)
-    repeats = Repeats(3 * big.size, None)
+    big = CachedReply(b"x" * 1000)
+    repeats = ReplyCache(3 * big.size, None)
     for name in "abc":
         repeats.put(name, big)
     repeats.get("a")
     repeats.put("d", big)
     assert [name for name in "abcd" if repeats.get(name)] == ["a", "c", "d"]
-    repeats.put("e", Remembered(b"x" * 100_000))
+    repeats.put("e", CachedReply(b"x" * 100_000))
     assert len(repeats) == 3 and repeats.get("e") is None
-    repeats.put("d", Remembered(b"newer"))
-    assert repeats.get("d") == Remembered(b"newer")
+    repeats.put("d", CachedReply(b"newer"))
+    assert repeats.get("d") == CachedReply(b"newer")
 
 
 Put = tuple[Literal["put", "get"], int, int]
@@ -101,12 +101,12 @@ Put = tuple[Literal["put", "get"], int, int]
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(0, 9), st.integers(0, 900))))
 def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
-    repeats, bodies = Repeats(4000, None), Bodies(4000)
+    repeats, bodies = ReplyCache(4000, None), BodyCache(4000)
     for step, number, size in steps:
         raw = bytes([number]) * (size + 1)
         if step == "put":
-            repeats.put(str(number), Remembered(bytes(size)))
-            bodies.put(raw, SCOPE, Asked(str(number)), [])
+            repeats.put(str(number), CachedReply(bytes(size)))
+            bodies.put(raw, SCOPE, RepeatedRequest(str(number)), [])
         else:
             repeats.get(str(number))
             bodies.get(raw, SCOPE)
@@ -116,7 +116,7 @@ def test_what_is_held_is_what_is_counted(steps: list[Put]) -> None:
 
 
 def test_an_identical_body_is_known_without_parsing() -> None:
-    bodies, asked = Bodies(1 << 20), Asked("k", stream=True, include_usage=True)
+    bodies, asked = BodyCache(1 << 20), RepeatedRequest("k", stream=True, include_usage=True)
     raw = bytes(range(256)) * 400
     bodies.put(raw, SCOPE, asked, [CAT])
     assert bodies.get(bytes(bytearray(raw)), SCOPE) is asked
@@ -125,29 +125,29 @@ def test_an_identical_body_is_known_without_parsing() -> None:
 
 
 def test_a_body_that_differs_in_one_byte_is_another() -> None:
-    bodies = Bodies(1 << 24)
+    bodies = BodyCache(1 << 24)
     raw = bytes(50_000)
-    bodies.put(raw, SCOPE, Asked("k"), [])
+    bodies.put(raw, SCOPE, RepeatedRequest("k"), [])
     for place in range(0, len(raw), 61):
         other = bytearray(raw)
         other[place] = 1
         assert bodies.get(bytes(other), SCOPE) is None
-    assert bodies.get(raw, SCOPE) == Asked("k")
+    assert bodies.get(raw, SCOPE) == RepeatedRequest("k")
 
 
 def test_a_body_with_an_image_to_be_fetched_is_read_anew() -> None:
-    bodies = Bodies(1 << 20)
-    bodies.put(b"{}", SCOPE, Asked("k"), [CAT, "https://a.example/cat.png"])
+    bodies = BodyCache(1 << 20)
+    bodies.put(b"{}", SCOPE, RepeatedRequest("k"), [CAT, "https://a.example/cat.png"])
     assert bodies.get(b"{}", SCOPE) is None
 
 
-REPLY = Remembered(b"{}")
+REPLY = CachedReply(b"{}")
 
 
 async def test_those_who_ask_the_same_wait_for_the_first() -> None:
     flights, calls = Flights(), 0
 
-    async def ask() -> Remembered:
+    async def ask() -> CachedReply:
         nonlocal calls
         if reply := await flights.wait("k"):
             return reply
@@ -202,7 +202,7 @@ async def test_a_second_leader_lands_beside_the_first() -> None:
         waiting = asyncio.create_task(flights.wait("k"))
         await asyncio.sleep(0)
         with flights.lead("k") as beside:
-            beside(Remembered(b"beside"))
+            beside(CachedReply(b"beside"))
         assert not waiting.done()
         land(REPLY)
     assert await waiting is REPLY
@@ -210,41 +210,41 @@ async def test_a_second_leader_lands_beside_the_first() -> None:
 
 def test_a_body_larger_than_the_whole_cache_is_not_kept() -> None:
     for more, kept in ((0, 1), (1, 0)):
-        bodies = Bodies(1000 + OVERHEAD)
-        bodies.put(b"x" * (1000 + more), SCOPE, Asked("k"), [])
+        bodies = BodyCache(1000 + OVERHEAD)
+        bodies.put(b"x" * (1000 + more), SCOPE, RepeatedRequest("k"), [])
         assert (len(bodies), bodies.size) == (kept, kept * (1000 + OVERHEAD))
 
 
 def test_a_repeated_body_is_held_once() -> None:
-    bodies = Bodies(1 << 20)
+    bodies = BodyCache(1 << 20)
     for key in ("old", "new"):
-        bodies.put(b"{}", SCOPE, Asked(key), [])
+        bodies.put(b"{}", SCOPE, RepeatedRequest(key), [])
     assert (len(bodies), bodies.size) == (1, 2 + OVERHEAD)
-    assert bodies.get(b"{}", SCOPE) == Asked("new")
+    assert bodies.get(b"{}", SCOPE) == RepeatedRequest("new")
 
 
 def test_the_least_recently_used_body_is_dropped() -> None:
-    bodies = Bodies(3 * (1 + OVERHEAD))
+    bodies = BodyCache(3 * (1 + OVERHEAD))
     for raw in (b"a", b"b", b"c"):
-        bodies.put(raw, SCOPE, Asked("k"), [])
+        bodies.put(raw, SCOPE, RepeatedRequest("k"), [])
     bodies.get(b"a", SCOPE)
-    bodies.put(b"d", SCOPE, Asked("k"), [])
+    bodies.put(b"d", SCOPE, RepeatedRequest("k"), [])
     assert [raw for raw in (b"a", b"b", b"c", b"d") if bodies.get(raw, SCOPE)] == [b"a", b"c", b"d"]
 
 
 def test_only_an_existing_reply_is_replaced() -> None:
-    repeats = Repeats(10_000, None)
-    repeats.replace("a", Remembered(b"{}"))
+    repeats = ReplyCache(10_000, None)
+    repeats.replace("a", CachedReply(b"{}"))
     assert len(repeats) == 0
-    repeats.put("a", Remembered(b"{}", "small"))
-    repeats.replace("a", Remembered(b"{}", "large"))
-    assert repeats.get("a") == Remembered(b"{}", "large")
+    repeats.put("a", CachedReply(b"{}", "small"))
+    repeats.replace("a", CachedReply(b"{}", "large"))
+    assert repeats.get("a") == CachedReply(b"{}", "large")
 
 
 def test_the_age_of_a_reply_counts_against_its_time() -> None:
     clock = Clock()
-    repeats = Repeats(10_000, 60, clock=clock)
-    repeats.put("a", Remembered(b"{}"), age=50.0)
+    repeats = ReplyCache(10_000, 60, clock=clock)
+    repeats.put("a", CachedReply(b"{}"), age=50.0)
     clock.now += 9.0
     assert repeats.get("a") is not None
     clock.now += 1.0

@@ -10,11 +10,12 @@ import pytest
 
 from benchmarks.soak import Soak
 from benchmarks.soak_clients import BudgetedGenerator, Client, Kept, Question, Reply, Told
-from tests.gateway.right import Spoken
+from tests.gateway.marked_replies import MarkedReply
 
 QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
-LARGE = Spoken(QUESTION.digest, "large", 7).text
-SMALL = Spoken(QUESTION.digest, "small", 8).text
+LARGE = MarkedReply(QUESTION.digest, "large", 7).text
+FOREIGN = MarkedReply(OTHER.digest, "large", 7).text
+SMALL = MarkedReply(QUESTION.digest, "small", 8).text
 HIT = {"x-bottega-cache": "replayed"}
 
 
@@ -45,7 +46,10 @@ def test_nothing_is_wrong(reply: Reply) -> None:
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (Reply({}, Spoken(OTHER.digest, "large", 7).text, "stop", whole=True), "this question"),
+        (
+            Reply({}, MarkedReply(OTHER.digest, "large", 7).text, "stop", whole=True),
+            "this question",
+        ),
         (Reply({}, LARGE + LARGE, "stop", whole=True), "this question"),
         (Reply({}, LARGE[:-1], "stop", whole=True), "a part"),
         (Reply({}, LARGE[:40]), "without saying so"),

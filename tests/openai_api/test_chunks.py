@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import GarbledError, ServerFailedError
-from bottega.gateway.response_cache.memory import may_be_repeated
+from bottega.gateway.response_cache.memory import is_repeatable
 from bottega.openai_api.chunks import (
     CHARACTERS_PER_TOKEN,
     count_tokens,
@@ -113,7 +113,7 @@ def test_chunks_become_a_complete_reply() -> None:
 
 def test_repeated_finish_reason_is_not_joined() -> None:
     found = from_chunks([chunk({"content": "a"}, "stop"), chunk({}, "stop")])
-    assert may_be_repeated(found.completions)
+    assert is_repeatable(found.completions)
 
 
 def test_tool_call_pieces_are_joined() -> None:
@@ -138,7 +138,7 @@ def test_tool_call_pieces_are_joined() -> None:
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
-    assert not may_be_repeated(found.completions)
+    assert not is_repeatable(found.completions)
 
 
 def test_choices_are_assembled_separately() -> None:
@@ -148,7 +148,7 @@ def test_choices_are_assembled_separately() -> None:
 
     found = from_chunks([at(1, "b"), at(0, "a"), at(1, "B", "stop"), at(0, "A", "length")])
     assert found.completions == (Completion("aA", "length"), Completion("bB", "stop"))
-    assert found.usage is None and not may_be_repeated(found.completions)
+    assert found.usage is None and not is_repeatable(found.completions)
 
 
 @pytest.mark.parametrize(

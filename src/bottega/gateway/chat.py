@@ -28,16 +28,14 @@ from bottega.gateway.reply import again, headers_of, replayed
 from bottega.gateway.requests import BACKGROUND, bypass_reason, to_query
 from bottega.gateway.response_cache.keys import Identity, exact_key, image_digest
 from bottega.gateway.response_cache.memory import (
-    Asked as AskedBefore,
-)
-from bottega.gateway.response_cache.memory import (
-    Bodies,
+    BodyCache,
+    CachedReply,
     Flights,
-    Remembered,
-    Repeats,
-    may_be_repeated,
+    RepeatedRequest,
+    ReplyCache,
+    StoredReplies,
+    is_repeatable,
 )
-from bottega.gateway.response_cache.replay import StoredRepeats
 from bottega.gateway.shadow import ShadowRunner
 from bottega.image import Image
 from bottega.openai_api.chunks import count_tokens, from_chunks, has_only_usage
@@ -46,15 +44,15 @@ from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.sse import DONE_EVENT, to_event
 
-Land = Callable[[Remembered], None]
+Land = Callable[[CachedReply], None]
 
 
 @dataclass(frozen=True)
-class Replaying:
+class ResponseCache:
     """What an exact repeat is, and what is remembered for it."""
 
-    repeats: Repeats
-    bodies: Bodies
+    repeats: ReplyCache
+    bodies: BodyCache
     flights: Flights
     identity: Identity = "bytes"
     sampled: bool = False
@@ -74,8 +72,8 @@ class Gateway:
     authenticate: Callable[[str | None], Account | None] | None = None
     limiter: Limiter | None = None
     access: Access | None = None
-    replaying: Replaying | None = None
-    stored: StoredRepeats | None = None
+    response_cache: ResponseCache | None = None
+    stored: StoredReplies | None = None
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
@@ -125,19 +123,19 @@ class Gateway:
             job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
         job.query = await self._query(job, images)
         key = job.key = await self._key(job, images)
-        if key is None or self.replaying is None:
+        if key is None or self.response_cache is None:
             return await self._answer(job, ExitStack(), _ignore)
-        before = AskedBefore(key, request.stream, request.include_usage, record.namespace)
-        self.replaying.bodies.put(raw, scope, before, [image.url for image in request.images])
-        reply = self.replaying.repeats.get(key)
+        before = RepeatedRequest(key, request.stream, request.include_usage, record.namespace)
+        self.response_cache.bodies.put(raw, scope, before, [image.url for image in request.images])
+        reply = self.response_cache.repeats.get(key)
         if reply is None and job.query is not None:
             reply = await self._stored(key, job.query)
         # No other await before `lead`: otherwise two identical requests would both lead.
-        reply = reply or await self.replaying.flights.wait(key)
+        reply = reply or await self.response_cache.flights.wait(key)
         if reply is not None:
             return replayed(record, before, reply)
         leading = ExitStack()
-        land = leading.enter_context(self.replaying.flights.lead(key))
+        land = leading.enter_context(self.response_cache.flights.lead(key))
         return await self._answer(job, leading, self._lander(key, land))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
@@ -200,18 +198,20 @@ class Gateway:
             self.access.check_tiers(account, [served[0].name, served[-1].name])
         await self.access.check_namespace(account, namespace)
 
-    def _known(self, raw: bytes, scope: tuple[str, ...]) -> tuple[AskedBefore, Remembered] | None:
+    def _known(
+        self, raw: bytes, scope: tuple[str, ...]
+    ) -> tuple[RepeatedRequest, CachedReply] | None:
         """A body that was understood before, and whose reply is remembered."""
-        if self.replaying is None:
+        if self.response_cache is None:
             return None
-        before = self.replaying.bodies.get(raw, scope)
-        reply = self.replaying.repeats.get(before.key) if before is not None else None
+        before = self.response_cache.bodies.get(raw, scope)
+        reply = self.response_cache.repeats.get(before.key) if before is not None else None
         return None if before is None or reply is None else (before, reply)
 
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
         unchanged are not decoded."""
-        may_repeat = self.replaying is not None and job.overrides.replay
+        may_repeat = self.response_cache is not None and job.overrides.replay
         wanted = job.bypass is None and (may_repeat or self._needs_pipeline(job))
         parts = [part for part in job.request.images if wanted or is_web(part.url)]
         images = await read_images(parts, self.fetch, self.limits) if parts else {}
@@ -242,25 +242,25 @@ class Gateway:
         return TenantQuery(query, tenant, images)
 
     async def _key(self, job: ChatJob, images: Mapping[str, Image]) -> str | None:
-        replaying = self.replaying
-        if replaying is None or not job.overrides.replay or job.bypass is not None:
+        response_cache = self.response_cache
+        if response_cache is None or not job.overrides.replay or job.bypass is not None:
             return None
         if any(map(is_web, images)):  # another image may be there next time
             return None
-        if replaying.identity == "pixels":
-            work = partial(asyncio.to_thread, _digests, images, replaying.identity)
+        if response_cache.identity == "pixels":
+            work = partial(asyncio.to_thread, _digests, images, response_cache.identity)
             digests = await self.decoding.run(images.values(), work, Image.strips_cost)
         else:
-            digests = _digests(images, replaying.identity)
+            digests = _digests(images, response_cache.identity)
         # Overrides by the model's name and by headers are equivalent.
         overrides = replace(job.overrides, store=True, namespace=None)
         body = {name: value for name, value in job.request.body.items() if name != "model"}
         request = replace(job.request, body=body)
         scope = (job.record.namespace, repr(overrides))
-        return exact_key(request, digests, scope=scope, sampled=replaying.sampled)
+        return exact_key(request, digests, scope=scope, sampled=response_cache.sampled)
 
-    async def _stored(self, key: str, query: TenantQuery) -> Remembered | None:
-        if self.stored is None or self.replaying is None:
+    async def _stored(self, key: str, query: TenantQuery) -> CachedReply | None:
+        if self.stored is None or self.response_cache is None:
             return None
         try:
             found = await asyncio.to_thread(self.stored.find, key, query.tenant.example)
@@ -270,14 +270,14 @@ class Gateway:
         if found is None:
             return None
         reply, age = found
-        self.replaying.repeats.put(key, reply, age)
+        self.response_cache.repeats.put(key, reply, age)
         return reply
 
     def _lander(self, key: str, land: Land) -> Land:
-        assert self.replaying is not None
-        repeats = self.replaying.repeats
+        assert self.response_cache is not None
+        repeats = self.response_cache.repeats
 
-        def remember(reply: Remembered) -> None:
+        def remember(reply: CachedReply) -> None:
             repeats.put(key, reply)
             land(reply)
 
@@ -353,13 +353,13 @@ class Gateway:
         yield DONE_EVENT
 
 
-def _ignore(reply: Remembered) -> None:
+def _ignore(reply: CachedReply) -> None:
     pass
 
 
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
-    if may_be_repeated(completed.completions):
-        remember(Remembered(completed.payload, record.route, record.model))
+    if is_repeatable(completed.completions):
+        remember(CachedReply(completed.payload, record.route, record.model))
 
 
 def _digests(found: Mapping[str, Image], identity: Identity) -> dict[str, str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from bottega.gateway.endpoint import Reply, RequestRecord
-from bottega.gateway.response_cache.memory import Asked, Remembered
+from bottega.gateway.response_cache.memory import CachedReply, RepeatedRequest
 from bottega.openai_api.chunks import to_chunks
 from bottega.openai_api.sse import DONE_EVENT, to_event
 
 LONGEST_NAME = 200
 
 
-def replayed(record: RequestRecord, before: Asked, reply: Remembered) -> Reply:
+def replayed(record: RequestRecord, before: RepeatedRequest, reply: CachedReply) -> Reply:
     record.state, record.namespace = "replayed", before.namespace
     record.route, record.model = reply.route, reply.model
     headers = headers_of(record)

@@ -14,7 +14,7 @@ from bottega.gateway.demonstrations import fitting
 from bottega.gateway.endpoint import RequestRecord
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.ports import Pair, Served, UpstreamCall
-from bottega.gateway.response_cache.memory import Remembered, Repeats, may_be_repeated
+from bottega.gateway.response_cache.memory import CachedReply, ReplyCache, is_repeatable
 from bottega.openai_api.response import ChatCompletion
 from bottega.types import Candidate
 
@@ -31,7 +31,7 @@ class ShadowRunner:
     finalizer: Finalizer
     over: Callable[[RequestRecord], None]
     measured: Callable[[RequestRecord, float, Pair], None]
-    repeats: Repeats | None = None
+    repeats: ReplyCache | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def after(self, job: ChatJob, result: ChatResult) -> None:
@@ -133,8 +133,8 @@ class ShadowRunner:
         name, completed = result.call.served.name, result.completed
         if job.query is None or job.key is None or name not in job.query.tenant.teachers:
             return
-        if self.repeats is not None and may_be_repeated(completed.completions):
-            reply = Remembered(completed.payload, name, completed.model)
+        if self.repeats is not None and is_repeatable(completed.completions):
+            reply = CachedReply(completed.payload, name, completed.model)
             self.repeats.replace(job.key, reply)
 
 

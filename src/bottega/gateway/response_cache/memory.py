@@ -1,4 +1,4 @@
-"""An exact repeat is answered from memory: which replies are kept, how long, and who waits."""
+"""Cache of complete replies for exact repeats: in memory, and from stored examples."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import orjson
+
 from bottega._util.lru import LRUCache
-from bottega.gateway.response_cache.keys import exact_key, image_digest
-from bottega.types import Completion
+from bottega.openai_api.response import no_usage
+from bottega.types import Completion, Example
 
-__all__ = [
-    "Asked",
-    "Bodies",
-    "Flights",
-    "Remembered",
-    "Repeats",
-    "exact_key",
-    "image_digest",
-    "may_be_repeated",
-]
-
-# What Python needs for an entry beside its bytes, about.
+# Approximate memory of an entry beside its bytes.
 OVERHEAD = 600
 SHORT = 4096
 STRIDE = 997
@@ -31,8 +22,8 @@ Probe = tuple[tuple[str, ...], int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """A whole reply as its first client got it: plain JSON, and who gave it."""
+class CachedReply:
+    """A complete reply as its first client got it: its JSON, its tier and its model."""
 
     payload: bytes
     route: str = ""
@@ -43,15 +34,15 @@ class Remembered:
         return len(self.payload) + len(self.route) + len(self.model) + OVERHEAD
 
 
-def may_be_repeated(completions: Sequence[Completion]) -> bool:
-    """One text that came to its own end. What was cut off, filtered, refused or left empty would
-    be cut off for everybody who asks again."""
+def is_repeatable(completions: Sequence[Completion]) -> bool:
+    """Return whether the reply is one text that the model ended itself. A reply that was cut off,
+    filtered, refused or empty must not be repeated to other clients."""
     return len(completions) == 1 and all(
         completion.finish_reason == "stop" and completion.text.strip() for completion in completions
     )
 
 
-class Repeats(LRUCache[str, Remembered]):
+class ReplyCache(LRUCache[str, CachedReply]):
     """Replies by `exact_key` within `max_bytes`, each for `seconds` (None: no limit)."""
 
     def __init__(
@@ -63,15 +54,15 @@ class Repeats(LRUCache[str, Remembered]):
     ) -> None:
         super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
 
-    def replace(self, key: str, reply: Remembered) -> None:
+    def replace(self, key: str, reply: CachedReply) -> None:
         """Replace the reply of a request; do nothing if there is none."""
         if self.get(key) is not None:
             self.put(key, reply)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What must be known of a body to answer it from memory. `namespace` is what it asks for."""
+class RepeatedRequest:
+    """Facts about a parsed body that suffice to answer it from the cache."""
 
     key: str
     stream: bool = False
@@ -79,17 +70,17 @@ class Asked:
     namespace: str = ""
 
 
-class Bodies:
-    """Raw bodies that were understood before: an identical one need not be parsed, nor its images
-    decoded and hashed. `scope` as for `exact_key`.
+class BodyCache:
+    """Cache of parsed bodies by their bytes: an identical body is not parsed again, and its images
+    are neither decoded nor hashed. `scope` as for `exact_key`.
 
-    Found by a few of its bytes and then compared whole: hashing 700 KB takes four times as long as
-    comparing them, and Python remembers a hash with its object only. Two bodies with the same few
-    bytes take turns. The least recently used are dropped beyond `max_bytes`.
+    A body is found by a sample of its bytes and then compared as a whole: hashing 700 KB takes four
+    times as long as comparing them, and Python caches the hash of an object only. Two bodies with
+    the same sample replace each other. Beyond `max_bytes` the least recently used are dropped.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._bodies: LRUCache[Probe, tuple[bytes, Asked]] = LRUCache(
+        self._bodies: LRUCache[Probe, tuple[bytes, RepeatedRequest]] = LRUCache(
             max_bytes, lambda body: len(body[0]) + OVERHEAD
         )
 
@@ -100,11 +91,13 @@ class Bodies:
     def size(self) -> int:
         return self._bodies.size
 
-    def get(self, raw: bytes, scope: tuple[str, ...]) -> Asked | None:
+    def get(self, raw: bytes, scope: tuple[str, ...]) -> RepeatedRequest | None:
         found = self._bodies.get(_probe(raw, scope))
         return found[1] if found is not None and found[0] == raw else None
 
-    def put(self, raw: bytes, scope: tuple[str, ...], asked: Asked, urls: Iterable[str]) -> None:
+    def put(
+        self, raw: bytes, scope: tuple[str, ...], asked: RepeatedRequest, urls: Iterable[str]
+    ) -> None:
         """`urls` are the images of the body. A body with an image that must be fetched is not
         stored: the next fetch may return another image."""
         if all(map(_is_inline, urls)):
@@ -112,34 +105,35 @@ class Bodies:
 
 
 class Flights:
-    """Identical requests at the same time: the first one asks the model, the others wait for it.
+    """Identical requests at the same time: the first one calls the model, the others wait for it.
 
-    Whatever ends the first one without a reply that may be repeated (a failure, a cut, a client
-    that left) sends those who waited on their own way; they neither fail with it nor queue again.
+    If the first one ends without a repeatable reply (a failure, a cut, a client that left), those
+    who waited call the model themselves; they neither fail with it nor queue again.
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[str, asyncio.Future[Remembered | None]] = {}
+        self._futures: dict[str, asyncio.Future[CachedReply | None]] = {}
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._futures)
 
-    async def wait(self, key: str) -> Remembered | None:
-        """None, at once if nobody leads: ask the model yourself, within `lead`."""
-        under_way = self._under_way.get(key)
-        # One of several that wait may be cancelled; the future is everybody's.
-        return None if under_way is None else await asyncio.shield(under_way)
+    async def wait(self, key: str) -> CachedReply | None:
+        """Return the reply of the request that leads. None, at once if there is none: call the
+        model within `lead`."""
+        future = self._futures.get(key)
+        # One of those that wait may be cancelled; the future is shared.
+        return None if future is None else await asyncio.shield(future)
 
     @contextmanager
-    def lead(self, key: str) -> Generator[Callable[[Remembered], None]]:
-        """The block may call what it gets with its reply; otherwise there is none at its end.
-        Where somebody leads already, nobody waits for this one."""
-        landing: asyncio.Future[Remembered | None] = asyncio.get_running_loop().create_future()
-        leads = self._under_way.setdefault(key, landing) is landing
+    def lead(self, key: str) -> Generator[Callable[[CachedReply], None]]:
+        """Yield a function that passes the reply to those that wait; at the end of the block they
+        get None. If another request leads already, none waits for this one."""
+        landing: asyncio.Future[CachedReply | None] = asyncio.get_running_loop().create_future()
+        leads = self._futures.setdefault(key, landing) is landing
 
-        def land(reply: Remembered | None) -> None:
-            if leads and self._under_way.get(key) is landing:
-                del self._under_way[key]
+        def land(reply: CachedReply | None) -> None:
+            if leads and self._futures.get(key) is landing:
+                del self._futures[key]
             if not landing.done():
                 landing.set_result(reply)
 
@@ -157,3 +151,36 @@ def _probe(raw: bytes, scope: tuple[str, ...]) -> Probe:
     if len(raw) <= SHORT:
         return scope, len(raw), raw
     return scope, len(raw), raw[: SHORT // 4] + raw[::STRIDE] + raw[-SHORT // 4 :]
+
+
+@dataclass(frozen=True)
+class StoredReplies:
+    """Finder of stored replies. `lookup` maps an `exact_key` to the time of the answer and the id
+    of its example."""
+
+    lookup: Callable[[str], tuple[float, str] | None]
+
+    def find(
+        self, key: str, example: Callable[[str], Example | None]
+    ) -> tuple[CachedReply, float] | None:
+        """Return the reply and its age in seconds, None if the example is gone. Blocks."""
+        found = self.lookup(key)
+        if found is None or (stored := example(found[1])) is None:
+            return None
+        answered = found[0]
+        route, _, model = (stored.source or "").partition(":")
+        payload = orjson.dumps(_reply(stored, model, int(answered)))
+        return CachedReply(payload, route, model), time.time() - answered
+
+
+def _reply(example: Example, model: str, created: int) -> dict[str, object]:
+    """Return a chat completion with zero usage: repeating the answer costs no tokens."""
+    message = {"role": "assistant", "content": example.answer}
+    return {
+        "id": f"chatcmpl-{example.id}",
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": no_usage(),
+    }

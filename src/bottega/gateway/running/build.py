@@ -16,15 +16,14 @@ from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.admin.routes import admin_routes
-from bottega.gateway.chat import Gateway, Replaying
+from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer
 from bottega.gateway.config.settings import MB, VIRTUAL, Config, LimitSettings
 from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.finalization import Finalizer
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.limits import Fetch, Limits
-from bottega.gateway.response_cache.memory import Bodies, Flights, Repeats
-from bottega.gateway.response_cache.replay import StoredRepeats
+from bottega.gateway.response_cache.memory import BodyCache, Flights, ReplyCache, StoredReplies
 from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.pipeline_target import PipelineTenantPool
 from bottega.gateway.running.server import GatewayServer, TenantPool
@@ -55,10 +54,10 @@ def build(config: Config, environment: Mapping[str, str] = os.environ) -> Gatewa
         )
         opened.pop_all()
     gateway = gateway_server.gateway
-    repeats = gateway.replaying.repeats if gateway.replaying else None
+    repeats = gateway.response_cache.repeats if gateway.response_cache else None
     if repeats is not None:
         gateway.finalizer = replace(gateway.finalizer, remember=ledger.set_repeat)
-        gateway.stored = StoredRepeats(ledger.repeat)
+        gateway.stored = StoredReplies(ledger.repeat)
     if config.shadow.rate:
         gateway.shadow = ShadowRunner(
             gateway.completer,
@@ -134,7 +133,7 @@ def _gateway_server(
         authenticate=accounts.authenticate if protected else None,
         access=Access(accounts.claim_namespace, key_defaults(config)),
         limiter=limiter,
-        replaying=_replaying(config),
+        response_cache=_replaying(config),
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
         decoding=decoding,
@@ -172,14 +171,14 @@ def models(config: Config) -> dict[str, str]:
     return dict.fromkeys(names, "") | {f"{VIRTUAL}/{t.name}": t.name for t in config.tiers}
 
 
-def _replaying(config: Config) -> Replaying | None:
+def _replaying(config: Config) -> ResponseCache | None:
     """Most of the memory holds bodies: replies are short, images are not."""
     replay, memory = config.replay, int(config.replay.memory_mb * MB)
     if not (replay.seconds and memory):
         return None
-    return Replaying(
-        Repeats(memory // 4, replay.seconds),
-        Bodies(memory - memory // 4),
+    return ResponseCache(
+        ReplyCache(memory // 4, replay.seconds),
+        BodyCache(memory - memory // 4),
         Flights(),
         replay.identity,
         replay.sampled,

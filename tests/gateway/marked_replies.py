@@ -1,5 +1,5 @@
-"""Replies from which it can be told whose they are: each is made of the question that it answers,
-of the model and of a number that no other reply has."""
+"""Replies that identify themselves: each contains a digest of its question, its model and a unique
+number."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 # Two, three and four bytes in UTF-8, so that streams are cut inside a character.
 WORDS = ("ochre", "verd", "fresco", "bottega", "garzone", "à côté", "絵の具", "🖌️", "gesso", "ciò")
-SPOKEN = re.compile(r"Answer ([0-9a-f]{16}) of (\S+), reply (\d+):")
+MARK = re.compile(r"Answer ([0-9a-f]{16}) of (\S+), reply (\d+):")
 
 
 @dataclass(frozen=True)
-class Spoken:
-    question: str
-    """Its digest."""
+class MarkedReply:
+    """Reply with a mark."""
+
+    question: str  # a digest
     model: str
     number: int
 
@@ -28,25 +29,25 @@ class Spoken:
         return f"Answer {self.question} of {self.model}, reply {self.number}: {' '.join(words)}."
 
 
-def heard(text: str) -> Spoken | None:
-    """Whose reply this is, if it is a whole one."""
-    spoken = opening(text)
-    return spoken if spoken is not None and spoken.text == text else None
+def parse_whole(text: str) -> MarkedReply | None:
+    """Return the reply that this text is, None if it is not a complete one."""
+    reply = parse_start(text)
+    return reply if reply is not None and reply.text == text else None
 
 
-def is_beginning(text: str, question: str) -> bool:
-    """Whether it may be the beginning of an answer to this question."""
-    spoken = opening(text)
-    if spoken is None:
+def is_start(text: str, question: str) -> bool:
+    """Return whether the text may be the start of an answer to this question."""
+    reply = parse_start(text)
+    if reply is None:
         return f"Answer {question} of ".startswith(text) or text.startswith(
             f"Answer {question} of "
         )
-    return spoken.question == question and spoken.text.startswith(text)
+    return reply.question == question and reply.text.startswith(text)
 
 
-def opening(text: str) -> Spoken | None:
-    match = SPOKEN.match(text)
-    return None if match is None else Spoken(match[1], match[2], int(match[3]))
+def parse_start(text: str) -> MarkedReply | None:
+    match = MARK.match(text)
+    return None if match is None else MarkedReply(match[1], match[2], int(match[3]))
 
 
 def digest(text: str, images: Sequence[bytes] = ()) -> str:
@@ -56,8 +57,8 @@ def digest(text: str, images: Sequence[bytes] = ()) -> str:
     return whole.hexdigest()[:16]
 
 
-def asked(messages: Sequence[Mapping[str, object]]) -> str:
-    """The digest of the last user turn: what stands before it may be demonstrations."""
+def question_digest(messages: Sequence[Mapping[str, object]]) -> str:
+    """Return the digest of the last user turn; earlier turns may be demonstrations."""
     turns = [turn["content"] for turn in messages if turn.get("role") == "user"]
     parts = turns[-1] if turns else ""
     if isinstance(parts, str):
