@@ -1,7 +1,7 @@
 """Chat-completions endpoint that fails on a seeded schedule. All its texts are correct answers, or
 the start of one.
 
-In a process of its own: python -m tests.gateway.faulty_upstream --port 9000 --seed 1 [--correct 0.6]
+In a process of its own: `python -m tests.gateway.faulty_upstream --port 9000 --seed 1`.
 """
 
 from __future__ import annotations
