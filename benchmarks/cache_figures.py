@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.plots import errorbars, side_by_side
 from bottega.evaluation.metrics.calibration import CostQuality, average_gap_recovered
 from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.runner import StreamResult, gain, growth, mean_over
+from bottega.evaluation.streams import StreamResult, gain, growth, mean_over
 
 if TYPE_CHECKING:
     from benchmarks.cache_of_thought import Measured

@@ -37,8 +37,10 @@ from benchmarks.cache_streams import (
 from bottega import Example, KnowledgeBase
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Conditions, StreamResult, answering, evaluate
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
+from bottega.evaluation.runner import evaluate
+from bottega.evaluation.streams import StreamResult
 from bottega.protocols import Retriever
 from bottega.routing import FixedRouter
 from bottega.types import Query
@@ -200,7 +202,7 @@ async def _alone(workshop: Workshop, data: Benchmark, place: int) -> StreamResul
         by_name = pipeline(
             workshop, cache, lambda tiers: FixedRouter(tiers[place]), labels=data.labels
         )
-        return await _asked(data, answering("alone", replace(by_name, record=None)))
+        return await _asked(data, pipeline_method("alone", replace(by_name, record=None)))
 
 
 def _shown(
@@ -215,11 +217,11 @@ def _shown(
         shots=shots,
         labels=data.labels,
     )
-    return answering("fixed", replace(answers, record=None), shots)
+    return pipeline_method("fixed", replace(answers, record=None), shots)
 
 
 async def _asked(data: Benchmark, method: Method) -> StreamResult:
-    _, scored = await evaluate(data, method, Conditions(concurrency=AT_ONCE))
+    _, scored = await evaluate(data, method, RunConfig(concurrency=AT_ONCE))
     return StreamResult(tuple(scored), len(data.items))
 
 

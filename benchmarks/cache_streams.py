@@ -32,9 +32,9 @@ from bottega import (
 from bottega.evaluation import baselines
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.memo import CachingEmbedder
-from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import StreamResult, answering, stream
+from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
+from bottega.evaluation.retriever_factory import CachingEmbedder
+from bottega.evaluation.streams import StreamResult, stream
 from bottega.knowledge import View
 from bottega.protocols import Generator, Retriever, Router, Vectors
 from bottega.retrieval import (
@@ -214,7 +214,7 @@ async def streamed(
             shots=setting.shots,
             labels=data.labels,
         )
-        return await stream(data, answering("cached", answers, setting.shots))
+        return await stream(data, pipeline_method("cached", answers, setting.shots))
 
 
 async def voted(

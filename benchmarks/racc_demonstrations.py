@@ -22,18 +22,18 @@ import torch
 from benchmarks.racc_remembering import Remembering
 from benchmarks.racc_start import begin
 from bottega.bundled import bundled_folder
-from bottega.cli.compressor_jobs import StoreBuilder
+from bottega.cli.compressor_training import StoreBuilder
 from bottega.compression import CompressorConfig, save
 from bottega.compression.objective import TrainingConfig, TrainingExample
 from bottega.compression.training import train
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.controls import SwappedRetriever
-from bottega.evaluation.episodes import nearest
-from bottega.evaluation.methods import plan
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.racc_methods import CERTAIN, FLAT, RACC, SWAPPED, RescoredRetriever
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.planning import plan
+from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, nearest_retriever
+from bottega.evaluation.runner import evaluate
+from bottega.evaluation.searchers import GOLD_SCORE
 from bottega.evaluation.training_data import RetrievedLessons
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
@@ -81,9 +81,9 @@ class Shelves:
     def __call__(self, step: int, /) -> Sequence[TrainingExample]:
         return self._parts[step % len(self._parts)](step)
 
-    def drawn(self, count: int) -> list[TrainingExample]:
+    def sample(self, count: int) -> list[TrainingExample]:
         each = count // len(self._parts)
-        return [lesson for part in self._parts for lesson in part.drawn(each, -1)]
+        return [lesson for part in self._parts for lesson in part.sample(each, -1)]
 
 
 def base_of(data: Benchmark) -> KnowledgeBase:
@@ -97,7 +97,7 @@ def drawn_lessons(task: str = TASK, bases: int = TAUGHT, shots: int = SHOTS) -> 
     parts = []
     for seed in range(SEED, SEED + bases):
         data = load_benchmark(task, seed=seed)
-        retrieve = nearest(data, base_of(data))
+        retrieve = nearest_retriever(data, base_of(data))
         parts.append(
             RetrievedLessons(data, data.items, retrieve, seed=seed, shots=shots, batch=BATCH)
         )
@@ -112,10 +112,10 @@ def made(variant: Variant, lessons: Shelves, out: Path) -> dict[str, object]:
     )
     racc, started = untrained(shape, between), time.process_time()
     if variant.pointed:
-        between.calibrate(racc, lessons.drawn(CALIBRATED))
-        begin(racc, between, lessons.drawn(BEGUN))
+        between.calibrate(racc, lessons.sample(CALIBRATED))
+        begin(racc, between, lessons.sample(BEGUN))
     else:
-        between.calibrate(racc, lessons.drawn(BEGUN // 3))
+        between.calibrate(racc, lessons.sample(BEGUN // 3))
     begun, losses = time.process_time(), list[float]()
     if variant.course is not None:
         train(racc, between, lessons, variant.course, report=lambda one: losses.append(one.loss))
@@ -143,18 +143,18 @@ def compressing_methods(
     """With scores of retrieval, told which demonstrations are right, told nothing, and with those
     of another question."""
     generator, store = bundled(), stored(knowledge, folder)
-    retrieve = nearest(data, knowledge)
+    retrieve = nearest_retriever(data, knowledge)
     settings = Classifier(generator, (), sampling=Sampling(max_tokens=64))
     right = {item.query.id: item.answer for item in data.items}
 
     def told(query: Query, one: Candidate) -> float:
-        return CERTAIN * (one.example.answer == right[query.id])
+        return GOLD_SCORE * (one.example.answer == right[query.id])
 
     ways: dict[str, Retriever] = {
-        RACC: retrieve,
+        "racc": retrieve,
         "racc-told": RescoredRetriever(retrieve, told),
-        FLAT: RescoredRetriever(retrieve, lambda query, one: 0.0),
-        SWAPPED: SwappedRetriever(retrieve, data),
+        "racc-flat": RescoredRetriever(retrieve, lambda query, one: 0.0),
+        "racc-swapped": SwappedRetriever(retrieve, data),
     }
     methods = []
     for name, found in ways.items():
@@ -182,7 +182,7 @@ def _answering(pipeline: Pipeline) -> Callable[[Query], Awaitable[Outcome]]:
 def asked(data: Benchmark, methods: Sequence[Method]) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for method in methods:
-        result, scored = asyncio.run(evaluate(data, method, Conditions()))
+        result, scored = asyncio.run(evaluate(data, method, RunConfig()))
         told = {name: getattr(result, name) for name in ("method", "shots", "n", "value")}
         told |= {name: getattr(result, name) for name in ("low", "high", "seconds")}
         told["prompt_tokens"] = sum(one.prompt_tokens for one in scored) / len(scored)
@@ -204,7 +204,7 @@ def main() -> None:
     baselines = args.work / "shown.json"
     if not baselines.exists():
         settings = Classifier(bundled(), data.labels)
-        methods = plan(SHOWN, (1, args.shots), data, knowledge, settings, seed=0)
+        methods = plan(RunConfig(methods=SHOWN, shots=(1, args.shots)), data, knowledge, settings)
         _say(baselines, {"rows": asked(data, methods)})
     lessons: Shelves | None = None
     for name in args.only.split(","):

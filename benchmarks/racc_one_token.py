@@ -25,11 +25,15 @@ from bottega.compression.objective import TrainingConfig, TrainingExample, Train
 from bottega.compression.passage_compressor import to_prefix
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.controls import SwappedRetriever
-from bottega.evaluation.episodes import EpisodeRetriever, OracleRetriever, pools
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.racc_methods import LateInteractionScorer
-from bottega.evaluation.runner import Conditions, Result, evaluate
+from bottega.evaluation.retrieval import (
+    EpisodeRetriever,
+    LateInteractionScorer,
+    OracleRetriever,
+    SwappedRetriever,
+    pools,
+)
+from bottega.evaluation.runner import Result, evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
@@ -141,7 +145,7 @@ class Bridging:
 
 
 async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
-    return [(await evaluate(data, one, Conditions()))[0] for one in asked(data, method, bundled())]
+    return [(await evaluate(data, one))[0] for one in asked(data, method, bundled())]
 
 
 def main() -> None:

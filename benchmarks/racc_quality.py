@@ -24,8 +24,9 @@ from bottega.compression import CompressorConfig, RaccModel, save, sentence_prom
 from bottega.compression.objective import TrainingObjective
 from bottega.compression.training import train
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import plan
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.planning import plan
+from bottega.evaluation.runner import evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
@@ -89,7 +90,7 @@ def made(variant: Variant, lessons: FactLessons, out: Path, steps: int) -> dict[
     how = replace(shape(model), width=between.hyper.width, **variant.shape)
     racc = RaccModel(how, _hard(hyper or model, between, how))
     if variant.calibrated:
-        between.calibrate(racc, lessons.drawn(512, -1))
+        between.calibrate(racc, lessons.sample(512, -1))
     course = replace(COURSE, steps=steps, **variant.course)
     losses: list[float] = []
     started = time.perf_counter()
@@ -128,9 +129,13 @@ async def asked(
     other = bundled(hyper) if hyper else None
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         for method in plan(
-            methods, SHOTS, data, empty, settings, seed=0, compressor=folder, hyper=other
+            RunConfig(methods=methods, shots=SHOTS, compressor=folder),
+            data,
+            empty,
+            settings,
+            hyper=other,
         ):
-            result, _ = await evaluate(data, method, Conditions())
+            result, _ = await evaluate(data, method)
             rows.append(
                 {
                     "method": result.method,

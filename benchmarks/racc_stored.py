@@ -24,9 +24,10 @@ from bottega.compression import InputBuilder, Manifest, PassageCompressor, Passa
 from bottega.compression.store import Precision
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import plan
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.planning import plan
+from bottega.evaluation.runner import evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
@@ -86,14 +87,16 @@ def planned(
 
     def way(name: str, store: Path | None = None) -> Method:
         with KnowledgeBase.open(":memory:", embed=None) as empty:
-            return plan([name], (SHOTS,), data, empty, settings, seed=0, store=store)[0]
+            return plan(
+                RunConfig(methods=[name], shots=(SHOTS,), store=store), data, empty, settings
+            )[0]
 
     ways = {CONCAT: way("concat"), ONLINE: way("racc")}
     return ways | {f"racc, stored as {kind}": way("racc", at) for kind, at in stores.items()}
 
 
 async def answered(data: Benchmark, way: Method) -> dict[str, object]:
-    result, _ = await evaluate(data, way, Conditions())
+    result, _ = await evaluate(data, way)
     return {"n": result.n, "value": result.value, "low": result.low, "high": result.high}
 
 

@@ -20,7 +20,8 @@ import orjson
 from benchmarks.rcts_figures import Measured, draw, rows, tables, told
 from benchmarks.rcts_plan import SEARCHES, SETTINGS, Setting, Way, ways
 from benchmarks.rcts_searches import Studio, apprentice
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.runner import evaluate
 
 AT_ONCE = 200
 TIMED = 16
@@ -81,7 +82,9 @@ async def measure(setting: Setting, replies: Path) -> Measured:
 async def _answered(measured: Measured, studio: Studio, way: Way) -> None:
     start = time.perf_counter()
     method = studio.method(way)
-    result, scored = await evaluate(studio.data, method, Conditions(AT_ONCE, studio.seed))
+    result, scored = await evaluate(
+        studio.data, method, RunConfig(concurrency=AT_ONCE, seed=studio.seed)
+    )
     measured.keep(way, studio.seed, scored)
     print(
         f"{studio.setting.name}, seed {studio.seed}, {told(way)}: {result.value:.3f},"
@@ -99,7 +102,7 @@ async def timed(setting: Setting) -> dict[tuple[str, int], float]:
         for way in (Way("top-k"), *(Way(kind, setting.reward) for kind in SEARCHES[:2])):
             method = studio.method(way)
             await method.answer(studio.data.items[0].query)  # the model is loaded then
-            result, _ = await evaluate(studio.data, method, Conditions(at_once))
+            result, _ = await evaluate(studio.data, method, RunConfig(concurrency=at_once))
             found[way.kind, at_once] = result.seconds / result.n
     studio.close()
     await model.aclose()

@@ -18,11 +18,12 @@ from bottega import (
     Sampling,
     bundled,
 )
-from bottega.cli.parts import open_retrieval
-from bottega.evaluation.episodes import nearest
-from bottega.evaluation.memo import CachingEmbedder
-from bottega.evaluation.methods import plan
+from bottega.cli.components import open_retrieval
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.planning import plan
+from bottega.evaluation.retrieval import nearest_retriever
+from bottega.evaluation.retriever_factory import CachingEmbedder
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher
 from bottega.recipes import Classifier
@@ -81,16 +82,15 @@ class Studio:
         settings = Classifier(self._model, self.data.labels, sampling=ANSWERS, seed=self.seed)
         if way.kind not in SEARCHES:
             [method] = plan(
-                [way.kind],
-                [way.shots],
+                RunConfig(
+                    methods=[way.kind], shots=[way.shots], seed=self.seed, samples=way.samples
+                ),
                 self.data,
                 known,
                 settings,
-                seed=self.seed,
-                samples=way.samples,
             )
             return method
-        pipeline = settings.pipeline(nearest(self.data, known), way.shots)
+        pipeline = settings.pipeline(nearest_retriever(self.data, known), way.shots)
         pipeline = replace(pipeline, parse=self.data.parse, fetch=FETCH)
         pipeline = replace(pipeline, search=self._search(way, pipeline))
 

@@ -20,11 +20,12 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
-from bottega.evaluation.benchmark import Benchmark, labelled
-from bottega.evaluation.methods import plan
+from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, ScoredAnswer
+from bottega.evaluation.planning import plan
 from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase, load_digits
 from bottega.protocols import Generator
@@ -117,8 +118,8 @@ async def run(data: Benchmark, generator: Generator) -> None:
     """As `bottega eval --methods zero-shot --out DIR` does it."""
     with tempfile.TemporaryDirectory() as folder, kept(folder, data) as journal:
         [method] = plan_zero_shot(data, generator)
-        conditions = Conditions(CONCURRENCY, ledger=journal)
-        result, _ = await evaluate(data, method, conditions)
+        config = RunConfig(concurrency=CONCURRENCY)
+        result, _ = await evaluate(data, method, config, RunState(journal))
         assert (result.n, result.failed) == (len(data.items), 0)
 
 
@@ -129,7 +130,7 @@ def kept(folder: str, data: Benchmark) -> closing[RunStore]:
 def plan_zero_shot(data: Benchmark, generator: Generator) -> list[Method]:
     settings = Classifier(generator, data.labels)
     with KnowledgeBase.open(":memory:", embed=None) as nothing:
-        return plan(["zero-shot"], [1], data, nothing, settings, seed=0)
+        return plan(RunConfig(methods=["zero-shot"], shots=[1]), data, nothing, settings)
 
 
 def digits(count: int) -> Benchmark:
@@ -139,7 +140,7 @@ def digits(count: int) -> Benchmark:
         replace(one, query=replace(one.query, text=f"{one.query.text} ({number})"))
         for number, one in zip(range(count), cycle(known))
     ]
-    return labelled("digits", known[:10], asked)
+    return labelled_benchmark("digits", known[:10], asked)
 
 
 class Parrot:
@@ -172,7 +173,9 @@ def memory(count: int) -> None:
         generator = Parrot()
         with tempfile.TemporaryDirectory() as folder, kept(folder, data) as journal:
             [method] = plan_zero_shot(data, generator)
-            await evaluate(data, method, Conditions(CONCURRENCY, ledger=journal), done=done)
+            await evaluate(
+                data, method, RunConfig(concurrency=CONCURRENCY), RunState(journal), done=done
+            )
 
     asyncio.run(work())
     (first, before), (last, after) = marks[1], marks[-1]

@@ -71,7 +71,7 @@ def train_compressor(
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     lessons, between = lessons or fact_lessons(), taught(model)
     racc = untrained(shape(model), between)
-    between.calibrate(racc, lessons.drawn(512, -1))
+    between.calibrate(racc, lessons.sample(512, -1))
     train(racc, between, lessons, course, folder=work, report=report)
     save(racc, out, hyper=between.hyper, base=model.model)
     return racc
@@ -87,7 +87,7 @@ def recalibrate(apprentice: Path, compressor: Path, out: Path) -> None:
     model = LoadedModel.load(str(apprentice), "cpu", "float32")
     between, racc = taught(model), load(compressor).racc
     learned = {name: one.clone() for name, one in racc.named_parameters()}
-    between.calibrate(racc, fact_lessons().drawn(512, -1))
+    between.calibrate(racc, fact_lessons().sample(512, -1))
     racc.load_state_dict(learned, strict=False)
     save(racc, out, hyper=between.hyper, base=model.model)
 

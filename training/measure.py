@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.cli.measure import Run, Work, measure
-from bottega.evaluation.baselines import VOTES
+from bottega.cli.evaluation_run import MethodResult, run_methods
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.paired import PairedDifference, paired
-from bottega.evaluation.runner import Result
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.paired import PairedDifference, paired_differences
+from bottega.evaluation.runner import Result, RunState
+from bottega.evaluation.votes import VOTES
 from bottega.generation import TransformersGenerator
 from bottega.recipes import Classifier
 
@@ -73,7 +74,7 @@ def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
     for setting in settings:
         runs = _run(folder, setting)
         rows += [_row(setting.name, result) for result, _ in runs]
-        compared = [one for one in paired(runs) if one.against in VOTES]
+        compared = [one for one in paired_differences(runs) if one.against in VOTES]
         differences += [_difference(setting.name, one) for one in compared]
     head = [
         "| benchmark | method | shots | n | value | 95 % interval | invalid |",
@@ -87,14 +88,20 @@ def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
     return "\n".join([*tables, "", *against, *differences] if differences else tables)
 
 
-def _run(folder: Path, setting: Setting) -> list[Run]:
+def _run(folder: Path, setting: Setting) -> list[MethodResult]:
     data = load_benchmark(
         setting.benchmark, seed=SEED, per_class=setting.per_class, label_noise=setting.noise
     )
     generator = TransformersGenerator(folder, device="cpu", threads=1, turns_only=True)
-    work = Work(setting.methods.split(","), setting.shots, setting.retrieve)
-    runs: list[Run] = []
-    measure(data, Classifier(generator, labels=(), seed=SEED), work, runs)
+    config = RunConfig(
+        methods=setting.methods.split(","),
+        shots=setting.shots,
+        retrieve=setting.retrieve,
+        seed=SEED,
+    )
+    runs: list[MethodResult] = []
+    settings = Classifier(generator, labels=(), seed=SEED)
+    run_methods(data, settings, config, runs, state=RunState())
     return runs
 
 

@@ -192,8 +192,8 @@ def test_retrieved_passages_teach_by_what_they_hold(
         ("seed = 0", "", "knows no questions", "seed = 20000"),
         ('out = ""', "", "out is empty", "name a folder"),
         ("embed = 3", "", "embed must be text, got 3", "embed ="),
-        ('model = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
-        ('hyper = "openai:gpt"', "", "openai:gpt is asked over HTTP", "bundled, a folder"),
+        ('model = "openai:gpt"', "", "local model, got openai:gpt", "bundled, a folder"),
+        ('hyper = "openai:gpt"', "", "local model, got openai:gpt", "bundled, a folder"),
         ("layer = 99", "", "there is no layer 99", "-1 (the last)"),
     ],
 )
@@ -302,7 +302,7 @@ def test_the_model_has_to_be_the_one_it_was_trained_with(
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
     wrong = run(*command, "--model", "bundled:master")
     assert (wrong.code, "another hyper model" in wrong.err) == (1, True)
-    assert "over HTTP" in run(*command, "--model", "openai:m").err
+    assert "local model, got" in run(*command, "--model", "openai:m").err
     none = run(*command)
     assert (none.code, "--all compresses those" in none.err) == (0, True)
 
@@ -324,9 +324,9 @@ def test_a_method_compresses_with_the_model_that_the_compressor_was_trained_with
     for wrong, code, said in (
         ((pair, *racc), 1, "another hyper model"),
         ((compressor, *racc, "--hyper", "bundled:master"), 1, "another hyper model"),
-        ((pair, *racc, "--hyper", "openai:m"), 2, "openai:m is asked over HTTP"),
-        ((pair, "--methods", "concat", "--hyper", "bundled:master"), 2, "no method that is asked"),
-        ((pair, "--hyper", "bundled:master"), 2, "no method that is asked"),
+        ((pair, *racc, "--hyper", "openai:m"), 2, "local model, got openai:m"),
+        ((pair, "--methods", "concat", "--hyper", "bundled:master"), 2, "--hyper needs a method"),
+        ((pair, "--hyper", "bundled:master"), 2, "--hyper needs a method"),
     ):
         refused = run(*command, *wrong)
         assert (refused.code, said in refused.err) == (code, True), refused.err
@@ -346,4 +346,4 @@ def test_a_run_does_not_go_on_with_another_compressor_at_the_same_path(
     absent = run(*command, "--compressor", "nowhere")
     assert (absent.code, "there is no compressor in nowhere" in absent.err) == (1, True)
     for_none = run(*command[:-1], "concat", "--compressor", compressor)
-    assert (for_none.code, "nothing for a compressor to do" in for_none.err) == (2, True)
+    assert (for_none.code, "--compressor needs a method" in for_none.err) == (2, True)

@@ -170,17 +170,17 @@ def test_eval_of_a_drawn_task_pairs_retrieval_with_its_vote(run: Run, served: Se
     assert all(p["low"] <= p["value"] <= p["high"] and p["p_value"] <= 1 for p in paired)
     assert "McNemar" in done.out
     assert "p_value" in done.out
-    assert (document["corrupted_count"], document["knowledge_base"]) == (4, 8)
-    assert "4 of 8 known answers made wrong" in done.out
+    assert (document["made_wrong"], document["knowledge_base"]) == (4, 8)
+    assert "4 of 8 answers corrupted" in done.out
     assert "vote is the majority" in done.err
 
 
 def test_eval_explains_only_what_was_run(run: Run, pets: Path) -> None:
     done = run("eval", f"image-folder:{pets}", "--methods", "random", "--shots", 1, "--json", "f")
-    assert "An invalid reply is wrong" in done.err
+    assert "Invalid replies count as wrong" in done.err
     assert "vote" not in done.err
     assert "wrong" not in done.out
-    assert orjson.loads(Path("f").read_bytes())["corrupted_count"] is None
+    assert orjson.loads(Path("f").read_bytes())["made_wrong"] is None
 
 
 def test_traces_of_a_control_show_the_question_it_asked(run: Run, served: Server) -> None:

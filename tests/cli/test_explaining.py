@@ -40,7 +40,7 @@ def test_the_tree_is_printed_with_the_chosen_way(run: Run, pets_searched: Trace)
     assert "ended after its rollouts; 81 requests, 162 calls" in done.out
     assert sum("○" in line for line in done.out.splitlines()) == 40 - 4
     chosen = [line for line in done.out.splitlines() if "● " in line and "Q" in line]
-    assert "the question alone" in chosen[0]
+    assert "no demonstrations" in chosen[0]
     for line, candidate in zip(chosen[1:], pets_searched.candidates, strict=True):
         assert f"● {candidate.example.answer}" in line
     assert f"→ {pets_searched.answer.text}  (self " in chosen[-1]
@@ -63,7 +63,7 @@ def test_pictures_that_are_not_there_are_said(run: Run, pets_searched: Trace, de
     known = ("--kb", "pets.db") if delete else ()
     assert run("explain", "abc123", "--out", "t.html", *known).code == 0
     page = Path("t.html").read_text("utf-8")
-    assert f"{4 if delete else 7} pictures are not drawn" in page
+    assert f"{4 if delete else 7} images are missing" in page
     assert ("pets.db does not have them" if delete else "--kb names the knowledge base") in page
 
 
@@ -71,7 +71,7 @@ def test_a_trace_without_a_search_is_shown_as_log_shows_it(run: Run) -> None:
     record(trace())
     done = run("explain", "abc123", "--out", "t.html")
     assert done.out == run("log", "abc123").out
-    assert "No search chose them" in Path("t.html").read_text("utf-8")
+    assert "No search was used" in Path("t.html").read_text("utf-8")
 
 
 def test_programs_read_the_whole_tree(run: Run, pets_searched: Trace) -> None:

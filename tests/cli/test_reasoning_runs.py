@@ -103,7 +103,7 @@ def test_all_methods_and_what_they_cost(run: Run, reasoner: Reasoner, place: Pat
     for row in rows.values():
         spent = (row["prompt_tokens"] + row["completion_tokens"]) / 1e6
         assert row["cost_usd"] == pytest.approx(spent)
-    assert "demonstrations of rcts, majority show their rationales" in done.err
+    assert "demonstrations of rcts, majority include rationales" in done.err
 
 
 def test_rationales_are_shown_as_the_run_says(run: Run, reasoner: Reasoner, drawn: Path) -> None:
@@ -139,7 +139,7 @@ def test_rationales_that_a_model_has_written_are_shown(
     command = asked(drawn, "--methods", "random", "--rationales", "--json", "f.json")
     done = run(*command, "--rationales-from", "kb.db")
     assert done.code == 0, done.err
-    assert "known examples have their rationale from kb.db" in done.err
+    assert "labelled examples from kb.db" in done.err
     assert orjson.loads(Path("f.json").read_bytes())["explained"] == ["random"]
     shown = [message for one in reasoner.order for message in orjson.loads(one)["messages"]]
     said = [text_of(message) for message in shown if message["role"] == "assistant"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega import naming
-from bottega.cli.parts import open_embedder, open_prompt, open_tokens
+from bottega.cli.components import open_embedder, open_prompt, open_tokens
 from bottega.errors import SettingError
 from bottega.naming import check_embedder, open_model
 from tests.cli.conftest import Run
@@ -81,7 +81,7 @@ def test_folders_and_hub_ids_are_looked_up(tmp_path: Path) -> None:
 
 
 def test_a_preflmr_folder_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.cli.parts.FlmrEmbedder", lambda name, **_: pytest.fail(name))
+    monkeypatch.setattr("bottega.cli.components.FlmrEmbedder", lambda name, **_: pytest.fail(name))
     for spec in ("flmr:", "flmr:nowhere", "flmr:./nowhere"):
         with pytest.raises(SettingError, match="PreFLMR checkpoint is unknown, got"):
             open_tokens(spec)

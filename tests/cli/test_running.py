@@ -130,7 +130,7 @@ def test_lines_of_ones_own_are_asked_as_published_ones_are(run: Run, served: Ser
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (done.code, row["value"], row["invalid"]) == (0, 0.5, 0)
     assert "choices of each question" in done.out
-    assert "1 of what was read could not be used" in done.out
+    assert "1 unreadable examples are excluded" in done.out
     assert "(C) 6" in str(served.bodies[0])
     assert run("eval", "jsonl:free", *asked).code == 0
     assert "short phrase" in str(served.bodies[-1])

@@ -5,12 +5,12 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.evaluation.baselines import BASELINES
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import check_benchmark_fit, needs_search, plan
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.planning import check_benchmark_fit, needs_search, plan
+from bottega.evaluation.runner import evaluate
 from bottega.generation import OpenAIGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
@@ -27,11 +27,11 @@ def facts() -> Benchmark:
 def planned(name: str, data: Benchmark, generator: Generator) -> Method:
     settings = Classifier(generator, (), sampling=Sampling(max_tokens=16))
     with KnowledgeBase.open(":memory:", embed=None) as empty:
-        return plan([name], (5,), data, empty, settings, seed=0)[0]
+        return plan(RunConfig(methods=[name], shots=(5,)), data, empty, settings)[0]
 
 
 async def test_the_bundled_model_answers_from_each_passage_alone(facts: Benchmark) -> None:
-    result, scored = await evaluate(facts, planned("candidates", facts, bundled()), Conditions())
+    result, scored = await evaluate(facts, planned("candidates", facts, bundled()), RunConfig())
 
     assert (result.value or 0) >= 0.5
     assert [one.calls for one in scored] == [5] * 8
@@ -42,7 +42,7 @@ async def test_reused_passages_stand_as_concat_shows_them(facts: Benchmark) -> N
     """The bundled model's passages hardly look at each other."""
     runs = [planned(name, facts, bundled()) for name in ("concat", "kv-reuse")]
     shown, reused = [await method.answer(facts.items[0].query) for method in runs]
-    result, scored = await evaluate(facts, runs[1], Conditions())
+    result, scored = await evaluate(facts, runs[1])
 
     assert shown.trace is not None and reused.trace is not None
     assert shown.trace.candidates == reused.trace.candidates
@@ -86,6 +86,6 @@ async def test_an_endpoint_is_asked_for_log_probabilities(
 def test_baselines_need_passages_and_no_knowledge_base_of_facts(facts: Benchmark) -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
-    assert not needs_search(BASELINES, facts)
-    with pytest.raises(SettingError, match="no passages, which candidates"):
-        check_benchmark_fit(BASELINES, digits)
+    assert not needs_search(("candidates", "kv-reuse"), facts)
+    with pytest.raises(SettingError, match="candidates, kv-reuse need passages"):
+        check_benchmark_fit(("candidates", "kv-reuse"), digits)

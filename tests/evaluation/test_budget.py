@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bottega.errors import SettingError
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Budget, Method, Outcome, ScoredAnswer
 from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK
 
@@ -30,8 +30,8 @@ def priced(cost_usd: float | None) -> Method:
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (4, 3), (32, 3)])
 async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most: int) -> None:
     budget = Budget(0.35)
-    conditions = Conditions(concurrency=concurrency, budget=budget)
-    result, scored = await evaluate(BENCHMARK, priced(0.1), conditions)
+    config = RunConfig(concurrency=concurrency)
+    result, scored = await evaluate(BENCHMARK, priced(0.1), config, RunState(budget=budget))
     assert 3 <= result.n == len(scored) <= most
     assert budget.is_spent
     assert (result.missing, result.failed) == (10 - result.n, 0)
@@ -39,19 +39,19 @@ async def test_a_run_stops_before_the_budget_is_overspent(concurrency: int, most
 
 
 async def test_what_was_spent_before_counts() -> None:
-    conditions = Conditions(concurrency=1, budget=Budget(0.35, spent=0.2, highest_cost=0.1))
-    result, _ = await evaluate(BENCHMARK, priced(0.1), conditions)
+    state = RunState(budget=Budget(0.35, spent=0.2, highest_cost=0.1))
+    result, _ = await evaluate(BENCHMARK, priced(0.1), RunConfig(concurrency=1), state)
     assert result.n == 1
 
 
 async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> None:
-    free, conditions = priced(0.0), partial(Conditions, concurrency=10)
+    free, config = priced(0.0), RunConfig(concurrency=10)
     before = Budget(0.35, spent=0.1, highest_cost=0.1)
-    await evaluate(BENCHMARK, free, conditions(budget=before))
-    result, _ = await evaluate(BENCHMARK, priced(0.1), conditions(budget=before))
+    await evaluate(BENCHMARK, free, config, RunState(budget=before))
+    result, _ = await evaluate(BENCHMARK, priced(0.1), config, RunState(budget=before))
     assert result.n == 2
     with closing(RunStore.open(tmp_path, {"seed": 0}, BENCHMARK.items)) as ledger:
-        await evaluate(BENCHMARK, free, conditions(ledger=ledger))
+        await evaluate(BENCHMARK, free, config, RunState(ledger))
         one = BENCHMARK.items[0]
         await ledger.keep(
             priced(0.1), ScoredAnswer(0, one, Answer("a"), (1.0,), cost_usd=0.1), SAID
@@ -61,8 +61,8 @@ async def test_what_costs_nothing_makes_the_rest_no_cheaper(tmp_path: Path) -> N
 
 async def test_without_a_price_there_is_no_budget_but_a_run() -> None:
     with pytest.raises(SettingError, match="price"):
-        await evaluate(BENCHMARK, priced(None), Conditions(budget=Budget(1.0)))
-    result, _ = await evaluate(BENCHMARK, priced(None), Conditions())
+        await evaluate(BENCHMARK, priced(None), state=RunState(budget=Budget(1.0)))
+    result, _ = await evaluate(BENCHMARK, priced(None))
     assert (result.n, result.cost_usd) == (10, None)
 
 
@@ -84,6 +84,6 @@ async def test_within_a_budget_only_the_first_item_runs_without_concurrency() ->
         running -= 1
         return await cheap.answer(query)
 
-    conditions = Conditions(concurrency=3, budget=Budget(1.0))
-    await evaluate(BENCHMARK, Method("m", 0, slow), conditions)
+    state = RunState(budget=Budget(1.0))
+    await evaluate(BENCHMARK, Method("m", 0, slow), RunConfig(concurrency=3), state)
     assert (most[:2], max(most), len(most)) == ([1, 1], 3, 10)

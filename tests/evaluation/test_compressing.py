@@ -8,15 +8,17 @@ from bottega.compression import persistence, store
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import alone, check_benchmark_fit, needs_search, plan
-from bottega.evaluation.racc_methods import (
-    CERTAIN,
-    LateInteractionScorer,
-    RescoredRetriever,
-    check_compressing,
-    identities,
+from bottega.evaluation.config import RunConfig, compressor_identity
+from bottega.evaluation.planning import (
+    check_benchmark_fit,
+    check_compressor,
+    needs_search,
+    passages_only,
+    plan,
 )
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.retrieval import LateInteractionScorer, RescoredRetriever
+from bottega.evaluation.runner import evaluate
+from bottega.evaluation.searchers import GOLD_SCORE
 from bottega.generation import ScriptedGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator
@@ -38,8 +40,8 @@ def settings(generator: Generator) -> Classifier:
 
 async def accuracies(data: Benchmark, generator: Generator) -> dict[str, float]:
     with KnowledgeBase.open(":memory:", embed=None) as empty:
-        methods = plan(NAMES, (5,), data, empty, settings(generator), seed=0)
-        runs = [await evaluate(data, method, Conditions()) for method in methods]
+        methods = plan(RunConfig(methods=NAMES, shots=(5,)), data, empty, settings(generator))
+        runs = [await evaluate(data, method) for method in methods]
     return {result.method: result.value or 0.0 for result, _ in runs}
 
 
@@ -58,15 +60,26 @@ def test_the_bundled_compressor_needs_the_bundled_model(facts: Benchmark) -> Non
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match="no bundled compressor"),
     ):
-        plan(["racc"], (5,), facts, empty, settings(ScriptedGenerator("said")), seed=0)
+        plan(
+            RunConfig(methods=["racc"], shots=(5,)),
+            facts,
+            empty,
+            settings(ScriptedGenerator("said")),
+        )
 
 
 def test_a_model_that_would_compress_nothing_is_refused(facts: Benchmark) -> None:
     with (
         KnowledgeBase.open(":memory:", embed=None) as empty,
-        pytest.raises(SettingError, match="no method that is asked compresses"),
+        pytest.raises(SettingError, match="--hyper needs a method that compresses"),
     ):
-        plan(["concat"], (5,), facts, empty, settings(bundled()), seed=0, hyper=bundled("master"))
+        plan(
+            RunConfig(methods=["concat"], shots=(5,)),
+            facts,
+            empty,
+            settings(bundled()),
+            hyper=bundled("master"),
+        )
 
 
 def test_no_knowledge_base_is_needed_where_the_right_passage_is_known(facts: Benchmark) -> None:
@@ -76,7 +89,7 @@ def test_no_knowledge_base_is_needed_where_the_right_passage_is_known(facts: Ben
 def test_a_benchmark_without_passages_has_nothing_to_compress() -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
-    with pytest.raises(SettingError, match="no passages, which concat, racc would read"):
+    with pytest.raises(SettingError, match="concat, racc need passages"):
         check_benchmark_fit(["concat", "racc"], digits)
 
 
@@ -84,12 +97,12 @@ def test_known_questions_are_not_read_as_passages() -> None:
     passage, known = Example(Query("p"), ""), Example(Query("Who?"), "Ann")
     mixed = Benchmark("both", (known, passage), (Example(Query("?", id="q"), "Bob"),))
 
-    assert alone(mixed, ["zero-shot", "concat", "racc"]).knowledge == (passage,)
+    assert passages_only(mixed, ["zero-shot", "concat", "racc"]).knowledge == (passage,)
     for names in (["zero-shot"], ["top-k"], ["top-k", "racc"]):
-        assert alone(mixed, names) == mixed
-    with pytest.raises(SettingError, match="racc would read the known questions of both"):
+        assert passages_only(mixed, names) == mixed
+    with pytest.raises(SettingError, match="got labelled questions of both"):
         check_benchmark_fit(["top-k", "racc"], mixed)
-    check_benchmark_fit(["concat", "racc"], alone(mixed, ["concat", "racc"]))
+    check_benchmark_fit(["concat", "racc"], passages_only(mixed, ["concat", "racc"]))
 
 
 class Fixed:
@@ -101,11 +114,13 @@ class Fixed:
 
 
 async def test_controls_change_scores_alone() -> None:
-    found = RescoredRetriever(Fixed(), lambda query, one: CERTAIN * (one.example.query.id == "q01"))
+    found = RescoredRetriever(
+        Fixed(), lambda query, one: GOLD_SCORE * (one.example.query.id == "q01")
+    )
 
     shown = await found(Query("?", id="q0"), 3)
 
-    assert [one.score for one in shown] == [0.0, CERTAIN, 0.0]
+    assert [one.score for one in shown] == [0.0, GOLD_SCORE, 0.0]
     assert [one.example.query.id for one in shown] == ["q00", "q01", "q02"]
 
 
@@ -122,27 +137,27 @@ async def test_late_interaction_prefers_the_passage_that_names_what_is_asked() -
 
 def test_a_folder_that_holds_nothing_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"no compressor in .*: compressor.json is missing"):
-        check_compressing(["racc"], compressor=tmp_path)
+        check_compressor(RunConfig(methods=["racc"], compressor=tmp_path))
     with pytest.raises(StoreError, match="no compressed passages"):
-        check_compressing(["racc"], store=tmp_path)
-    with pytest.raises(SettingError, match="nothing for a compressor to do"):
-        check_compressing(["concat"], compressor=tmp_path)
+        check_compressor(RunConfig(methods=["racc"], store=tmp_path))
+    with pytest.raises(SettingError, match="--compressor needs a method that compresses"):
+        check_compressor(RunConfig(methods=["concat"], compressor=tmp_path))
 
 
 def test_another_compressor_or_store_at_the_same_path_is_another(tmp_path: Path) -> None:
     assert (*COMPRESSOR, STORE) == (persistence.SETTINGS, persistence.WEIGHTS, store.MANIFEST)
     for name in (*COMPRESSOR, STORE):
         (tmp_path / name).write_text("one")
-    before = identities(tmp_path, tmp_path)
+    before = compressor_identity(tmp_path, tmp_path)
     (tmp_path / "losses.jsonl").write_text("not its own")
-    assert identities(tmp_path, tmp_path) == before
-    assert identities(None, None) == {}
+    assert compressor_identity(tmp_path, tmp_path) == before
+    assert compressor_identity(None, None) == {}
     for name, told in zip(
         (*COMPRESSOR, STORE),
         ("compressor_digest", "compressor_digest", "store_manifest"),
         strict=True,
     ):
         (tmp_path / name).write_text("other")
-        after = identities(tmp_path, tmp_path)
+        after = compressor_identity(tmp_path, tmp_path)
         assert [key for key in before if after[key] != before[key]] == [told]
         before = after

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.controls import SwappedPrompter, other_picture, other_question
+from bottega.evaluation.controls import SwappedPrompter, swap_image, swap_question
 from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
 from tests.evaluation.builders import episodic, telling
@@ -14,14 +14,14 @@ DATA = telling()
 
 
 def test_another_items_picture_takes_the_place_of_the_asked_one() -> None:
-    other = other_picture(DATA, seed=0)
+    other = swap_image(DATA, seed=0)
     pictures = {item.query.images for item in DATA.items}
     for item in DATA.items:
         swapped = other(item.query)
         assert swapped.images != item.query.images
         assert swapped.images in pictures
         assert replace(swapped, images=item.query.images) == item.query
-    assert other_picture(DATA, seed=0)(DATA.items[0].query) == other(DATA.items[0].query)
+    assert swap_image(DATA, seed=0)(DATA.items[0].query) == other(DATA.items[0].query)
 
 
 def test_another_question_asks_for_something_else() -> None:
@@ -30,7 +30,7 @@ def test_another_question_asks_for_something_else() -> None:
         for i, item in enumerate(DATA.items)
     ]
     data = replace(DATA, items=tuple(items))
-    other = other_question(data, seed=0)
+    other = swap_question(data, seed=0)
     topic = {item.query.text: item.tags["topic"] for item in items}
     for item in items:
         swapped = other(item.query)
@@ -39,7 +39,7 @@ def test_another_question_asks_for_something_else() -> None:
 
 
 def test_only_the_last_turn_changes_and_choices_stay() -> None:
-    swap = SwappedPrompter(InterleavedPrompter(), other_picture(DATA, seed=0))
+    swap = SwappedPrompter(InterleavedPrompter(), swap_image(DATA, seed=0))
     asked = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
     plain, swapped = InterleavedPrompter()(asked, shown).messages, swap(asked, shown).messages
@@ -49,8 +49,8 @@ def test_only_the_last_turn_changes_and_choices_stay() -> None:
 
 
 def test_nothing_to_swap_is_an_error() -> None:
-    with pytest.raises(SettingError, match="nothing to swap"):
-        other_question(episodic(), seed=0)
+    with pytest.raises(SettingError, match="needs different questions"):
+        swap_question(episodic(), seed=0)
     alone = replace(DATA, items=DATA.items[:1])
-    with pytest.raises(SettingError, match="nothing to swap"):
-        other_picture(alone, seed=0)
+    with pytest.raises(SettingError, match="needs items with different images"):
+        swap_image(alone, seed=0)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.page import (
+from bottega.evaluation.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
@@ -13,9 +13,9 @@ from bottega.evaluation.page import (
     WIDTH,
     Point,
     Series,
-    best_for_their_cost,
     by_cost,
     by_shots,
+    pareto_front,
 )
 
 SHARES = st.floats(0, 1)
@@ -31,7 +31,7 @@ def test_every_mark_stands_inside_the_frame(points: list[tuple[float, float]]) -
     chart = by_cost([Series("a", tuple(point(x, value) for x, value in points))], "t", "x")
     for mark in chart.lines[0].marks:
         assert LEFT <= mark.x <= WIDTH - RIGHT
-        assert TOP - 0.01 <= mark.high <= mark.y <= mark.low <= HEIGHT - BOTTOM + 0.01
+        assert TOP - 0.01 <= mark.high <= mark.value <= mark.low <= HEIGHT - BOTTOM + 0.01
     assert all(LEFT <= x <= WIDTH - RIGHT + 0.01 for _, x in chart.x_ticks)
     assert len(chart.y_ticks) <= 7
 
@@ -56,8 +56,8 @@ def test_shots_stand_at_equal_distances_and_what_has_none_is_flat() -> None:
 
 def test_the_front_is_what_nothing_else_beats() -> None:
     points = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
-    assert best_for_their_cost(points) == {(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)}
-    assert best_for_their_cost([(1.0, 0.5), (1.0, 0.6)]) == {(1.0, 0.6)}
+    assert pareto_front(points) == {(1.0, 0.5), (2.0, 0.7), (4.0, 0.9)}
+    assert pareto_front([(1.0, 0.5), (1.0, 0.6)]) == {(1.0, 0.6)}
 
 
 def test_neighbouring_lines_differ_in_shape() -> None:

@@ -8,7 +8,8 @@ import pytest
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods import LABEL_METHODS, check_benchmark_fit, default_methods
+from bottega.evaluation.methods import LABEL_METHODS
+from bottega.evaluation.planning import check_benchmark_fit, default_methods
 from bottega.tasks import glyphs
 from bottega.tasks.rules import RULES
 
@@ -152,7 +153,7 @@ def test_an_old_option_name_is_refused_with_the_new_one(spec: str, new: str) -> 
 
 
 def test_passages_have_no_answers_to_make_wrong() -> None:
-    with pytest.raises(SettingError, match="passages to read"):
+    with pytest.raises(SettingError, match="got passages only"):
         load_benchmark("facts:episodes=1,queries=2", seed=0, label_noise=0.2)
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.episodes import (
+from bottega.evaluation.retrieval import (
     EpisodeRetriever,
     ExamplePool,
     OracleRetriever,
-    nearest,
+    nearest_retriever,
     pools,
 )
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
@@ -27,7 +27,7 @@ def knowledge() -> Iterator[KnowledgeBase]:
 
 
 async def test_neighbours_come_from_the_items_own_episode(knowledge: KnowledgeBase) -> None:
-    retrieve = nearest(DATA, knowledge)
+    retrieve = nearest_retriever(DATA, knowledge)
     for item in DATA.items:
         found = await retrieve(item.query, 10)
         assert {c.example.tags["episode"] for c in found} == {item.tags["episode"]}

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bottega.evaluation.benchmark import labelled
-from bottega.evaluation.episodes import EXCLUSION_RULE
-from bottega.evaluation.memo import CachingEmbedder
-from bottega.evaluation.methods import plan
+from bottega.evaluation.benchmark import labelled_benchmark
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.planning import plan
 from bottega.evaluation.report.render import write_report
-from bottega.evaluation.runner import Conditions, evaluate
-from bottega.evaluation.search_methods import searching, stored
+from bottega.evaluation.retrieval import EXCLUSION_RULE
+from bottega.evaluation.retriever_factory import CachingEmbedder, knowledge_views, retriever_factory
+from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.prompting import InterleavedPrompter
@@ -34,7 +34,7 @@ LEAKS = [
     for text in (f"{QUESTION} ", QUESTION.lower(), "Which one is it?")
 ]
 HARMLESS = [Example(Query(QUESTION, (solid_image(s + 7),)), f"harmless {s % 2}") for s in SHADES]
-DATA = labelled("leaking", (*LEAKS, *HARMLESS), ITEMS)
+DATA = labelled_benchmark("leaking", (*LEAKS, *HARMLESS), ITEMS)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,17 @@ async def test_another_question_about_the_items_image_is_never_shown(
         prompts.append(prompt)
         return "harmless 0"
 
-    with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
+    with KnowledgeBase.open(":memory:", embed=knowledge_views(retrieve, embed)) as knowledge:
         knowledge.add(DATA.knowledge)
         methods = ("random", "balanced", "visual-rag", "top-k", "majority")
         settings = Classifier(
             ScriptedGenerator(record), labels=DATA.labels, prompt=InterleavedPrompter()
         )
-        search = searching(retrieve, embed)
-        for method in plan(methods, (12,), DATA, knowledge, settings, seed=0, search=search):
-            await evaluate(DATA, method, Conditions())
+        search = retriever_factory(retrieve, embed)
+        for method in plan(
+            RunConfig(methods=methods, shots=(12,)), DATA, knowledge, settings, search=search
+        ):
+            await evaluate(DATA, method)
     own = {item.query.images[0]: item.answer for item in ITEMS}
     assert len(prompts) >= len(methods) * len(ITEMS)
     for prompt in prompts:

@@ -11,13 +11,15 @@ import orjson
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, labelled
+from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.export import options, write_dataset
 from bottega.image import Image
 from bottega.types import Example, Query
 from tests.builders import example, solid_image
 
-PETS = labelled("image-folder:pets", [example("cat", 1)], [example("dog", 2), example("cat", 3)])
+PETS = labelled_benchmark(
+    "image-folder:pets", [example("cat", 1)], [example("dog", 2), example("cat", 3)]
+)
 CHOOSING = Example(
     Query('Which\tone\n"now"?', (solid_image(5), solid_image(6)), ("a\tb", "c", "d"), id="q7"),
     "c",

@@ -17,11 +17,12 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 
@@ -33,7 +34,7 @@ def journal(folder: Path, **settings: object) -> closing[RunStore]:
 
 
 def places(scored: list[ScoredAnswer]) -> list[int]:
-    return [one.place for one in scored]
+    return [one.index for one in scored]
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
@@ -46,13 +47,13 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
         return await always_a(query)
 
     with journal(tmp_path) as ledger, pytest.raises(RejectedError):
-        await evaluate(BENCHMARK, Method("m", 1, once), Conditions(concurrency=1, ledger=ledger))
+        await evaluate(BENCHMARK, Method("m", 1, once), RunConfig(concurrency=1), RunState(ledger))
     with journal(tmp_path) as ledger:
         again = Method("m", 1, always_a)
-        result, scored = await evaluate(BENCHMARK, again, Conditions(ledger=ledger))
+        result, scored = await evaluate(BENCHMARK, again, state=RunState(ledger))
         assert places(scored) == list(range(10))
         assert ledger.failures() == []
-    whole, expected = await evaluate(BENCHMARK, again, Conditions())
+    whole, expected = await evaluate(BENCHMARK, again)
     assert replace(result, seconds=0) == replace(whole, seconds=0)
     assert scored == expected
 
@@ -64,10 +65,10 @@ async def test_failures_are_kept_apart_and_asked_again(tmp_path: Path) -> None:
         return await always_a(query)
 
     with journal(tmp_path) as ledger:
-        result, _ = await evaluate(BENCHMARK, Method("m", 1, failing), Conditions(ledger=ledger))
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, failing), state=RunState(ledger))
         assert (result.n, result.failed) == (9, 1)
         [failure] = ledger.failures()
-        assert (failure.place, failure.error) == (3, "too slow")
+        assert (failure.index, failure.error) == (3, "too slow")
     asked: list[Query] = []
 
     async def telling(query: Query) -> Outcome:
@@ -75,14 +76,14 @@ async def test_failures_are_kept_apart_and_asked_again(tmp_path: Path) -> None:
         return await always_a(query)
 
     with journal(tmp_path) as ledger:
-        result, _ = await evaluate(BENCHMARK, Method("m", 1, telling), Conditions(ledger=ledger))
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, telling), state=RunState(ledger))
         assert (result.n, result.failed, ledger.failures()) == (10, 0, [])
     assert asked == [ITEMS[3].query]
 
 
 async def test_methods_and_shots_are_kept_apart(tmp_path: Path) -> None:
     with journal(tmp_path) as ledger:
-        await evaluate(BENCHMARK, Method("m", 1, always_a), Conditions(ledger=ledger))
+        await evaluate(BENCHMARK, Method("m", 1, always_a), state=RunState(ledger))
         for other in (Method("m", 2, always_a), Method("n", 1, always_a)):
             assert ledger.answered(other, ITEMS) == {}
 
@@ -92,7 +93,7 @@ async def test_half_a_character_in_a_reply_does_not_stop_a_run(tmp_path: Path) -
         return Outcome(Answer("\ud800a", labels=("\ud800a",)))
 
     with journal(tmp_path) as ledger:
-        result, _ = await evaluate(BENCHMARK, Method("m", 1, odd), Conditions(ledger=ledger))
+        result, _ = await evaluate(BENCHMARK, Method("m", 1, odd), state=RunState(ledger))
         assert result.n == len(ledger.answered(Method("m", 1, odd), ITEMS)) == 10
 
 
@@ -119,7 +120,7 @@ async def test_methods_learn_the_same_from_answers_of_an_earlier_run(tmp_path: P
     for _ in range(2):
         with journal(tmp_path) as ledger:
             method = Method("m", 1, reasoning, learn)
-            await evaluate(BENCHMARK, method, Conditions(ledger=ledger))
+            await evaluate(BENCHMARK, method, state=RunState(ledger))
     assert learnt[:10] == learnt[10:]
 
 
@@ -142,7 +143,7 @@ def test_a_folder_whose_journal_is_damaged_is_not_left_locked(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match="cannot be made"):
+    with pytest.raises(SettingError, match="cannot be created"):
         journal(tmp_path / "file" / "run")
 
 
@@ -167,7 +168,7 @@ async def test_answers_are_scored_by_what_the_annotators_say_now(tmp_path: Path)
         settings = {**SETTINGS, "data": fingerprint(data)}
         with closing(RunStore.open(tmp_path, settings, items)) as ledger:
             changed = ledger.score_again(data.metrics, items)
-            result, _ = await evaluate(data, method, Conditions(ledger=ledger))
+            result, _ = await evaluate(data, method, state=RunState(ledger))
         assert changed in (0, len(items))
         assert read_run(tmp_path).answers["m", 1][0].scored.score == result.value
         return result.value
@@ -195,7 +196,7 @@ def test_two_processes_do_not_ask_the_same(tmp_path: Path) -> None:
 async def test_damaged_answers_are_named(tmp_path: Path, changed: str) -> None:
     method = Method("m", 1, always_a)
     with journal(tmp_path) as ledger:
-        await evaluate(BENCHMARK, method, Conditions(ledger=ledger))
+        await evaluate(BENCHMARK, method, state=RunState(ledger))
     with closing(sqlite3.connect(tmp_path / FILE)) as other, other:
         other.execute(f"UPDATE answers SET {changed} WHERE place = 3")
     with journal(tmp_path) as ledger:
@@ -213,7 +214,7 @@ async def test_a_full_disk_stops_the_run(tmp_path: Path) -> None:
         other.execute("DROP TABLE answers")
         other.close()
         with pytest.raises(StoreError):
-            await evaluate(BENCHMARK, Method("m", 1, always_a), Conditions(ledger=ledger))
+            await evaluate(BENCHMARK, Method("m", 1, always_a), state=RunState(ledger))
 
 
 async def test_a_method_learns_in_order_round_after_round(tmp_path: Path) -> None:
@@ -230,11 +231,13 @@ async def test_a_method_learns_in_order_round_after_round(tmp_path: Path) -> Non
     method = Method("m", 1, answer, learn)
     for expected in ([*["asked"] * 4, *"0123", *["asked"] * 4, *"4567", *["asked"] * 2, *"89"],):
         with journal(tmp_path) as ledger:
-            await evaluate(BENCHMARK, method, Conditions(8, 0, 4, ledger))
+            await evaluate(
+                BENCHMARK, method, RunConfig(concurrency=8, round_size=4), RunState(ledger)
+            )
         assert events == expected
     events.clear()
     with journal(tmp_path) as ledger:
-        await evaluate(BENCHMARK, method, Conditions(8, 0, 4, ledger))
+        await evaluate(BENCHMARK, method, RunConfig(concurrency=8, round_size=4), RunState(ledger))
     assert events == [*"0123456789"]
 
 
@@ -247,7 +250,8 @@ from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.types import Answer, Example, Query
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -264,7 +268,8 @@ async def answer(query):
 async def main():
     with closing(RunStore.open(folder, {"seed": 0}, items)) as ledger:
         print("ready", flush=True)
-        result, _ = await evaluate(data, Method("m", 0, answer), Conditions(8, ledger=ledger))
+        config = RunConfig(concurrency=8)
+        result, _ = await evaluate(data, Method("m", 0, answer), config, RunState(ledger))
         print(result.n, result.value, flush=True)
 
 asyncio.run(main())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.run_store import Shown
+from bottega.evaluation.run_store import DemonstrationRecorder
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.builders import candidates
 from tests.evaluation.test_runner import always_a
@@ -16,7 +16,7 @@ def shown(*labels: str) -> Outcome:
 
 
 async def test_the_demonstrations_of_one_method_at_one_number_of_shots_are_remembered() -> None:
-    ledger = Shown("visual-rag", 2)
+    ledger = DemonstrationRecorder("visual-rag", 2)
     ours, fewer, other = (
         Method(name, shots, always_a)
         for name, shots in (("visual-rag", 2), ("visual-rag", 1), ("random", 2))
@@ -25,4 +25,4 @@ async def test_the_demonstrations_of_one_method_at_one_number_of_shots_are_remem
         scored = ScoredAnswer(7, ITEM, Answer("a"), (1.0,))
         await ledger.keep(method, scored, shown(label, "b"))
     await ledger.keep(ours, ScoredAnswer(8, ITEM, Answer("a"), (1.0,)), Outcome(Answer("a")))
-    assert ledger.by_place == {7: tuple(candidates("a", "b"))}
+    assert ledger.by_index == {7: tuple(candidates("a", "b"))}

@@ -7,14 +7,11 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods import (
-    LABEL_METHODS,
-    default_methods,
-    needs_search,
-    plan,
-)
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods import LABEL_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.planning import default_methods, needs_search, plan
+from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import InterleavedPrompter
@@ -36,7 +33,12 @@ def settings(script: ScriptedGenerator) -> Classifier:
 )
 def test_wrong_settings_are_named(names: list[str], shots: list[int]) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError):
-        plan(names, shots, SHADES, knowledge, settings(ScriptedGenerator([])), seed=0)
+        plan(
+            RunConfig(methods=names, shots=shots),
+            SHADES,
+            knowledge,
+            settings(ScriptedGenerator([])),
+        )
 
 
 def many(count: int) -> Benchmark:
@@ -50,7 +52,7 @@ def many(count: int) -> Benchmark:
 )
 def test_methods_that_a_benchmark_cannot_have_are_named(name: str, data: Benchmark) -> None:
     with EMPTY() as knowledge, pytest.raises(SettingError) as raised:
-        plan([name], [1], data, knowledge, settings(ScriptedGenerator([])), seed=0)
+        plan(RunConfig(methods=[name], shots=[1]), data, knowledge, settings(ScriptedGenerator([])))
     assert raised.value.hint
 
 
@@ -66,8 +68,13 @@ async def test_nearest_is_measured_once_and_knn_at_every_number_of_shots() -> No
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(SHADES.knowledge)
         names = ["vote", "vote-strict", "nearest", "knn"]
-        planned = plan(names, [1, 2], SHADES, knowledge, settings(ScriptedGenerator([])), seed=0)
-        runs = [await evaluate(SHADES, method, Conditions()) for method in planned]
+        planned = plan(
+            RunConfig(methods=names, shots=[1, 2]),
+            SHADES,
+            knowledge,
+            settings(ScriptedGenerator([])),
+        )
+        runs = [await evaluate(SHADES, method) for method in planned]
     shots = {name: [m.shots for m in planned if m.name == name] for name in names}
     assert shots == {"vote": [1, 2], "vote-strict": [1, 2], "nearest": [1], "knn": [1, 2]}
     assert all(result.n == len(SHADES.items) for result, _ in runs)
@@ -77,7 +84,9 @@ async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> No
     data = episodic(shots=4)
     script = ScriptedGenerator(lambda prompt: "a0")
     with EMPTY() as knowledge:
-        [method] = plan(["in-context"], [5, 10], data, knowledge, settings(script), seed=0)
+        [method] = plan(
+            RunConfig(methods=["in-context"], shots=[5, 10]), data, knowledge, settings(script)
+        )
         assert method.shots == 8
         orders = [await order(method, item.query) for item in data.items]
         assert orders[0] == await order(method, data.items[0].query)
@@ -91,9 +100,11 @@ async def test_in_context_shows_the_whole_episode_in_an_order_of_its_own() -> No
 async def test_the_oracle_reads_passages_and_free_answers_are_scored() -> None:
     script = ScriptedGenerator(read)
     with EMPTY() as knowledge:
-        methods = plan(["oracle", "random"], [3], HOMES, knowledge, settings(script), seed=0)
+        methods = plan(
+            RunConfig(methods=["oracle", "random"], shots=[3]), HOMES, knowledge, settings(script)
+        )
         oracle, rand = [
-            (await evaluate(HOMES, method, Conditions(concurrency=2)))[0] for method in methods
+            (await evaluate(HOMES, method, RunConfig(concurrency=2)))[0] for method in methods
         ]
     assert (oracle.value, oracle.shots, oracle.invalid) == (1.0, 3, 0)
     assert rand.value is not None
@@ -119,7 +130,9 @@ async def test_controls_keep_what_was_retrieved(name: str) -> None:
     data, script = replace(SHADES, items=tuple(items)), ScriptedGenerator(lambda prompt: "?")
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
-        planned = plan(["visual-rag", name], [2], data, knowledge, settings(script), seed=0)
+        planned = plan(
+            RunConfig(methods=["visual-rag", name], shots=[2]), data, knowledge, settings(script)
+        )
         plain, swapped = [(await method.answer(items[0].query)).trace for method in planned]
     assert plain is not None
     assert swapped is not None
@@ -147,7 +160,7 @@ async def test_traces_say_their_method_and_what_was_really_asked(name: str) -> N
     traced = replace(settings(ScriptedGenerator(lambda prompt: "?")), record=record)
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
-        [method] = plan([name], [2], data, knowledge, traced, seed=0)
+        [method] = plan(RunConfig(methods=[name], shots=[2]), data, knowledge, traced)
         await method.answer(items[0].query)
     [trace] = recorded
     shots = "" if name == "zero-shot" else "2 shots, "

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multinomial
 
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.intervals import (
     PERMUTATIONS,
     _correlation,
@@ -17,8 +18,8 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.paired import difference, paired
-from bottega.evaluation.runner import Conditions, Result, evaluate
+from bottega.evaluation.paired import difference, paired_differences
+from bottega.evaluation.runner import Result, evaluate
 from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic
 
@@ -113,22 +114,22 @@ async def _run(name: str, shots: int, wrong: int) -> tuple[Result, list[ScoredAn
         label = "?" if query in bad else RIGHT[query]
         return Outcome(Answer(label, labels=(label,)))
 
-    return await evaluate(DATA, Method(name, shots, answer), Conditions(concurrency=2))
+    return await evaluate(DATA, Method(name, shots, answer), RunConfig(concurrency=2))
 
 
 async def test_methods_are_paired_at_the_same_number_of_shots() -> None:
     runs = [await _run("visual-rag", 5, 0), await _run("vote", 5, 3), await _run("vote", 10, 6)]
-    [one] = paired(runs)
+    [one] = paired_differences(runs)
     assert (one.method, one.against, one.shots, one.n) == ("visual-rag", "vote", 5, 6)
     assert (one.value, one.p_value) == (0.5, 0.25)
-    assert paired(runs[1:]) == []
+    assert paired_differences(runs[1:]) == []
 
 
 async def test_only_items_that_both_answered_are_compared() -> None:
     (result, scored), vote = await _run("visual-rag", 5, 0), await _run("vote", 5, 3)
-    [one] = paired([(result, scored[2:]), vote])
+    [one] = paired_differences([(result, scored[2:]), vote])
     assert (one.n, one.value) == (4, 0.25)
-    assert paired([(result, []), vote]) == []
+    assert paired_differences([(result, []), vote]) == []
 
 
 async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
@@ -136,16 +137,16 @@ async def test_items_that_ask_the_same_are_not_taken_for_each_other() -> None:
     answer = Answer("x", labels=("x",))
     right = [ScoredAnswer(i, item, answer, (float(i == 0),)) for i, item in enumerate(items)]
     result, _ = await _run("visual-rag", 5, 0)
-    [same] = paired([(result, right), (replace(result, method="vote"), right)])
+    [same] = paired_differences([(result, right), (replace(result, method="vote"), right)])
     assert (same.n, same.value, same.p_value) == (4, 0.0, 1.0)
     wrong = [replace(one, scores=(0.0,)) for one in right]
-    [one] = paired([(result, right), (replace(result, method="vote"), wrong[::-1])])
+    [one] = paired_differences([(result, right), (replace(result, method="vote"), wrong[::-1])])
     assert one.value == pytest.approx(1 / 4)
 
 
 async def test_what_retrieves_is_compared_with_its_baselines() -> None:
     runs = [await _run("top-k", 5, 0), await _run("random", 5, 3), await _run("zero-shot", 0, 6)]
-    assert [(p.method, p.against, p.value) for p in paired(runs)] == [
+    assert [(p.method, p.against, p.value) for p in paired_differences(runs)] == [
         ("top-k", "random", 0.5),
         ("top-k", "zero-shot", 1.0),
     ]
@@ -154,7 +155,7 @@ async def test_what_retrieves_is_compared_with_its_baselines() -> None:
 async def test_what_compresses_is_compared_with_showing_and_with_its_controls() -> None:
     names = {"concat": 1, "racc": 0, "racc-flat": 2, "racc-swapped": 6, "racc-oracle": 0}
     runs = [await _run(name, 5, wrong) for name, wrong in names.items()]
-    assert [(p.method, p.against) for p in paired(runs)] == [
+    assert [(p.method, p.against) for p in paired_differences(runs)] == [
         ("racc", "concat"),
         ("racc", "racc-flat"),
         ("racc", "racc-swapped"),

@@ -8,8 +8,8 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.controls import confused, corrupted
-from bottega.evaluation.prompts import explained, prompt_for, with_rationales
+from bottega.evaluation.controls import corrupt, label_confusion
+from bottega.evaluation.prompts import methods_with_rationales, prompt_for, with_rationales
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import MMMU, MMMU_REASONED, VIZ_WIZ, AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
@@ -22,7 +22,7 @@ AS_SUITS = Classifier(MODEL, ())
 WHY = "Because I said so."
 ALL = ("zero-shot", "vote", "random", "top-k", "rcts", "rcts-random", "majority", "best-of-n")
 KNOWN = Example(Query("Which?", (solid_image(1),), ("a", "b")), "a", rationale=WHY)
-DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, reasoned=MMMU_REASONED)
+DATA = Benchmark("d", (KNOWN,), (), prompt=MMMU, rationale_prompt=MMMU_REASONED)
 BARE = replace(DATA, knowledge=(replace(KNOWN, rationale=None),))
 
 
@@ -40,22 +40,24 @@ def test_as_in_the_paper_only_what_costs_as_much_as_a_search_shows_reasons() -> 
     reasoned = {name for name, prompt in used.items() if prompt is MMMU_REASONED}
     assert reasoned == {"rcts", "rcts-random", "majority", "best-of-n"}
     assert all(used[name] is MMMU for name in ALL if name not in reasoned)
-    assert set(explained(ALL, DATA, AS_SUITS, None)) == reasoned
+    assert set(methods_with_rationales(ALL, DATA, AS_SUITS, None)) == reasoned
 
 
 def test_or_every_method_with_demonstrations_or_none() -> None:
     every = {name for name in ALL if prompt_for(name, DATA, AS_SUITS, True) is MMMU_REASONED}
     assert every == set(ALL) - {"zero-shot", "vote"}
-    assert explained(ALL, DATA, AS_SUITS, True) == [name for name in ALL if name in every]
+    assert methods_with_rationales(ALL, DATA, AS_SUITS, True) == [
+        name for name in ALL if name in every
+    ]
     assert all(prompt_for(name, DATA, AS_SUITS, False) is MMMU for name in ALL)
-    assert explained(ALL, DATA, AS_SUITS, False) == []
+    assert methods_with_rationales(ALL, DATA, AS_SUITS, False) == []
 
 
 def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
     assert all(prompt_for(name, BARE, AS_SUITS) is MMMU for name in ALL)
-    assert explained(ALL, BARE, AS_SUITS, None) == []
+    assert methods_with_rationales(ALL, BARE, AS_SUITS, None) == []
     with pytest.raises(SettingError) as raised:
-        explained(ALL, BARE, AS_SUITS, True)
+        methods_with_rationales(ALL, BARE, AS_SUITS, True)
     assert "--rationales-from" in raised.value.hint
 
 
@@ -64,7 +66,7 @@ def test_where_nothing_is_known_to_show_nothing_is_asked_to() -> None:
     [
         (Classifier(Brief([]), ()), DATA),
         (Classifier(MODEL, (), prompt=InterleavedPrompter()), DATA),
-        (AS_SUITS, replace(DATA, prompt=InterleavedPrompter(), reasoned=None)),
+        (AS_SUITS, replace(DATA, prompt=InterleavedPrompter(), rationale_prompt=None)),
     ],
     ids=["brief model", "chosen prompt", "benchmark of one prompt"],
 )
@@ -74,19 +76,19 @@ def test_other_prompts_show_what_there_is_unless_told_not_to(
     for name in ALL:
         assert shows(prompt_for(name, data, settings))
         assert not shows(prompt_for(name, data, settings, False))
-    assert explained(["top-k"], data, settings, None) == ["top-k"]
+    assert methods_with_rationales(["top-k"], data, settings, None) == ["top-k"]
 
 
 def test_a_prompt_that_cannot_show_reasons_is_named() -> None:
     for settings, data in (
         (Classifier(MODEL, (), prompt=AppendixAPrompter()), DATA),
-        (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, reasoned=None)),
+        (AS_SUITS, replace(DATA, prompt=VIZ_WIZ, rationale_prompt=None)),
     ):
-        assert explained(["rcts"], data, settings, None) == []
+        assert methods_with_rationales(["rcts"], data, settings, None) == []
         with pytest.raises(SettingError) as raised:
-            explained(["rcts"], data, settings, True)
+            methods_with_rationales(["rcts"], data, settings, True)
         assert "--prompt interleaved" in raised.value.hint
-        assert explained(["zero-shot"], data, settings, True) == []
+        assert methods_with_rationales(["zero-shot"], data, settings, True) == []
 
 
 def test_reasons_are_taken_from_examples_that_say_the_same() -> None:
@@ -101,7 +103,7 @@ def test_reasons_are_taken_from_examples_that_say_the_same() -> None:
     assert (data.knowledge[0].rationale, found) == ("Seen.", 1)
     kept, _ = with_rationales(replace(DATA, knowledge=(KNOWN, *BARE.knowledge)), others[:1])
     assert [one.rationale for one in kept.knowledge] == ["Seen.", "Seen."]
-    wrong = replace(DATA, knowledge=tuple(corrupted([KNOWN], 1.0, confused([KNOWN]), seed=0)))
+    wrong = replace(DATA, knowledge=tuple(corrupt([KNOWN], 1.0, label_confusion([KNOWN]), seed=0)))
     for data, written in ((wrong, others[:1]), (BARE, []), (BARE, [BARE.knowledge[0]])):
         with pytest.raises(SettingError):
             with_rationales(data, written)

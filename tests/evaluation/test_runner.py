@@ -8,9 +8,10 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, GarbledError, RejectedError, UnreachableError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.labels import MacroF1
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.recipes import Classifier
@@ -26,7 +27,7 @@ async def always_a(query: Query) -> Outcome:
 
 
 async def test_every_item_is_counted_and_scored() -> None:
-    result, scored = await evaluate(BENCHMARK, Method("m", 3, always_a), Conditions(concurrency=4))
+    result, scored = await evaluate(BENCHMARK, Method("m", 3, always_a), RunConfig(concurrency=4))
     assert (result.n, result.value, result.invalid, result.failed) == (10, 0.5, 0, 0)
     assert [s.item for s in scored] == list(ITEMS)
     assert (result.method, result.shots, result.metric, result.calls) == ("m", 3, "accuracy", 0)
@@ -36,7 +37,7 @@ async def test_an_invalid_reply_is_wrong_and_stays_in_n() -> None:
     async def invalid(query: Query) -> Outcome:
         return Outcome(Answer("a", valid=False, labels=("a",)))
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, invalid), Conditions(concurrency=4))
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, invalid), RunConfig(concurrency=4))
     assert (result.n, result.value, result.invalid) == (10, 0.0, 10)
 
 
@@ -48,7 +49,7 @@ async def test_a_failed_request_is_counted_but_never_scored() -> None:
             raise EndpointTimeoutError("too slow")
         return await always_a(query)
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, sometimes), Conditions(concurrency=2))
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, sometimes), RunConfig(concurrency=2))
     assert (result.n, result.failed, result.value) == (8, 2, 0.5)
 
 
@@ -63,7 +64,7 @@ async def test_what_would_fail_every_item_stops_the_run(error: Exception) -> Non
         raise error
 
     with pytest.raises(type(error)):
-        await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=1))
+        await evaluate(BENCHMARK, Method("m", 0, failing), RunConfig(concurrency=1))
     assert asked < len(ITEMS)
 
 
@@ -75,12 +76,12 @@ async def test_web_pages_stop_the_run_unless_there_are_answers_among_them() -> N
         model = ScriptedGenerator(script)
         pipeline = Classifier(model, ["a", "b"]).pipeline()
         method = Method("m", 0, partial(traced, pipeline))
-        result, _ = await evaluate(BENCHMARK, method, Conditions(concurrency=1))
+        result, _ = await evaluate(BENCHMARK, method, RunConfig(concurrency=1))
         assert (result.n, result.failed) == (5, 5)
     model = ScriptedGenerator([page] * 10)
     method = Method("m", 0, partial(traced, Classifier(model, ["a"]).pipeline()))
     with pytest.raises(GarbledError):
-        await evaluate(BENCHMARK, method, Conditions(concurrency=3))
+        await evaluate(BENCHMARK, method, RunConfig(concurrency=3))
     assert len(model.calls) < 10
 
 
@@ -104,13 +105,13 @@ async def test_concurrency_is_the_limit_and_progress_is_told() -> None:
         nonlocal steps
         steps += 1
 
-    await evaluate(BENCHMARK, Method("m", 0, slow), Conditions(concurrency=3), done=done)
+    await evaluate(BENCHMARK, Method("m", 0, slow), RunConfig(concurrency=3), done=done)
     assert (most, steps) == (3, 10)
 
 
 async def test_several_labels_are_scored_by_macro_f1() -> None:
     several = replace(BENCHMARK, metrics=(MacroF1(("a", "b")),))
-    result, _ = await evaluate(several, Method("m", 0, always_a), Conditions(concurrency=4))
+    result, _ = await evaluate(several, Method("m", 0, always_a), RunConfig(concurrency=4))
     assert result.metric == "macro_f1"
     assert result.value == pytest.approx((2 / 3 + 0) / 2)
     assert result.low is not None and result.high is not None
@@ -121,7 +122,7 @@ async def test_no_answers_at_all_have_no_value() -> None:
     async def failing(query: Query) -> Outcome:
         raise EndpointTimeoutError("too slow")
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), Conditions(concurrency=2))
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, failing), RunConfig(concurrency=2))
     assert (result.n, result.failed, result.value, result.low) == (0, 10, None, None)
 
 
@@ -129,10 +130,10 @@ async def test_how_far_confidence_is_from_being_right_is_a_further_figure() -> N
     async def sure(query: Query) -> Outcome:
         return Outcome(Answer("a", labels=("a",), confidence=0.9))
 
-    result, _ = await evaluate(BENCHMARK, Method("m", 0, sure), Conditions())
+    result, _ = await evaluate(BENCHMARK, Method("m", 0, sure))
     [error] = result.also
     assert error.metric.startswith("ece")
     assert error.value == pytest.approx(0.4)
     assert error.low <= error.value <= error.high
-    unsure, _ = await evaluate(BENCHMARK, Method("m", 0, always_a), Conditions())
+    unsure, _ = await evaluate(BENCHMARK, Method("m", 0, always_a))
     assert unsure.also == ()

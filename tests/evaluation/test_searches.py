@@ -5,10 +5,13 @@ from functools import partial
 import pytest
 
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods import plan
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runner import Conditions, Result, evaluate
-from bottega.evaluation.search_methods import SEARCHED, most_calls, searched, searching
+from bottega.evaluation.planning import plan
+from bottega.evaluation.retriever_factory import retriever_factory
+from bottega.evaluation.runner import Result, evaluate
+from bottega.evaluation.searchers import MethodContext, max_search_calls
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
     KnowledgeBase,
@@ -48,20 +51,23 @@ async def run(
         knowledge.add(DATA.knowledge)
         names = ["rcts", name] if name == "majority" else [name]
         planned = plan(
-            names, [2], DATA, knowledge, settings, seed=0, samples=samples, rollouts=ROLLOUTS
+            RunConfig(methods=names, shots=[2], samples=samples, rollouts=ROLLOUTS),
+            DATA,
+            knowledge,
+            settings,
         )
-        result, _ = await evaluate(DATA, planned[-1], Conditions(concurrency=1))
+        result, _ = await evaluate(DATA, planned[-1], RunConfig(concurrency=1))
     return planned[-1], result
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize("name", SEARCH_METHODS)
 async def test_what_a_search_asks_is_counted_and_limited(name: str) -> None:
     script = Brief(last_shown)
     method, result = await run(name, script)
     assert (method.name, result.n, result.shots) == (name, 3, 2)
     sampled = sum(call.sampling.n for call in script.calls)
     assert result.calls == sampled > 3
-    assert sampled <= 3 * most_calls(script, ROLLOUTS)
+    assert sampled <= 3 * max_search_calls(script, ROLLOUTS)
     assert result.prompt_tokens > 0
     everything = sum(len(words(call.prompt)) for call in script.calls)
     assert result.prompt_tokens >= everything
@@ -75,7 +81,7 @@ def words(prompt: Prompt) -> list[str]:
 async def test_the_majority_beside_a_search_gets_its_budget_unless_told_otherwise() -> None:
     script = Brief(last_shown)
     await run("majority", script)
-    assert script.calls[-1].sampling.n == most_calls(script, ROLLOUTS) == 1 + 4 + 15
+    assert script.calls[-1].sampling.n == max_search_calls(script, ROLLOUTS) == 1 + 4 + 15
     await run("majority", script, samples=3)
     assert script.calls[-1].sampling.n == 3
 
@@ -100,9 +106,13 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
     settings = Classifier(Brief(last_shown), ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(data.knowledge)
-        noting = Noting(searching(retrieve, PixelEmbedder())(data, knowledge))
+        noting = Noting(retriever_factory(retrieve, PixelEmbedder())(data, knowledge))
         [method] = plan(
-            ["rcts"], [3], data, knowledge, settings, seed=0, search=lambda *_: noting, rollouts=2
+            RunConfig(methods=["rcts"], shots=[3], rollouts=2),
+            data,
+            knowledge,
+            settings,
+            search=lambda *_: noting,
         )
         tokens = TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
         late = LateInteractionIndex(knowledge, tokens)
@@ -117,18 +127,19 @@ async def test_a_search_chooses_among_the_twenty_nearest_by_what_is_compared(ret
 
 
 def test_a_model_that_reasons_is_asked_about_its_reasons_as_well() -> None:
-    assert most_calls(ScriptedGenerator([]), 10) == 111
-    assert most_calls(Brief([]), 10) == 26
+    assert max_search_calls(ScriptedGenerator([]), 10) == 111
+    assert max_search_calls(Brief([]), 10) == 26
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.parametrize("name", SEARCH_METHODS)
 async def test_a_search_fetches_as_many_as_it_shows(name: str) -> None:
     model = Brief(last_shown)
-    settings = Classifier(model, ANIMALS, prompt=InterleavedPrompter())
+    build = METHODS[name].build
+    assert build is not None
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         plain = visual_rag(knowledge, model, labels=ANIMALS)
     fetched = [
-        searched(name, plain, settings, shots=shots, rollouts=ROLLOUTS, seed=0).fetch
+        build(plain, MethodContext(DATA, model, RunConfig(rollouts=ROLLOUTS), shots=shots)).fetch
         for shots in (2, 25)
     ]
     assert fetched == [20, 25]

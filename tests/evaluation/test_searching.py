@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.search_methods import RETRIEVE, searching, stored
+from bottega.evaluation.retriever_factory import RETRIEVE, knowledge_views, retriever_factory
 from bottega.knowledge import DualEmbedder, KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.protocols import Embedder
 from bottega.types import Example, Query
@@ -23,7 +23,7 @@ def both() -> Embedder:
 
 
 def held(data: Benchmark, retrieve: str, embed: Embedder) -> Iterator[KnowledgeBase]:
-    with KnowledgeBase.open(":memory:", embed=stored(retrieve, embed)) as knowledge:
+    with KnowledgeBase.open(":memory:", embed=knowledge_views(retrieve, embed)) as knowledge:
         knowledge.add(data.knowledge)
         yield knowledge
 
@@ -34,7 +34,7 @@ async def test_examples_come_from_the_items_own_episode(
     data: Benchmark, retrieve: str, both: Embedder
 ) -> None:
     for knowledge in held(data, retrieve, both):
-        retriever = searching(retrieve, both)(data, knowledge)
+        retriever = retriever_factory(retrieve, both)(data, knowledge)
         for item in data.items:
             found = await retriever(item.query, 50)
             own = knowledge.ids(tags={"episode": item.tags["episode"]})
@@ -47,7 +47,7 @@ def test_progress_tells_of_the_examples_that_are_embedded_again(
 ) -> None:
     data, told = episodic(), list[int]()
     for knowledge in held(data, retrieve, both):
-        search = searching(retrieve, both, progress=told.append)
+        search = retriever_factory(retrieve, both, progress=told.append)
         for _ in range(2):  # one index for all methods
             search(data, knowledge)
     assert sum(told) == (len(data.knowledge) if retrieve == "hybrid" else 0)
@@ -57,7 +57,7 @@ def test_progress_tells_of_the_examples_that_are_embedded_again(
 async def test_the_item_itself_is_never_shown(retrieve: str, both: Embedder) -> None:
     data = replace(episodic(), episode_of={})
     for knowledge in held(data, retrieve, both):
-        retriever = searching(retrieve, both)(data, knowledge)
+        retriever = retriever_factory(retrieve, both)(data, knowledge)
         for own in knowledge:
             same_image = Query("Which shade?", own.query.images)
             same_id = Query("Which shade?", (solid_image(7777),), id=own.id)
@@ -74,12 +74,12 @@ async def test_what_keywords_are_stored_is_what_keywords_find(both: Embedder) ->
     data = Benchmark("two", (plain, tagged), (), ())
     for query, answer in (("What shape, which size?", "two"), ("Which shade?", "one")):
         for knowledge in held(data, "keywords", both):
-            retriever = searching("keywords", both)(data, knowledge)
+            retriever = retriever_factory("keywords", both)(data, knowledge)
             [best] = await retriever(Query(query, (seen,)), 1)
             assert best.example.answer == answer
 
 
 def test_an_unknown_way_to_retrieve_is_named() -> None:
     with pytest.raises(SettingError) as raised:
-        searching("sound")
+        retriever_factory("sound")
     assert "hybrid" in raised.value.hint

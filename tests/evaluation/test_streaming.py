@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from bottega.evaluation.benchmark import labelled
-from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.runner import StreamResult, answering, gain, growth, mean_over, stream
+from bottega.evaluation.benchmark import labelled_benchmark
+from bottega.evaluation.outcomes import ScoredAnswer, pipeline_method
+from bottega.evaluation.streams import StreamResult, gain, growth, mean_over, stream
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Tier
@@ -47,7 +47,7 @@ async def test_each_item_sees_what_was_answered_before_it() -> None:
 
         return route
 
-    data = labelled("d", [example("b", 90)], [example("b", shade) for shade in range(6)])
+    data = labelled_benchmark("d", [example("b", 90)], [example("b", shade) for shade in range(6)])
     with KnowledgeBase.open(":memory:", SeededEmbedder()) as cache:
         pipeline = cache_of_thought(
             cache,
@@ -57,7 +57,7 @@ async def test_each_item_sees_what_was_answered_before_it() -> None:
             reasoning=False,
             labels=data.labels,
         )
-        streamed = await stream(data, answering("cached", pipeline, 1))
+        streamed = await stream(data, pipeline_method("cached", pipeline, 1))
     assert [one.score for one in streamed.scored] == [0, 1, 1, 1, 1, 1]
     assert streamed.share("master") == pytest.approx(1 / 3)
     assert streamed.scores("apprentice") == {0: 0.0, 2: 1.0, 3: 1.0, 5: 1.0}

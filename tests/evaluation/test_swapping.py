@@ -9,9 +9,14 @@ from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.controls import SwappedRetriever
-from bottega.evaluation.episodes import EpisodeRetriever, OracleRetriever, episode_pools
-from bottega.evaluation.methods import alone, plan
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.planning import passages_only, plan
+from bottega.evaluation.retrieval import (
+    EpisodeRetriever,
+    OracleRetriever,
+    SwappedRetriever,
+    episode_pools,
+)
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
@@ -60,7 +65,7 @@ async def test_an_item_of_another_episode_comes_first() -> None:
 
 
 async def test_where_all_answers_are_alike_there_is_nothing_to_swap() -> None:
-    with pytest.raises(SettingError, match="nothing to swap"):
+    with pytest.raises(SettingError, match="no item has another answer"):
         await SwappedRetriever(Fixed(), items("red", "red"))(Query("?", id="q0"), 1)
 
 
@@ -74,7 +79,7 @@ async def test_a_passage_that_holds_an_answer_gives_way_to_the_next() -> None:
 
 async def test_where_only_the_answer_is_found_there_is_nothing_to_swap() -> None:
     data = items("red", "blue")
-    with pytest.raises(SettingError, match="nothing to swap"):
+    with pytest.raises(SettingError, match="no item has another answer"):
         await SwappedRetriever(Listed("red", "so red"), data)(data.items[0].query, 1)
     assert await SwappedRetriever(Listed(), data)(data.items[0].query, 1) == []
 
@@ -110,7 +115,7 @@ def lines(tmp_path: Path) -> Benchmark:
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     spec = f"jsonl:{tmp_path / 'known.jsonl'},{tmp_path / 'asked.jsonl'}"
     data = with_passages(load_benchmark(spec, seed=0), tmp_path / "passages.jsonl")
-    return alone(data, ["concat"])
+    return passages_only(data, ["concat"])
 
 
 async def test_questions_without_ids_are_told_apart(lines: Benchmark) -> None:
@@ -123,7 +128,7 @@ async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None
     model = ScriptedGenerator(lambda prompt: "said")
     with KnowledgeBase.open(":memory:", embed=None) as empty:
         settings = Classifier(model, ())
-        (oracle,) = plan(["oracle"], (1,), lines, empty, settings, seed=0)
+        (oracle,) = plan(RunConfig(methods=["oracle"], shots=(1,)), lines, empty, settings)
     for item in lines.items:
         trace = (await oracle.answer(item.query)).trace
         assert trace is not None
@@ -131,11 +136,11 @@ async def test_each_is_shown_the_passage_that_it_names(lines: Benchmark) -> None
 
 
 def test_a_passage_that_nobody_has_is_named(lines: Benchmark) -> None:
-    with pytest.raises(NotFoundError, match="no passage p9"):
+    with pytest.raises(NotFoundError, match="passage p9 is unknown"):
         episode_pools(lines)[""].get_many(["p9"])
 
 
-@pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "of two questions")])
+@pytest.mark.parametrize(("id", "said"), [(None, "has no id"), ("q", "is not unique")])
 @pytest.mark.parametrize("name", ["oracle", "concat"])
 def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: str) -> None:
     asked = [Example(Query(text, id=id), text, tags={"passage": "p"}) for text in ("a", "b")]
@@ -145,6 +150,6 @@ def test_what_goes_by_ids_needs_one_for_each(id: str | None, said: str, name: st
         KnowledgeBase.open(":memory:", embed=None) as empty,
         pytest.raises(SettingError, match=said),
     ):
-        plan([name], (1,), data, empty, settings, seed=0)
+        plan(RunConfig(methods=[name], shots=(1,)), data, empty, settings)
     with pytest.raises(SettingError, match=said):
         SwappedRetriever(Fixed(), data)

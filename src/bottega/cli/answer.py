@@ -11,8 +11,9 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from bottega.cli.opening import open_to_search
-from bottega.cli.output import (
+from bottega.cli.components import open_prices, open_prompt, open_recorder
+from bottega.cli.knowledge_files import open_to_search
+from bottega.cli.options import (
     By,
     Embed,
     Json,
@@ -23,16 +24,10 @@ from bottega.cli.output import (
     PriceOption,
     PromptStyle,
     TraceFile,
-    note,
-    print_json,
-    print_table,
-    progress,
-    say,
-    warn,
 )
-from bottega.cli.parts import open_prices, open_prompt, open_recorder
+from bottega.cli.output import note, print_json, print_table, progress, say, warn
 from bottega.errors import BottegaError, LoadError, SettingError
-from bottega.evaluation.outcomes import first, is_item_error
+from bottega.evaluation.outcomes import first_error, is_item_error
 from bottega.image import Image
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.naming import BUNDLED, open_model
@@ -187,7 +182,7 @@ async def _ask_all(
             for item in asked:
                 group.create_task(one(item))
     except ExceptionGroup as errors:
-        raise first(errors) from errors
+        raise first_error(errors) from errors
     finally:
         await _close(pipeline)
 

@@ -1,4 +1,4 @@
-"""All commands on one app."""
+"""The command-line application with all commands."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bottega import __version__
 from bottega.cli import (
     answer,
     compress,
+    demo,
     eval,
     explain,
+    inspection,
     keys,
     knowledge,
-    look,
-    measure,
     rationales,
     report,
     savings,
@@ -29,8 +29,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"bottega {__version__}")
         raise typer.Exit()
 
@@ -41,25 +41,25 @@ def bottega(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+        bool, typer.Option("--debug", help="Show tracebacks; allowed anywhere.")
     ] = False,
 ) -> None:
-    """A small vision-language model answers like a large one: shown the right worked examples
-    at the right moment."""
+    """Let a small vision-language model answer like a large one, by showing it the right worked
+    examples."""
 
 
 for command in (
-    measure.demo,
+    demo.demo,
     knowledge.add,
-    look.ls,
-    look.show,
+    inspection.ls,
+    inspection.show,
     knowledge.rm,
-    look.stats,
+    inspection.stats,
     answer.ask,
     answer.classify,
-    look.log,
+    inspection.log,
     explain.explain,
-    look.models,
+    inspection.models,
     knowledge.export,
     knowledge.verify,
     knowledge.reindex,

@@ -18,11 +18,12 @@ from bottega._util.settings import (
     read_settings,
     read_toml,
 )
-from bottega.cli.evaluation_options import CompressorFolder
-from bottega.cli.opening import check_filled, open_rows
-from bottega.cli.output import Json, KnowledgeFile, Namespace, note, print_json, progress, say
-from bottega.evaluation.labels import is_passage
-from bottega.evaluation.search_methods import RETRIEVE
+from bottega.cli.components import local_model
+from bottega.cli.knowledge_files import check_filled, open_rows
+from bottega.cli.options import CompressorFolder, Json, KnowledgeFile, Namespace
+from bottega.cli.output import note, print_json, progress, say
+from bottega.evaluation.examples import is_passage
+from bottega.evaluation.retriever_factory import RETRIEVE
 from bottega.naming import BUNDLED, check_torch
 from bottega.recipes.racc import bundled_compressor_for
 
@@ -131,7 +132,7 @@ def train(
     """Train a compressor in front of a frozen model. Stopped halfway (Ctrl-C), the same command
     goes on where it was."""
     plan = load_plan(config)
-    from bottega.cli.compressor_jobs import train_as_planned
+    from bottega.cli.compressor_training import train_as_planned
 
     if not train_as_planned(plan):
         note("stopped; the same command goes on from there")
@@ -170,9 +171,9 @@ def build(
     changed, the same command does the rest.
     """
     check_torch()
-    from bottega.cli.compressor_jobs import StoreBuilder, loaded, local
+    from bottega.cli.compressor_training import StoreBuilder, loaded
 
-    generator = local(model)
+    generator = local_model(model)
     folder = compressor or bundled_compressor_for(generator)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)

@@ -11,12 +11,13 @@ import typer
 from rich.text import Text
 from rich.tree import Tree
 
-from bottega.cli.look import print_trace
-from bottega.cli.opening import check_filled, open_rows
-from bottega.cli.output import Json, Namespace, TraceFile, console, note, print_json, say, shown
-from bottega.cli.parts import open_traces
+from bottega.cli.components import open_traces
+from bottega.cli.inspection import print_trace
+from bottega.cli.knowledge_files import check_filled, open_rows
+from bottega.cli.options import Json, Namespace, TraceFile
+from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
-from bottega.evaluation.explanation import ENDED, figure, pictures_of, render
+from bottega.evaluation.explanation import ENDED, format_value, image_hashes, render
 from bottega.image import Image
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace, StoredTree
 
@@ -78,7 +79,7 @@ def _known(kb: Path | None, namespace: str, trace: StoredTrace) -> dict[str, Ima
         return {}
     with open_rows(kb, namespace) as knowledge:
         check_filled(knowledge, kb, namespace)
-        return knowledge.images(pictures_of(trace))
+        return knowledge.images(image_hashes(trace))
 
 
 def _absent(kb: Path | None) -> str:
@@ -111,11 +112,11 @@ def _grow(
 def _line(names: Sequence[Text], node: StoredNode, *, chosen: bool) -> Text:
     name = shown(ALONE, "bold") if node.demonstration is None else names[node.demonstration]
     line = shown("● ", "bold") + name if chosen else shown("○ ", "dim") + name
-    line += shown(f"  Q {figure(node.value)}  N {node.visits}", "cyan")
+    line += shown(f"  Q {format_value(node.value)}  N {node.visits}", "cyan")
     if node.answer is not None:
         said = node.answer.text if node.answer.valid else f"(invalid) {node.answer.text}"
         line += shown(f"  → {_short(said)}", "bold" if chosen else "")
-    rewards = ", ".join(f"{name} {figure(worth)}" for name, worth in node.rewards.items())
+    rewards = ", ".join(f"{name} {format_value(worth)}" for name, worth in node.rewards.items())
     return line + shown(f"  ({rewards})") if rewards else line
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.output import CONFIG, DataFolder, Json, note, print_json, print_table, say
+from bottega.cli.options import CONFIG, DataFolder, Json
+from bottega.cli.output import note, print_json, print_table, say
 from bottega.gateway.accounting.access import ALL
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.opening import (
+from bottega.cli.components import open_embedder
+from bottega.cli.knowledge_files import (
     counted,
     note_maker,
     open_rows,
@@ -20,18 +21,8 @@ from bottega.cli.opening import (
     to_reindex,
     whole_name,
 )
-from bottega.cli.output import (
-    Embed,
-    Json,
-    KnowledgeFile,
-    Namespace,
-    note,
-    print_json,
-    progress,
-    say,
-    warn,
-)
-from bottega.cli.parts import open_embedder
+from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace
+from bottega.cli.output import note, print_json, progress, say, warn
 from bottega.errors import BottegaError, LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages

@@ -11,24 +11,12 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.opening import check_filled, open_rows
-from bottega.cli.output import (
-    Json,
-    KnowledgeFile,
-    Namespace,
-    PriceOption,
-    Step,
-    note,
-    print_json,
-    print_table,
-    progress,
-    say,
-    waiting,
-    warn,
-)
-from bottega.cli.parts import open_prices
+from bottega.cli.components import open_prices
+from bottega.cli.knowledge_files import check_filled, open_rows
+from bottega.cli.options import Json, KnowledgeFile, Namespace, PriceOption
+from bottega.cli.output import Step, note, print_json, print_table, progress, say, waiting, warn
 from bottega.evaluation.metrics.intervals import mean
-from bottega.evaluation.outcomes import Budget, first, is_item_error
+from bottega.evaluation.outcomes import Budget, first_error, is_item_error
 from bottega.naming import open_model
 from bottega.protocols import Generator
 from bottega.rationales import Enriching, Made, Rationales, Todo, todo
@@ -235,7 +223,7 @@ class Job:
                     self.run.step = step
                     await self.work.run(rest, spending, self.concurrency)
         except ExceptionGroup as errors:
-            raise first(errors) from errors
+            raise first_error(errors) from errors
         finally:
             self.is_spent = spending.is_spent
             await generator.aclose()

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.evaluation_options import BenchmarkSpec, ItemLimit
-from bottega.cli.output import Seed, note, say, warn
+from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
+from bottega.cli.output import note, say, warn
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.export import FORMATS, write_dataset
 from bottega.evaluation.report.render import write_report

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from bottega.cli.output import DataFolder, Json, clock, note, print_json, print_table, say
+from bottega.cli.options import DataFolder, Json
+from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings

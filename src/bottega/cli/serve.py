@@ -16,7 +16,8 @@ import typer
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from bottega.cli.output import CONFIG, note, say
+from bottega.cli.options import CONFIG
+from bottega.cli.output import note, say
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.image import Image
 

@@ -1,136 +1,84 @@
-"""Controls: what a method's accuracy owes to the asked picture, and what to the question."""
+"""Controls: swapped images or questions, and label noise.
+
+The swap controls retrieve as `visual-rag` and then replace the query's image or question by another
+item's: accuracy drops by as much as the model uses it.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of, holds
-from bottega.evaluation.labels import by_id, is_passage, labels_of, names_passages
-from bottega.protocols import Prompter, Recorder, Retriever
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.examples import is_passage, labels_of
+from bottega.protocols import Prompter, Recorder
 from bottega.types import Candidate, Example, Prompt, Query, Trace
 
-
-class SwappedRetriever:
-    """What is found for the next item that wants another answer, in another episode if there are
-    several.
-
-    What answers the query itself is left out: its own passage where items name theirs, else any
-    that holds one of its answers. What the other item finds next takes the place; where nothing is
-    left, the item after that one is tried. Raises `SettingError` where no item is left, and for
-    items without an id of their own.
-    """
-
-    def __init__(self, retrieve: Retriever, data: Benchmark) -> None:
-        self._retrieve, self._data = retrieve, data
-        self._items = by_id(data.items)
-        self._place = {id: place for place, id in enumerate(self._items)}
-        self._told = names_passages(data.items)
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        item = self._items[str(query.id)]
-        for other in self._others(item):
-            found = await self._retrieve(other.query, k)
-            if not found or (kept := await self._kept(item, other, found, k)):
-                return kept if found else []
-        raise SettingError(
-            "all items have the same answer, or find only what holds it, so there is nothing to"
-            " swap",
-            hint="ask more items, or leave this control out",
-        )
-
-    def _others(self, item: Example) -> Iterator[Example]:
-        place, items = self._place[str(item.query.id)], self._data.items
-        following = (*items[place + 1 :], *items[:place])
-        for apart in (True, False) if self._data.episode_of else (False,):
-            for other in following:
-                if other.answer != item.answer and self._apart(item, other) is apart:
-                    yield other
-
-    def _apart(self, item: Example, other: Example) -> bool:
-        one, two = (self._data.episode_of.get(str(each.query.id)) for each in (item, other))
-        return one != two
-
-    async def _kept(
-        self, item: Example, other: Example, found: list[Candidate], k: int
-    ) -> list[Candidate]:
-        """The first ones stay what they are: a retriever may draw anew for a larger number."""
-        kept = [one for one in found if not self._answers(item, one.example)]
-        depth = k
-        while len(kept) < k and len(found) >= depth:
-            depth *= 2
-            found = await self._retrieve(other.query, depth)
-            shown = [one.example for one in kept]
-            kept += [
-                one
-                for one in found
-                if one.example not in shown and not self._answers(item, one.example)
-            ]
-        return kept[:k]
-
-    def _answers(self, item: Example, example: Example) -> bool:
-        if self._told:
-            return str(example.query.id) == item.tags["passage"]
-        return is_passage(example) and holds(example.query.text, answers_of(self._data, item))
-
-
 Identity = tuple[str, tuple[str, ...]]
+Swap = Callable[[Query], Query]
 
 
 class SwappedPrompter:
-    """Prompts with the query that `other` makes of the asked one. Retrieval and parsing keep the
-    asked one, and so does the gold answer."""
+    """Prompter that swaps the query; retrieval, parsing and the gold answer keep the original."""
 
-    def __init__(self, prompt: Prompter, other: Callable[[Query], Query]) -> None:
+    def __init__(self, prompt: Prompter, swap: Swap) -> None:
         self._prompt = prompt
-        self._other = other
+        self._swap = swap
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        return self._prompt(self._other(query), demonstrations)
+        return self._prompt(self._swap(query), demonstrations)
 
 
 class SwappedQueryRecorder:
-    """Records the query that a control really asked; its id stays the item's."""
+    """Recorder of the swapped query under the item's id."""
 
-    def __init__(self, record: Recorder, other: Callable[[Query], Query]) -> None:
+    def __init__(self, record: Recorder, swap: Swap) -> None:
         self._record = record
-        self._other = other
+        self._swap = swap
 
     async def __call__(self, trace: Trace, /) -> None:
-        await self._record(replace(trace, query=self._other(trace.query)))
+        await self._record(replace(trace, query=self._swap(trace.query)))
 
 
-def other_picture(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:
-    """The images of another item, drawn by the seed."""
-    alike = "swap-image: all {} items share one picture"
-    drawn = _drawn(data, lambda item: ":".join(image_hashes(item.query)), seed, alike)
-    return lambda query: replace(query, images=drawn[_identity(query)].images)
+def swap_image(data: Benchmark, *, seed: int) -> Swap:
+    """Return a function that replaces the images by those of a random other item."""
+    others = _other_queries(
+        data,
+        lambda item: ":".join(image.sha256 for image in item.query.images),
+        seed,
+        "swap-image needs items with different images, got {} items with one image",
+    )
+    return lambda query: replace(query, images=others[_identity(query)].images)
 
 
-def other_question(data: Benchmark, *, seed: int) -> Callable[[Query], Query]:
-    """The text of another item that asks for something else: another topic, where items have one,
-    else another text."""
-    alike = "swap-question: all {} items ask for one thing"
-    drawn = _drawn(data, lambda item: item.tags.get("topic", item.query.text), seed, alike)
-    return lambda query: replace(query, text=drawn[_identity(query)].text)
+def swap_question(data: Benchmark, *, seed: int) -> Swap:
+    """Return a function that replaces the text by that of a random item with another question.
+
+    The tag `topic` identifies the question; without it, the text.
+    """
+    others = _other_queries(
+        data,
+        lambda item: item.tags.get("topic", item.query.text),
+        seed,
+        "swap-question needs different questions, got {} items with one question",
+    )
+    return lambda query: replace(query, text=others[_identity(query)].text)
 
 
-def _drawn(
-    data: Benchmark, kind: Callable[[Example], str], seed: int, alike: str
+def _other_queries(
+    data: Benchmark, kind: Callable[[Example], str], seed: int, problem: str
 ) -> Mapping[Identity, Query]:
-    """For every item's query one of another kind; each kind is as likely. `alike` is the complaint
-    if there is only one."""
+    """Map each item's query to a query of another kind; kinds are equally likely."""
     kinds: defaultdict[str, list[Query]] = defaultdict(list)
     for item in data.items:
         kinds[kind(item)].append(item.query)
     if len(kinds) < 2:
         raise SettingError(
-            f"{alike.format(len(data.items))}, so there is nothing to swap",
-            hint="ask more items, or leave this control out",
+            problem.format(len(data.items)), hint="evaluate more items, or remove this control"
         )
     names, others = list(kinds), {}
     for item in data.items:
@@ -145,55 +93,61 @@ def _identity(query: Query) -> Identity:
     return query.text, image_hashes(query)
 
 
-# An example with a wrong answer; None where no answer would be wrong.
-Wrong = Callable[[Example, random.Random], Example | None]
+# Returns a copy of an example with a wrong answer; None if no answer would be wrong.
+Corruption = Callable[[Example, random.Random], Example | None]
 
 
-def corrupted(
-    knowledge: Sequence[Example], share: float, wrong: Wrong, *, seed: int
+def corrupt(
+    knowledge: Sequence[Example], share: float, corruption: Corruption, *, seed: int
 ) -> list[Example]:
-    """`share` of all examples answered wrongly, or as many as can be."""
+    """Give `share` of all examples a wrong answer, or as many as can have one."""
     if not 0 <= share <= 1:
-        raise SettingError(f"label noise is {share}", hint="set it to a share between 0 and 1")
+        raise SettingError(
+            f"label noise must be between 0 and 1, got {share}", hint="change --label-noise"
+        )
     if all(map(is_passage, knowledge)):
         raise SettingError(
-            "the examples are passages to read: they have no answers that could be made wrong",
-            hint="leave --label-noise out",
+            "label noise needs examples with answers, got passages only",
+            hint="remove --label-noise",
         )
     rng = random.Random(f"{seed}:label noise")
-    falsified = [wrong(example, rng) for example in knowledge]
-    possible = [place for place, example in enumerate(falsified) if example is not None]
+    corrupted = [corruption(example, rng) for example in knowledge]
+    possible = [index for index, example in enumerate(corrupted) if example is not None]
     if not possible:
-        raise SettingError("no example can be answered wrongly", hint="leave --label-noise out")
+        raise SettingError("no example can have a wrong answer", hint="remove --label-noise")
     chosen = set(rng.sample(possible, min(len(possible), round(share * len(knowledge)))))
     return [
-        (place in chosen and other) or example
-        for place, (example, other) in enumerate(zip(knowledge, falsified, strict=True))
+        (index in chosen and other) or example
+        for index, (example, other) in enumerate(zip(knowledge, corrupted, strict=True))
     ]
 
 
-def confused(knowledge: Sequence[Example]) -> Wrong:
-    """Another of the question's own choices or, without any, another label of the example's episode
-    and topic, so that a wrong answer is a likely one. No rationale: it would tell the right one."""
-    known: defaultdict[tuple[str | None, ...], dict[str, None]] = defaultdict(dict)
-    for example in knowledge:
-        known[_place(example)] |= dict.fromkeys(labels_of(example))
+def label_confusion(knowledge: Sequence[Example]) -> Corruption:
+    """Return a corruption that chooses a plausible wrong answer.
 
-    def wrong(example: Example, rng: random.Random) -> Example | None:
+    It is another of the question's own choices; without choices, another label of the example's
+    episode and topic. The rationale is removed, since it would reveal the right answer.
+    """
+    labels: defaultdict[tuple[str | None, ...], dict[str, None]] = defaultdict(dict)
+    for example in knowledge:
+        labels[_group(example)] |= dict.fromkeys(labels_of(example))
+
+    def corruption(example: Example, rng: random.Random) -> Example | None:
         if len(labels_of(example)) != 1:
             raise SettingError(
-                "label noise needs examples with one label each", hint="leave --label-noise out"
+                f"label noise needs one label for each example, got {len(labels_of(example))}",
+                hint="remove --label-noise",
             )
-        possible = example.query.choices or known[_place(example)]
+        possible = example.query.choices or labels[_group(example)]
         others = [label for label in possible if (label,) != labels_of(example)]
         if not others:
             return None
         label = rng.choice(others)
-        labels = None if example.labels is None else (label,)
-        return replace(example, answer=label, labels=labels, rationale=None)
+        explicit = None if example.labels is None else (label,)
+        return replace(example, answer=label, labels=explicit, rationale=None)
 
-    return wrong
+    return corruption
 
 
-def _place(example: Example) -> tuple[str | None, ...]:
+def _group(example: Example) -> tuple[str | None, ...]:
     return example.tags.get("episode"), example.tags.get("topic")

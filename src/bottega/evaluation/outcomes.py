@@ -1,4 +1,4 @@
-"""Methods, their outcomes and failures, and the budget of a run."""
+"""Methods, scored answers, error classes and the budget of a run."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
+from bottega.pipeline import Pipeline
 from bottega.types import Answer, Example, Query, Trace
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One answered query; `trace` is None where no model was asked."""
+    """Answer of one query; `trace` is None if no model was called."""
 
     answer: Answer
     trace: Trace | None = None
 
 
-# What a method that grows with its answers does after each round, item by item in their order.
+# Called after each round, item by item in their order, for a method that learns from its answers.
 Learn = Callable[[Query, Answer, str], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to answer, under the name and the number of demonstrations that tables show. `learn` is
-    told of every answer and of the tier that gave it, the answers of an earlier run included."""
+    """Evaluated method with the name and the number of demonstrations that tables show.
+
+    `learn` receives each answer and its tier, including the answers of a resumed run.
+    """
 
     name: str
     shots: int
@@ -44,18 +47,31 @@ class Method:
         return method_title(self.name, self.shots)
 
 
+def pipeline_method(name: str, pipeline: Pipeline, shots: int = 0) -> Method:
+    """Return a pipeline as a method. It receives the queries alone, so it cannot learn from gold
+    answers."""
+
+    async def answer(query: Query) -> Outcome:
+        trace = await pipeline.trace(query)
+        return Outcome(trace.answer, trace)
+
+    return Method(name, shots, answer)
+
+
 def method_title(method: str, shots: int) -> str:
-    """A method at its number of shots, as people read it: `top-k 5`, `zero-shot`."""
+    """Return a method's title with its number of shots: `top-k 5`, `zero-shot`."""
     return f"{method} {shots or ''}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """An answered item, `place` in its benchmark, with its answer's score by each of the metrics
-    and what it cost. `calls` are the replies that were sampled, as many calls as they would be one
-    by one; `cost_usd` is None where a price is unknown."""
+    """Answered item at `index` in its benchmark, with a score by each metric and its cost.
 
-    place: int
+    `calls` counts sampled replies, as many calls as they would be one by one; `cost_usd` is None
+    if a price is unknown.
+    """
+
+    index: int
     item: Example
     answer: Answer
     scores: tuple[float, ...]
@@ -74,14 +90,14 @@ class ScoredAnswer:
         return self.score == 1.0
 
 
-# A wrong key, a forbidden or an unknown model. A 400 may be about this one image.
-FOR_ALL = {401, 403, 404}
+# A wrong key, a forbidden or an unknown model. A 400 may concern one image.
+RUN_ERROR_STATUSES = {401, 403, 404}
 
 
 def is_item_error(error: BottegaError) -> bool:
-    """True if the next question may well be answered."""
+    """Return whether the next item may succeed after this error."""
     if isinstance(error, RejectedError):
-        return error.status not in FOR_ALL
+        return error.status not in RUN_ERROR_STATUSES
     if isinstance(error, UnreachableError):
         return False
     return isinstance(error, ImageError) or (isinstance(error, GenerationError) and error.retryable)
@@ -89,43 +105,49 @@ def is_item_error(error: BottegaError) -> bool:
 
 @dataclass
 class EndpointCheck:
-    """A web page comes from a wrong address or from a busy proxy. It was a wrong address if nothing
-    has been answered when more pages came than requests are sent at once."""
+    """Detector of a wrong endpoint address.
+
+    A wrong address and a busy proxy both send web pages. The address counts as wrong if more pages
+    than concurrent requests arrive before the first answer.
+    """
 
     answered: bool = False
     pages: int = 0
 
-    def passes(self, error: BottegaError, at_once: int) -> bool:
+    def tolerates(self, error: BottegaError, concurrency: int) -> bool:
+        """Count a web page; return whether it may come from a busy proxy."""
         if not isinstance(error, GarbledError):
             return False
         self.pages += 1
-        return self.answered or self.pages <= at_once
+        return self.answered or self.pages <= concurrency
 
 
-def first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of a task group's errors, the first one raised on purpose, else the first of any kind."""
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return a task group's first `BottegaError`, else its first error."""
     expected, others = errors.split(BottegaError)
     error: BaseException = (expected or others or errors).exceptions[0]
-    return first(error) if isinstance(error, BaseExceptionGroup) else error
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 class Budget:
-    """US dollars for a whole run, of which `spent` are gone.
+    """Budget of a whole run in US dollars, of which `spent` is used.
 
-    `reserve` refuses a request that could not be paid for if it, and all that are under way, cost
-    as much as the dearest so far. So a limit is kept unless prices rise; that is why a limited run
-    asks the first item of each method alone.
+    `reserve` refuses a request if it and all running requests, at the highest cost so far, exceed
+    the limit. The limit holds unless prices rise, so a limited run sends the first item of each
+    method alone.
     """
 
     def __init__(
         self, usd: float | None = None, *, spent: float = 0.0, highest_cost: float = 0.0
     ) -> None:
         if usd is not None and not usd > 0:
-            raise SettingError(f"the budget is {usd} USD", hint="give a positive number")
+            raise SettingError(
+                f"the budget must be positive, got {usd} USD", hint="change --budget"
+            )
         self._limit = usd
         self.spent = spent
         self._highest_cost = highest_cost
-        self._under_way = 0
+        self._running = 0
         self.is_spent = False
 
     @property
@@ -133,21 +155,24 @@ class Budget:
         return self._limit is not None
 
     def reserve(self) -> bool:
-        wanted = self.spent + self._highest_cost * (self._under_way + 1)
+        """Reserve the cost of a request; return False if the budget does not cover it."""
+        wanted = self.spent + self._highest_cost * (self._running + 1)
         if self._limit is not None and wanted > self._limit:
             self.is_spent = True
             return False
-        self._under_way += 1
+        self._running += 1
         return True
 
     def settle(self, cost_usd: float | None, at_most_usd: float = 0.0) -> None:
-        """What it cost, and what one like it may cost. Raises `SettingError` if there is a limit
-        and no price."""
-        self._under_way -= 1
+        """Book the cost of a request; `at_most_usd` is what a similar one may cost.
+
+        Raises `SettingError` if there is a limit and the price is unknown.
+        """
+        self._running -= 1
         if cost_usd is None and self._limit is not None:
             raise SettingError(
-                "the model's price is not known, so a budget cannot be held",
-                hint="--price 0.15,0.60 gives US dollars for a million tokens",
+                "a budget needs the model's price, which is unknown",
+                hint="set it in US dollars per million tokens, e.g. --price 0.15,0.60",
             )
         self.spent += cost_usd or 0.0
         self._highest_cost = max(self._highest_cost, cost_usd or 0.0, at_most_usd)

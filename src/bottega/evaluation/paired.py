@@ -1,11 +1,11 @@
-"""Two methods on the same items: what one adds to the other."""
+"""Paired differences: two methods on the same items."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bottega.evaluation.baselines import NEAREST
+from bottega.evaluation.methods import METHODS
 from bottega.evaluation.metrics.intervals import (
     Estimate,
     mcnemar,
@@ -14,24 +14,16 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.racc_methods import CONCAT, FLAT, RACC, SWAPPED
 from bottega.evaluation.runner import Result
-from bottega.evaluation.search_methods import BEST, RANDOM, SEARCHED, TREE
-
-RETRIEVING = ("visual-rag", "top-k", "majority", "best-of-n", *SEARCHED)
-AGAINST = ("vote", NEAREST, "knn", "top-k", "random", "zero-shot")
-FIXED_SHOTS = {"zero-shot": 0, NEAREST: 1}  # methods with one fixed number of shots
-# What spends as much as the tree search.
-AS_DEAR = ("majority", "best-of-n", RANDOM, BEST)
-# What compression may lose, and what says whether it reads.
-CONTROLS = (CONCAT, FLAT, SWAPPED, "zero-shot")
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """`value` is the mean score of `method` less that of `against`, on the `n` items that both
-    answered, with its 95 % interval and p-value: Newcombe's and McNemar's where every score is 0
-    or 1, else the bootstrap's and a permutation test's."""
+    """Mean score of `method` minus that of `against`, on the `n` items that both answered.
+
+    The 95 % interval and the p-value are Newcombe's and McNemar's if every score is 0 or 1, else
+    the bootstrap's and a permutation test's.
+    """
 
     method: str
     against: str
@@ -43,32 +35,32 @@ class PairedDifference:
     p_value: float
 
 
-def paired(
+def paired_differences(
     runs: Sequence[tuple[Result, Sequence[ScoredAnswer]]], *, seed: int = 0
 ) -> list[PairedDifference]:
     """Compare retrieving and compressing methods with their baselines at the same number of shots,
-    or at the baseline's only one.
-    Sets that are scored as a whole (macro-F1) have no such pairs."""
+    or at the baseline's only one. Metrics of a whole set (macro-F1) have no pairs."""
     by_name = {
         (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith("macro")
     }
     return [
         compared
         for (method, shots), scored in by_name.items()
-        for against in _compared(method)
-        if method != against
-        for theirs in [by_name.get((against, FIXED_SHOTS.get(against, shots)))]
+        for against in _baselines(method)
+        for theirs in [by_name.get((against, _shots(against, shots)))]
         if theirs is not None
         if (compared := compare(method, against, shots, scored, theirs, seed)) is not None
     ]
 
 
-def _compared(method: str) -> tuple[str, ...]:
-    if method == RACC:
-        return CONTROLS
-    if method not in RETRIEVING:
-        return ()
-    return (*AGAINST, *AS_DEAR) if method == TREE else AGAINST
+def _baselines(method: str) -> list[str]:
+    spec = METHODS.get(method)
+    return [] if spec is None else [name for name in spec.baselines if name != method]
+
+
+def _shots(method: str, shots: int) -> int:
+    fixed = METHODS[method].shots
+    return shots if fixed is None else fixed
 
 
 def compare(
@@ -79,7 +71,7 @@ def compare(
     theirs: Sequence[ScoredAnswer],
     seed: int,
 ) -> PairedDifference | None:
-    """None if no item was answered by both."""
+    """Compare two methods; return None if they have no answered item in common."""
     both = _both(ours, theirs)
     if not both:
         return None
@@ -92,7 +84,7 @@ def compare(
 def difference(
     ours: Sequence[float], theirs: Sequence[float], *, seed: int
 ) -> tuple[Estimate, float]:
-    """Our mean score less theirs on the same items, and the p-value."""
+    """Return our mean score minus theirs on the same items, and the p-value."""
     if all(score in (0.0, 1.0) for score in (*ours, *theirs)):
         right = [[score == 1.0 for score in scores] for scores in (ours, theirs)]
         return paired_difference(*right), mcnemar(*right)
@@ -103,7 +95,9 @@ def difference(
 def _both(
     ours: Sequence[ScoredAnswer], theirs: Sequence[ScoredAnswer]
 ) -> list[tuple[float, float]]:
-    """The scores of each item that both answered; an item is its place in the benchmark, because
-    another one may ask the same."""
-    known = {one.place: one.score for one in theirs}
-    return [(one.score, known[one.place]) for one in ours if one.place in known]
+    """Return both scores of each item that both answered.
+
+    Items are matched by their index: two items may ask the same question.
+    """
+    scores = {one.index: one.score for one in theirs}
+    return [(one.score, scores[one.index]) for one in ours if one.index in scores]

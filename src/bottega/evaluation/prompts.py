@@ -1,4 +1,4 @@
-"""What the methods of a run ask with, and whether their demonstrations show rationales."""
+"""Prompts of the methods, with or without rationales."""
 
 from __future__ import annotations
 
@@ -7,72 +7,70 @@ from dataclasses import replace
 
 from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
-from bottega.evaluation.baselines import VOTES
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.paired import AS_DEAR
-from bottega.evaluation.search_methods import TREE
+from bottega.evaluation.methods import METHODS
 from bottega.protocols import Prompter, turns_only
 from bottega.recipes import Classifier, default_prompter
 from bottega.types import Candidate, Example, Prompt, Query
 
-# As in RCTS's Table 2: its search shows rationales, what it is compared with does not. Whatever may
-# spend as much as the search has to see what the search sees.
-REASONED = (TREE, *AS_DEAR)
-WITHOUT_DEMONSTRATIONS = ("zero-shot", *VOTES)
-MARK = "why it is so"
+PROBE = "why it is so"
 
 
 def prompt_for(
     name: str, data: Benchmark, settings: Classifier, rationales: bool | None = None
 ) -> Prompter:
-    """The prompt of a method: the one that was chosen, or the benchmark's own, or what suits the
-    model, which is all that a model of brief turns is asked with.
+    """Return the prompt of a method: the configured one, the benchmark's, or the model's default.
 
-    A benchmark's prompt that shows rationales is for the methods of `REASONED`, where there are
-    rationales; `rationales` says so of all methods with demonstrations, or of none.
+    Models that know turns alone always get their default. A benchmark's prompt with rationales
+    is used for RCTS and the methods of equal cost, if the examples have rationales (RCTS, Table 2:
+    the search shows rationales, its baselines do not). `rationales` overrides this for all methods
+    with demonstrations.
     """
     own = None if settings.prompt or turns_only(settings.generator) else data.prompt
-    if own is not None and data.reasoned is not None:
-        wanted = name in REASONED if rationales is None else rationales
-        shows = wanted and name not in WITHOUT_DEMONSTRATIONS and _has_rationales(data)
-        return data.reasoned if shows else own
+    if own is not None and data.rationale_prompt is not None:
+        wanted = METHODS[name].match_search_cost if rationales is None else rationales
+        shows = wanted and METHODS[name].shows_demonstrations and _has_rationales(data)
+        return data.rationale_prompt if shows else own
     prompt = settings.prompt or own or default_prompter(settings.generator)
     return RationaleRemover(prompt) if rationales is False else prompt
 
 
-def explained(
+def methods_with_rationales(
     names: Sequence[str], data: Benchmark, settings: Classifier, rationales: bool | None
 ) -> list[str]:
-    """Those of the methods whose demonstrations show rationales. Raises `SettingError` if they
-    were asked to and cannot."""
+    """Return the methods whose demonstrations show rationales.
+
+    Raises `SettingError` if `rationales` is true and no method can show them.
+    """
     if rationales and not _has_rationales(data):
         raise SettingError(
-            f"no known example of {data.name} has a rationale",
-            hint="bottega rationales writes them; --rationales-from takes them from its file",
+            f"no example of {data.name} has a rationale",
+            hint="write them with bottega rationales, or load them with --rationales-from",
         )
+    demonstrating = [name for name in dict.fromkeys(names) if METHODS[name].shows_demonstrations]
     found = [
         name
-        for name in dict.fromkeys(names)
-        if name not in WITHOUT_DEMONSTRATIONS
-        and _has_rationales(data)
-        and _shows_rationales(prompt_for(name, data, settings, rationales))
+        for name in demonstrating
+        if _has_rationales(data) and _shows_rationales(prompt_for(name, data, settings, rationales))
     ]
-    if rationales and not found and not set(names) <= set(WITHOUT_DEMONSTRATIONS):
+    if rationales and demonstrating and not found:
         raise SettingError(
-            f"the prompt of {data.name} shows no rationales", hint="--prompt interleaved shows them"
+            f"the prompt of {data.name} shows no rationales", hint="set --prompt interleaved"
         )
     return found
 
 
-def with_rationales(data: Benchmark, written: Iterable[Example]) -> tuple[Benchmark, int]:
-    """With the rationales of those examples of `written` that ask and answer the same as a known
-    one, and how many these are. Raises `SettingError` if there are none."""
-    reasons = {_asked(example): example.rationale for example in written if example.rationale}
-    found = [reasons.get(_asked(example)) for example in data.knowledge]
+def with_rationales(data: Benchmark, explained: Iterable[Example]) -> tuple[Benchmark, int]:
+    """Copy the rationales of equal examples; return the benchmark and their number.
+
+    Raises `SettingError` if there are none.
+    """
+    rationales = {_identity(one): one.rationale for one in explained if one.rationale}
+    found = [rationales.get(_identity(example)) for example in data.knowledge]
     if not any(found):
         raise SettingError(
-            f"there is no rationale for any of {data.name}'s {len(found)} known examples",
-            hint="bottega add KB BENCHMARK stores them, bottega rationales KB explains them",
+            f"the file has no rationale for the {len(found)} labelled examples of {data.name}",
+            hint="store them with bottega add KB BENCHMARK, then run bottega rationales KB",
         )
     pairs = zip(data.knowledge, found, strict=True)
     knowledge = tuple(replace(one, rationale=why) if why else one for one, why in pairs)
@@ -80,7 +78,7 @@ def with_rationales(data: Benchmark, written: Iterable[Example]) -> tuple[Benchm
 
 
 class RationaleRemover:
-    """Another prompt, whose demonstrations keep their reasons to themselves."""
+    """Prompter that hides the rationales of demonstrations."""
 
     def __init__(self, prompt: Prompter) -> None:
         self._prompt = prompt
@@ -92,7 +90,7 @@ class RationaleRemover:
         return self._prompt(query, bare)
 
 
-def _asked(example: Example) -> tuple[object, ...]:
+def _identity(example: Example) -> tuple[object, ...]:
     query = example.query
     return query.text, image_hashes(query), query.choices, example.answer
 
@@ -103,5 +101,5 @@ def _has_rationales(data: Benchmark) -> bool:
 
 def _shows_rationales(prompt: Prompter) -> bool:
     query = Query("Is it?", choices=("yes", "no"))
-    shown = prompt(query, [Candidate(Example(query, "yes", rationale=MARK), 1.0)])
-    return any(MARK in str(part) for message in shown.messages for part in message.parts)
+    shown = prompt(query, [Candidate(Example(query, "yes", rationale=PROBE), 1.0)])
+    return any(PROBE in str(part) for message in shown.messages for part in message.parts)

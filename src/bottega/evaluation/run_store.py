@@ -1,4 +1,4 @@
-"""Where a run keeps its answers."""
+"""Stores of a run's answers: in memory, or durable in a folder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import orjson
 
-from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.committing import Committer, Write
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.image import path_text
@@ -23,41 +22,33 @@ from bottega.recording import json_text, stored_trace, to_json
 from bottega.types import Answer, Candidate, Example, Trace
 
 
-class Ledger(Protocol):
-    """An answer is kept when `keep` returns; one that failed is no answer."""
+class AnswerStore:
+    """Store of a run's answers; this base class stores none.
+
+    An answer is durable when `keep` returns. A failed item has no answer.
+    """
 
     def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
-        """What was answered before, by the item's place."""
-        ...
-
-    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None: ...
-
-    async def fail(self, method: Method, place: int, error: BottegaError) -> None: ...
-
-
-class Unkept:
-    """The ledger of a run that begins and ends in one process."""
-
-    def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
+        """Return the stored answers of a method by item index."""
         return {}
 
     async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        pass
+        """Store an answer."""
 
-    async def fail(self, method: Method, place: int, error: BottegaError) -> None:
-        pass
+    async def fail(self, method: Method, index: int, error: BottegaError) -> None:
+        """Store the error of a failed item."""
 
 
-class Shown(Unkept):
-    """Remembers which demonstrations one method showed, by the item's place."""
+class DemonstrationRecorder(AnswerStore):
+    """Store of the demonstrations that one method showed, by item index."""
 
     def __init__(self, method: str, shots: int) -> None:
         self.key = (method, shots)
-        self.by_place: dict[int, tuple[Candidate, ...]] = {}
+        self.by_index: dict[int, tuple[Candidate, ...]] = {}
 
     async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
         if (method.name, method.shots) == self.key and outcome.trace is not None:
-            self.by_place[scored.place] = outcome.trace.candidates
+            self.by_index[scored.index] = outcome.trace.candidates
 
 
 FILE = "run.db"
@@ -108,40 +99,47 @@ RUN_FILE = FileKind(
 
 @dataclass(frozen=True)
 class Failure:
+    """Failed item of a method with its error message."""
+
     method: str
     shots: int
-    place: int
+    index: int
     error: str
 
 
-class RunStore:
-    """The answers of a run in a folder. An answer is stored when `keep` returns: a killed process
-    loses nothing of it. A failure is forgotten when the item is answered."""
+class RunStore(AnswerStore):
+    """Durable store of a run in a folder: a killed process loses no kept answer.
+
+    An answer replaces the failure of its item. A lock file keeps other processes out.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = _locked(path.with_suffix(".lock"))
+        self._lock = _lock_file(path.with_suffix(".lock"))
         try:
             with RUN_FILE.translated(str(path)):
-                self._connection = _connected(path)
+                self._connection = _connect(path)
         except BaseException:
             self._lock.close()
             raise
-        self._committer = Committer(lambda: _connected(path))
+        self._committer = Committer(lambda: _connect(path))
 
     @classmethod
     def open(
         cls, folder: Path, settings: Mapping[str, object], items: tuple[Example, ...]
     ) -> RunStore:
-        """`settings` are what the answers depend on. Raises `SettingError` if those in the folder
-        are of other ones."""
-        journal = cls(_file_in(folder))
+        """Open or create the run in a folder.
+
+        `settings` are those on which the answers depend. Raises `SettingError` if the folder holds
+        a run with different ones.
+        """
+        store = cls(_file_in(folder))
         try:
-            journal._begin(settings, items)
+            store._begin(settings, items)
         except BaseException:
-            journal.close()
+            store.close()
             raise
-        return journal
+        return store
 
     def answered(self, method: Method, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
         rows = self._read(
@@ -152,23 +150,25 @@ class RunStore:
         )
         with RUN_FILE.reading(str(self.path)):
             return {
-                place: ScoredAnswer(
-                    place, items[place], _answer(answer), tuple(orjson.loads(scores)), *rest
+                index: ScoredAnswer(
+                    index, items[index], _answer(answer), tuple(orjson.loads(scores)), *rest
                 )
-                for place, answer, scores, *rest in rows
+                for index, answer, scores, *rest in rows
             }
 
     def score_again(self, metrics: Sequence[Metric], items: tuple[Example, ...]) -> int:
-        """By the metrics as they are now: their code, or what annotators said, may have changed.
-        Returns of how many answers the scores did."""
+        """Score all answers with the current metrics; return the number of changed answers.
+
+        A metric's code or the annotators' answers may have changed since.
+        """
         rows = self._read("SELECT method, shots, place, answer, scores FROM answers")
         changed = []
-        for method, shots, place, answer, before in rows:
+        for method, shots, index, answer, before in rows:
             with RUN_FILE.reading(str(self.path)):
-                item, said = items[place], _answer(answer)
-            scores = json_text([metric.score(item, said) for metric in metrics])
+                item, stored_answer = items[index], _answer(answer)
+            scores = json_text([metric.score(item, stored_answer) for metric in metrics])
             if scores != before:
-                changed.append((scores, method, shots, place))
+                changed.append((scores, method, shots, index))
         with RUN_FILE.translated(str(self.path)), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(
@@ -177,9 +177,9 @@ class RunStore:
         return len(changed)
 
     def spent(self) -> tuple[float, float]:
-        """US dollars of all answers, and of the dearest."""
-        ((usd, highest_cost),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")
-        return usd, highest_cost or 0.0
+        """Return the cost of all answers and that of the most expensive one, in US dollars."""
+        ((usd, highest),) = self._read("SELECT total(cost_usd), max(cost_usd) FROM answers")
+        return usd, highest or 0.0
 
     def failures(self) -> list[Failure]:
         rows = self._read(
@@ -188,7 +188,7 @@ class RunStore:
         return [Failure(*row) for row in rows]
 
     async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        key = (method.name, method.shots, scored.place)
+        key = (method.name, method.shots, scored.index)
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM failures WHERE (method, shots, place) = (?, ?, ?)", key)
@@ -199,8 +199,8 @@ class RunStore:
 
         await self._write(write)
 
-    async def fail(self, method: Method, place: int, error: BottegaError) -> None:
-        row = (method.name, method.shots, place, time.time(), path_text(str(error)))
+    async def fail(self, method: Method, index: int, error: BottegaError) -> None:
+        row = (method.name, method.shots, index, time.time(), path_text(str(error)))
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", row)
@@ -229,18 +229,18 @@ class RunStore:
             other = f"with {name} {found.get(name)}, not {wanted[name]}"
             raise SettingError(
                 f"{self.path.parent} holds a run {'over other data' if name == DATA else other}",
-                hint="name another folder, or repeat the command that began it",
+                hint="set another --out folder, or repeat the original command",
             )
         if found:
             return
         with RUN_FILE.translated(str(self.path)), self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
-            rows = (_item(place, item) for place, item in enumerate(items))
+            rows = (_item(index, item) for index, item in enumerate(items))
             connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
-def _connected(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         RUN_FILE.migrate(connection, str(path))
@@ -251,25 +251,25 @@ def _connected(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _locked(path: Path) -> IO[bytes]:
-    """Held until it is closed, or its process is gone: two runs would ask everything twice."""
+def _lock_file(path: Path) -> IO[bytes]:
+    """Lock a run until the file is closed or its process ends: two runs would pay twice."""
     try:
         lock = path.open("ab")
     except OSError as error:
         raise StoreError(
-            f"{path.parent} cannot be written: {error.strerror}", hint="check its permissions"
+            f"{path.parent} is not writable: {error.strerror}", hint="check its permissions"
         ) from error
     try:
         import fcntl
-    except ImportError:  # Windows: two runs at once are the user's affair
+    except ImportError:  # Windows has no flock
         return lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise StoreError(
-            f"another process is running in {path.parent}",
-            hint="wait for it, or name another folder",
+            f"another process uses the run in {path.parent}",
+            hint="wait for it, or set another --out folder",
         ) from error
     return lock
 
@@ -279,15 +279,16 @@ def _file_in(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(
-            f"{folder} cannot be made: {error.strerror}", hint="name a folder to write to"
+            f"{folder} cannot be created: {error.strerror}", hint="set another --out folder"
         ) from error
     return folder / FILE
 
 
-def _item(place: int, item: Example) -> tuple[object, ...]:
+def _item(index: int, item: Example) -> tuple[object, ...]:
     query = item.query
-    lists = (image_hashes(query), query.choices, labels_of(item), dict(item.tags))
-    return (place, path_text(query.text), *map(json_text, lists))
+    images = [image.sha256 for image in query.images]
+    lists = (images, query.choices, labels_of(item), dict(item.tags))
+    return (index, path_text(query.text), *map(json_text, lists))
 
 
 def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:
@@ -305,6 +306,6 @@ def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:
 
 
 def _answer(text: str) -> Answer:
-    """Without its rationale, as an answer that was just given: methods learn from either."""
+    """Parse a stored answer without its rationale, like the answers that a run holds in memory."""
     row: dict[str, Any] = orjson.loads(text)
     return Answer(**row | {"labels": tuple(row["labels"]), "rationale": None})

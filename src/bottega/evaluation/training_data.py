@@ -1,4 +1,4 @@
-"""What a compressor is taught from: the questions of a benchmark with passages. Needs torch."""
+"""Training lessons of a compressor from a benchmark with passages. Needs torch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from collections.abc import Sequence
 
 from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of, gives
-from bottega.evaluation.labels import is_passage, names_passages
-from bottega.evaluation.racc_methods import bundled_token_embedder, late_interaction_score
+from bottega.evaluation.benchmark import Benchmark, answers_of, gives_answer
+from bottega.evaluation.examples import is_passage, names_passages
+from bottega.evaluation.retrieval import bundled_token_embedder, late_interaction_score
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.types import Candidate, Example
 
 EPISODE = "episode"
 
 
-class Drawn(ABC):
-    """Lessons by lot, always the same ones for a seed and a step. Those of a batch all have images
-    or none has."""
+class LessonSampler(ABC):
+    """Sampler of lessons, deterministic for a seed and a step.
+
+    Either all lessons of a batch have images or none has.
+    """
 
     def __init__(self, items: Sequence[Example], *, seed: int, batch: int) -> None:
         self._kinds = _kinds(items)
         self.seed, self.batch = seed, batch
 
     def __call__(self, step: int, /) -> list[TrainingExample]:
-        return self.drawn(self.batch, step)
+        return self.sample(self.batch, step)
 
-    def drawn(self, count: int, step: int) -> list[TrainingExample]:
+    def sample(self, count: int, step: int) -> list[TrainingExample]:
         rng = random.Random(f"{self.seed}:{step}")
         items = self._kinds[0]
         if len(self._kinds) > 1:
@@ -38,7 +40,7 @@ class Drawn(ABC):
         return [self.lesson(rng.choice(items), rng) for _ in range(count)]
 
     def of(self, items: Sequence[Example]) -> list[TrainingExample]:
-        """One for each, always the same."""
+        """Return one lesson for each item, the same on each call."""
         rng = random.Random(f"{self.seed}:once")
         return [self.lesson(item, rng) for item in items]
 
@@ -46,12 +48,12 @@ class Drawn(ABC):
     def lesson(self, item: Example, rng: random.Random) -> TrainingExample: ...
 
 
-class GoldPassageLessons(Drawn):
-    """Where items say which passage is right: it is shown among others of its episode, scored by
-    late interaction as `concat` and `racc` are in `bottega eval`.
+class GoldPassageLessons(LessonSampler):
+    """Lessons of items that name their gold passage.
 
-    In a share of `hard` lessons the others begin with one for each tag of the right passage that
-    has the same (of facts: about the same name, and about the same relation).
+    The gold passage appears among others of its episode, with late-interaction scores as for
+    `concat` and `racc` in `bottega eval`. In a share of `hard` lessons, the first others share a
+    tag with the gold passage (in facts, the name and the relation).
     """
 
     def __init__(
@@ -73,44 +75,49 @@ class GoldPassageLessons(Drawn):
             self._episodes[one.tags.get(EPISODE, "")].append(one)
         _check(items, passages, min(map(len, self._episodes.values()), default=0), shots)
         embed = tokens or bundled_token_embedder()
-        self._asked = _named(items, embed.embed_queries([one.query for one in items]))
-        self._told = _named(passages, embed.embed_documents([one.query for one in passages]))
+        self._questions = _by_identity(items, embed.embed_queries([one.query for one in items]))
+        self._documents = _by_identity(
+            passages, embed.embed_documents([one.query for one in passages])
+        )
 
     def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
-        right = self._passages[item.tags["passage"]]
-        others = [one for one in self._episodes[right.tags.get(EPISODE, "")] if one is not right]
-        shown = [right]
+        gold = self._passages[item.tags["passage"]]
+        others = [one for one in self._episodes[gold.tags.get(EPISODE, "")] if one is not gold]
+        shown = [gold]
         if rng.random() < self.hard:
-            shown += self._alike(right, others, rng)
-        left = [one for one in others if not _among(one, shown)]
-        shown += rng.sample(left, self.shots - len(shown))
+            shown += self._similar(gold, others, rng)
+        others = [one for one in others if not _contains(shown, one)]
+        shown += rng.sample(others, self.shots - len(shown))
         rng.shuffle(shown)
         return TrainingExample(
             item.query,
             tuple(shown),
             tuple(self._score(item, one) for one in shown),
-            tuple(one is right for one in shown),
+            tuple(one is gold for one in shown),
             item.answer,
         )
 
-    def _alike(
-        self, right: Example, others: Sequence[Example], rng: random.Random
+    def _similar(
+        self, gold: Example, others: Sequence[Example], rng: random.Random
     ) -> list[Example]:
         found: list[Example] = []
-        for tag, value in right.tags.items():
-            alike = [one for one in others if one.tags.get(tag) == value and tag != EPISODE]
-            fresh = [one for one in alike if not _among(one, found)]
+        for tag, value in gold.tags.items():
+            similar = [one for one in others if one.tags.get(tag) == value and tag != EPISODE]
+            fresh = [one for one in similar if not _contains(found, one)]
             if fresh and len(found) + 1 < self.shots:
                 found.append(rng.choice(fresh))
         return found
 
     def _score(self, item: Example, passage: Example) -> float:
-        return late_interaction_score(self._asked[id(item)], self._told[id(passage)])
+        return late_interaction_score(self._questions[id(item)], self._documents[id(passage)])
 
 
-class RetrievedLessons(Drawn):
-    """Where items do not: what `retrieve` finds, with its scores. Relevant is what holds one of
-    the annotated answers (pseudo-relevance), or a demonstration that gives one."""
+class RetrievedLessons(LessonSampler):
+    """Lessons of items without a gold passage: the results of a retriever, with its scores.
+
+    A passage that contains one of the annotated answers (pseudo-relevance) and a demonstration that
+    gives one are relevant.
+    """
 
     def __init__(
         self,
@@ -126,7 +133,7 @@ class RetrievedLessons(Drawn):
         shown = passages_of(data) if any(map(is_passage, data.knowledge)) else data.knowledge
         _check(items, shown, len(shown), shots)
         self._data, self._retrieve, self._shots = data, retrieve, shots
-        # By identity: a question of one's own may have no id.
+        # By object identity: a question may have no id.
         self._found: dict[int, list[Candidate]] = {}
 
     def lesson(self, item: Example, rng: random.Random) -> TrainingExample:
@@ -135,39 +142,43 @@ class RetrievedLessons(Drawn):
             item.query,
             tuple(one.example for one in found),
             tuple(one.score for one in found),
-            tuple(gives(one.example, answers) for one in found),
+            tuple(gives_answer(one.example, answers) for one in found),
             item.answer,
         )
 
     def _candidates(self, item: Example) -> list[Candidate]:
         if id(item) not in self._found:
-            found = asyncio.run(self._ask(item))
+            found = asyncio.run(self._search(item))
             if len(found) < self._shots:
                 raise SettingError(
-                    f"{len(found)} passages are found for {item.query.text!r}, not {self._shots}",
-                    hint="show fewer, or find them otherwise",
+                    f"a lesson needs {self._shots} passages, got {len(found)} for"
+                    f" {item.query.text!r}",
+                    hint="set shots lower, or change retrieve",
                 )
             self._found[id(item)] = found
         return self._found[id(item)]
 
-    async def _ask(self, item: Example) -> list[Candidate]:
+    async def _search(self, item: Example) -> list[Candidate]:
         return list(await self._retrieve(item.query, self._shots))
 
 
 def training_items(data: Benchmark) -> tuple[Example, ...]:
-    """The known questions: those that are asked stay unseen. Drawn tasks, which know passages
-    alone, teach what they ask, and are evaluated by another seed."""
-    known = tuple(one for one in data.knowledge if not is_passage(one))
-    return known or data.items
+    """Return the labelled questions of the knowledge base.
+
+    Synthetic tasks have passages alone there: they train on their items, and are evaluated with
+    another seed.
+    """
+    labelled = tuple(one for one in data.knowledge if not is_passage(one))
+    return labelled or data.items
 
 
 def passages_of(data: Benchmark) -> tuple[Example, ...]:
-    """Raises `SettingError` if there are none."""
+    """Return the passages of the knowledge base. Raises `SettingError` if there are none."""
     found = tuple(one for one in data.knowledge if is_passage(one))
     if not found:
         raise SettingError(
             f"{data.name} has no passages to compress",
-            hint='add some with passages = "FILE", or take facts',
+            hint='set passages = "FILE", or benchmark = "facts"',
         )
     return found
 
@@ -175,11 +186,11 @@ def passages_of(data: Benchmark) -> tuple[Example, ...]:
 def split_validation(
     items: Sequence[Example], count: int, seed: int
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """The others, and `count` to validate by, which all have images or none has."""
+    """Split off `count` validation items, which all have images or all have none."""
     kind = max(_kinds(items), key=len)
     if count >= len(kind):
         raise SettingError(
-            f"{count} of {len(kind)} questions are to validate by: none would be left to learn",
+            f"validate must be below the number of questions, got {count} of {len(kind)}",
             hint="set validate lower",
         )
     chosen = random.Random(f"{seed}:aside").sample(kind, count)
@@ -188,31 +199,34 @@ def split_validation(
 
 
 def names_gold_passages(items: Sequence[Example], passages: Sequence[Example]) -> bool:
-    known = {str(one.query.id) for one in passages}
-    return names_passages(items) and all(item.tags["passage"] in known for item in items)
+    """Return whether every item names one of the passages."""
+    ids = {str(one.query.id) for one in passages}
+    return names_passages(items) and all(item.tags["passage"] in ids for item in items)
 
 
 def _kinds(items: Sequence[Example]) -> list[list[Example]]:
-    """With images, and without."""
+    """Group items with images and items without."""
     both = [
-        [one for one in items if bool(one.query.images) is pictured] for pictured in (True, False)
+        [one for one in items if bool(one.query.images) is has_images]
+        for has_images in (True, False)
     ]
     return [kind for kind in both if kind]
 
 
-def _named(examples: Sequence[Example], rows: Sequence[Vectors]) -> dict[int, Vectors]:
+def _by_identity(examples: Sequence[Example], rows: Sequence[Vectors]) -> dict[int, Vectors]:
     return {id(one): each for one, each in zip(examples, rows, strict=True)}
 
 
-def _among(one: Example, others: Sequence[Example]) -> bool:
-    """The very object: to compare texts and pictures would take long."""
-    return any(one is other for other in others)
+def _contains(examples: Sequence[Example], one: Example) -> bool:
+    """Compare by object identity: comparing texts and images is slow."""
+    return any(one is other for other in examples)
 
 
 def _check(items: Sequence[Example], passages: Sequence[Example], fewest: int, shots: int) -> None:
     if not items:
-        raise SettingError("there are no questions to teach", hint="take another benchmark")
+        raise SettingError("the benchmark has no training questions", hint="use another one")
     if fewest < shots:
         raise SettingError(
-            f"{shots} passages are to be shown, and there are {fewest}", hint="set shots lower"
+            f"shots must be at most the number of passages ({fewest}), got {shots}",
+            hint="set shots lower",
         )

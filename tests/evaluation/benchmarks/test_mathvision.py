@@ -67,7 +67,7 @@ def test_replies_are_read_and_scored(place: Path) -> None:
         answer = data.parse(item.query, Completion(reply))
         assert data.metrics[0].score(item, answer) == score
     assert data.metrics[0].name == "mathvision_accuracy"
-    assert (data.prompt, data.reasoned) == (MATH_V, MATH_V_REASONED)
+    assert (data.prompt, data.rationale_prompt) == (MATH_V, MATH_V_REASONED)
     reply = r"The answer is \boxed{B}. BECAUSE: Half of it is (A) or B."
     answer = data.parse(values.query, Completion(reply))
     assert (answer.text, answer.rationale) == (values.answer, "Half of it is (A) or B.")

@@ -105,7 +105,7 @@ def test_replies_are_read_and_scored(place: Path) -> None:
     assert "option letter" in str(choosing.parts[-1])
     _, opened = data.prompt(several.query, []).messages
     assert "option letter" not in str(opened.parts[-1])
-    assert (data.prompt, data.reasoned) == (MMMU, MMMU_REASONED)
+    assert (data.prompt, data.rationale_prompt) == (MMMU, MMMU_REASONED)
     answer = data.parse(choice.query, Completion("The answer is B. BECAUSE: A is out."))
     assert (answer.text, answer.rationale) == (choice.query.choices[1], "A is out.")
 

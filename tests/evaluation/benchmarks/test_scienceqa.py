@@ -82,7 +82,7 @@ def test_replies_are_read_and_scored(tmp_path: Path) -> None:
         for reply in ("A", "The answer is (A).", "The Sun", "B", "neither")
     ]
     assert scores == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert (data.prompt, data.reasoned) == (SCIENCE_QA, SCIENCE_QA_REASONED)
+    assert (data.prompt, data.rationale_prompt) == (SCIENCE_QA, SCIENCE_QA_REASONED)
     reply = (
         "**THOUGHT PROCESS:** B is dark.\n**FINAL ANSWER:** The answer is A. BECAUSE: It shines."
     )

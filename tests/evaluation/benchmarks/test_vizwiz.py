@@ -66,7 +66,7 @@ def test_the_prompt_says_what_to_answer_where_there_is_no_answer(tmp_path: Path)
     assert data.prompt is not None
     prompt = data.prompt(Query("What is this?", (solid_image(1),)), [])
     assert "unanswerable" in str(prompt.messages[-1].parts[-1])
-    assert (data.prompt, data.reasoned) == (VIZ_WIZ, None)
+    assert (data.prompt, data.rationale_prompt) == (VIZ_WIZ, None)
 
 
 def test_archives_as_they_were_downloaded(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_true_captions_become_multiple_choice(place: Path) -> None:
     letter = "ABCDEF"[contains.query.choices.index("contains")]
     answer = data.parse(contains.query, Completion(f"({letter})"))
     assert data.metrics[0].score(contains, answer) == 1.0
-    assert (data.prompt, data.reasoned) == (VSR_MC, None)
+    assert (data.prompt, data.rationale_prompt) == (VSR_MC, None)
     answer = data.parse(contains.query, Completion("The answer is A. BECAUSE: So it looks."))
     assert (answer.text, answer.rationale) == (contains.query.choices[0], "So it looks.")
 

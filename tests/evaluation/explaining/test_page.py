@@ -66,7 +66,7 @@ def test_the_chosen_way_is_seen_and_each_picture_is_there(tmp_path: Path, browse
                 assert len(marked) == 1
                 assert marked.isdisjoint(colour for chosen, colour in found if not chosen)
         chosen = '[...document.querySelectorAll("[data-chosen] .name b")].map((b) => b.textContent)'
-        assert await page.evaluate(chosen) == ["the question alone", *names]
+        assert await page.evaluate(chosen) == ["no demonstrations", *names]
         assert (
             await page.evaluate('document.querySelector("#chosen .mark").textContent') == "chosen"
         )

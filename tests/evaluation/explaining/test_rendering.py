@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.explanation import ENDED, pictures_of, render
+from bottega.evaluation.explanation import ENDED, image_hashes, render
 from bottega.image import Image
 from bottega.recording import stored_trace
 from bottega.recording.stored_trace import Ended
@@ -33,7 +33,7 @@ def test_pictures_that_are_gone_or_damaged_are_said() -> None:
     broken = damaged()
     given = {sha256: image for sha256, image in pictures(of).items() if sha256 in of.images}
     page = render(of, {**given, known()[0].example.query.images[0].sha256: broken}, absent="gone")
-    assert f"{len(pictures_of(of)) - 1} pictures are not drawn: gone." in page
+    assert f"{len(image_hashes(of)) - 1} images are missing: gone." in page
     assert 'title="gone"' in page
 
 
@@ -47,9 +47,9 @@ def test_what_others_wrote_stays_text() -> None:
 
 def test_a_trace_without_a_search_has_its_demonstrations() -> None:
     page = render(stored_trace(trace()), {solid_image(7).sha256: solid_image(7)}, absent="gone")
-    assert "No search chose them" in page
+    assert "No search was used" in page
     assert "dög" in page
-    assert "2 pictures are not drawn" in page
+    assert "2 images are missing" in page
     assert "<details" not in page
 
 
@@ -58,7 +58,7 @@ def test_an_answer_without_any_demonstration_may_be_the_chosen_one() -> None:
     page = render(stored_trace(searched(tree, Query("?"))), {}, absent="gone")
     assert 'data-chosen id="chosen"' in page
     assert "Q –" in page
-    assert "Nothing but the question" in page
+    assert "the model saw only the question" in page
 
 
 @pytest.mark.parametrize("ended", ENDED)

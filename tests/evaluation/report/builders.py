@@ -13,10 +13,11 @@ from PIL import Image as Pillow
 
 from bottega.errors import EndpointTimeoutError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import keep_thumbnails
 from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Completion, Example, Prompt, Query, Reply, Trace, Usage
 
@@ -84,7 +85,7 @@ async def kept(
     asked = {"benchmark": data.name, "model": "m", "seed": 0, "metrics": ["accuracy"]} | settings
     with closing(RunStore.open(folder, asked, data.items)) as ledger:
         for method in methods:
-            await evaluate(data, method, Conditions(concurrency=256, ledger=ledger))
+            await evaluate(data, method, RunConfig(concurrency=256), RunState(ledger))
             keep_thumbnails(folder / FILE, data, method)
     return folder
 

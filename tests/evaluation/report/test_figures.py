@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.metrics.labels import Accuracy, MacroF1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.paired import paired
+from bottega.evaluation.paired import paired_differences
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import Section, sections
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import evaluate
 from bottega.types import Answer, Query
 from tests.builders import example
 from tests.evaluation.report.builders import answering, benchmark, kept, three_methods
@@ -30,12 +30,12 @@ def only(**runs: StoredRun) -> Section:
 
 async def test_rows_are_what_the_command_prints(tmp_path: Path) -> None:
     section = only(run=read_run(await kept(tmp_path, DATA, three_methods(DATA))))
-    runs = [await evaluate(DATA, method, Conditions()) for method in three_methods(DATA)]
+    runs = [await evaluate(DATA, method) for method in three_methods(DATA)]
     assert len(section.rows) == len(runs)
     for row, (result, _) in zip(section.rows, runs, strict=True):
         assert replace(row.result, seconds=0) == replace(result, seconds=0)
         assert row.each(row.result.seconds) == pytest.approx(0.6)
-    assert list(section.pairs) == paired(runs)
+    assert list(section.pairs) == paired_differences(runs)
     assert [row.title for row in section.rows] == ["zero-shot", "random 3", "top-k 3"]
 
 
@@ -51,7 +51,7 @@ async def test_macro_f1_comes_from_the_labels_and_not_from_the_scores(tmp_path: 
     method = Method("vote", 1, always_a)
     names = [metric.name for metric in metrics]
     run = read_run(await kept(tmp_path, data, [method], benchmark="signs", metrics=names))
-    expected, _ = await evaluate(data, method, Conditions())
+    expected, _ = await evaluate(data, method)
     [row] = only(run=run).rows
     assert replace(row.result, seconds=0) == replace(expected, seconds=0)
     assert (row.model, labels_of(run.items[0].example)) == ("no model", ("a", "b"))
@@ -73,7 +73,7 @@ async def test_answerability_comes_from_tags_and_confidences(tmp_path: Path) -> 
     method = Method("zero-shot", 0, doubting)
     names = [metric.name for metric in metrics]
     run = read_run(await kept(tmp_path, data, [method], metrics=names))
-    expected, _ = await evaluate(data, method, Conditions())
+    expected, _ = await evaluate(data, method)
     [row] = only(run=run).rows
     assert row.result.also == expected.also
     assert 0 < expected.also[0].value < 1

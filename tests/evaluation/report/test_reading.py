@@ -14,7 +14,7 @@ from bottega.errors import StoreError
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from tests.evaluation.report.builders import HOSTILE, answering, benchmark, kept, three_methods
 
 # Another user's: a superuser may write everywhere.
@@ -56,7 +56,7 @@ async def test_a_run_is_read_while_it_goes_on(tmp_path: Path) -> None:
     with closing(RunStore.open(tmp_path, settings, DATA.items)) as ledger:
         assert read_run(tmp_path).methods == ()
         method = Method("top-k", 2, answering(DATA, 1.0, 2))
-        await evaluate(DATA, method, Conditions(ledger=ledger))
+        await evaluate(DATA, method, state=RunState(ledger))
         assert len(read_run(tmp_path).answers["top-k", 2]) == 8
 
 

@@ -14,7 +14,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import SIDE, keep_thumbnails, thumbnail
 from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import Conditions, evaluate
+from bottega.evaluation.runner import RunState, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
 from tests.builders import example, solid_image
@@ -36,7 +36,7 @@ SHOWING = Method("top-k", 2, two_shown)
 
 async def run(folder: Path, data: Benchmark = BENCHMARK) -> Path:
     with closing(RunStore.open(folder, {}, data.items)) as ledger:
-        await evaluate(data, SHOWING, Conditions(ledger=ledger))
+        await evaluate(data, SHOWING, state=RunState(ledger))
     return folder / FILE
 
 

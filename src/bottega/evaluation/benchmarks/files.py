@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bottega.errors import LoadError, SettingError
-from bottega.evaluation.benchmark import Benchmark, labelled
+from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
@@ -30,7 +30,7 @@ def digits(source: Source) -> Benchmark:
         raise SettingError(f"half is {half!r}", hint=f"half may be {' or '.join(HALVES)}")
     examples = list(load_digits())[HALVES[half]]
     random.Random(source.seed).shuffle(examples)
-    return labelled(source.spec, examples[ASKED:], examples[:ASKED])
+    return labelled_benchmark(source.spec, examples[ASKED:], examples[:ASKED])
 
 
 HELD_OUT_SHARE = 0.25
@@ -45,7 +45,7 @@ def image_folder(source: Source) -> Benchmark:
         knowledge, items = (list(load(root, split=split)) for split in ("train", "test"))
     else:
         knowledge, items = _stratified(load(root), source.seed)
-    return labelled(source.spec, knowledge, items)
+    return labelled_benchmark(source.spec, knowledge, items)
 
 
 def manyicl(source: Source) -> Benchmark:
@@ -54,7 +54,7 @@ def manyicl(source: Source) -> Benchmark:
         list(load_manyicl(folder, split, question=question, on_error=source.on_error))
         for split in ("demo", "test")
     )
-    return labelled(source.spec, knowledge, items)
+    return labelled_benchmark(source.spec, knowledge, items)
 
 
 def _folder_and_question(place: str) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def jsonl(source: Source) -> Benchmark:
     classes = any(example.labels is not None for example in everything)
     one_question = len({example.query.text for example in everything}) == 1
     if not own_choices and (classes or one_question):
-        return labelled(source.spec, knowledge, items)
+        return labelled_benchmark(source.spec, knowledge, items)
     if own_choices:
         return Benchmark(
             source.spec,

@@ -16,12 +16,12 @@ from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, wrong_answer
+from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, task_corruption
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
-from bottega.evaluation.controls import confused, corrupted
-from bottega.evaluation.labels import is_passage, labels_of
+from bottega.evaluation.controls import corrupt, label_confusion
+from bottega.evaluation.examples import is_passage, labels_of
 from bottega.types import Example
 
 SOURCES: dict[str, Callable[[Source], Benchmark]] = {
@@ -74,8 +74,8 @@ def load_benchmark(
         found = _thin(found, per_class, rng)
     knowledge = found
     if label_noise:
-        wrong = wrong_answer(spec) or confused(found)
-        knowledge = corrupted(found, label_noise, wrong, seed=seed)
+        corruption = task_corruption(spec) or label_confusion(found)
+        knowledge = corrupt(found, label_noise, corruption, seed=seed)
     benchmark = replace(
         whole,
         knowledge=tuple(knowledge),

@@ -62,7 +62,7 @@ def mmmu(source: Source) -> Benchmark:
             ChoiceParser(unparsable="random" if is_random else "none", seed=source.seed)
         ),
         prompt=MMMU,
-        reasoned=MMMU_REASONED,
+        rationale_prompt=MMMU_REASONED,
     )
 
 
@@ -126,7 +126,7 @@ def mathvision(source: Source) -> Benchmark:
         metrics=(MathVisionAccuracy(),),
         parse=RationaleParser(FinalAnswerParser()),
         prompt=MATH_V,
-        reasoned=MATH_V_REASONED,
+        rationale_prompt=MATH_V_REASONED,
     )
 
 

@@ -41,7 +41,7 @@ def scienceqa(source: Source) -> Benchmark:
         tuple(read["test"]),
         parse=RationaleParser(ChoiceParser(whole_words=True)),
         prompt=SCIENCE_QA,
-        reasoned=SCIENCE_QA_REASONED,
+        rationale_prompt=SCIENCE_QA_REASONED,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bottega.errors import MissingDependencyError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
-from bottega.evaluation.controls import Wrong
+from bottega.evaluation.controls import Corruption
 
 if TYPE_CHECKING:
     from bottega.tasks.task import TaskData
@@ -33,7 +33,7 @@ def synthetic(source: Source) -> Benchmark:
     )
 
 
-def wrong_answer(spec: str) -> Wrong | None:
+def task_corruption(spec: str) -> Corruption | None:
     """How a task's answers go wrong, where another label alone would not be consistent."""
     if spec.partition(":")[0] != "rules":
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bottega.errors import LoadError
-from bottega.evaluation.benchmark import Benchmark, labelled
+from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
@@ -51,7 +51,7 @@ def vsr(source: Source) -> Benchmark:
         )
 
     knowledge, items = _parts(place, make, source)
-    return labelled(source.spec, knowledge, items)
+    return labelled_benchmark(source.spec, knowledge, items)
 
 
 def vsr_mc(source: Source) -> Benchmark:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
 from bottega.evaluation.metrics.metric import Judgement
 from bottega.types import Answer, Example

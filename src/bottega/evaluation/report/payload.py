@@ -20,7 +20,7 @@ from PIL import features
 
 from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
 from bottega.evaluation.report.sections import Row, Section

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bottega.errors import MissingDependencyError
-from bottega.evaluation.page import Point, Series, best_for_their_cost
+from bottega.evaluation.charts import Point, Series, pareto_front
 from bottega.evaluation.report.sections import Row, Section
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def cost_series(section: Section) -> list[Series]:
         (name, [_point(row, cost(row)) for row in sorted(rows, key=cost)])
         for name, rows in _lines(section)
     ]
-    front = best_for_their_cost((point.x, point.value) for _, points in lines for point in points)
+    front = pareto_front((point.x, point.value) for _, points in lines for point in points)
     return [
         Series(
             name,
-            tuple(replace(point, ringed=(point.x, point.value) in front) for point in points),
+            tuple(replace(point, circled=(point.x, point.value) in front) for point in points),
         )
         for name, points in lines
     ]

@@ -18,8 +18,8 @@ from markupsafe import Markup
 
 from bottega import __version__
 from bottega.errors import MissingDependencyError, SettingError
-from bottega.evaluation.episodes import EXCLUSION_RULE
-from bottega.evaluation.page import Chart, by_cost, by_shots, house
+from bottega.evaluation.charts import Chart, by_cost, by_shots
+from bottega.evaluation.page import page_environment, style_sheet
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, shot_series
 from bottega.evaluation.report.references import Reference, references
@@ -33,6 +33,7 @@ from bottega.evaluation.report.sections import (
     confusions,
     sections,
 )
+from bottega.evaluation.retrieval import EXCLUSION_RULE
 from bottega.image import path_text
 
 COLUMNS = (
@@ -181,7 +182,7 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
     program = "\n".join(files(HERE).joinpath(name).read_text("utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode("ascii")
     return (
-        house()
+        page_environment()
         .get_template("report/report.html")
         .render(
             title=title,
@@ -190,7 +191,7 @@ def render(sections: Sequence[Section], *, title: str, made: str) -> str:
             shown=[_section_view(section) for section in sections],
             data=Markup(told.json.decode()),
             told=told,
-            style=Markup(files(HERE).joinpath("report.css").read_text("utf-8")),
+            style=style_sheet("report/report.css"),
             program=Markup(program),
             digest=digest,
         )

@@ -102,7 +102,7 @@ def read_run(folder: Path) -> StoredRun:
 
 def _rank(key: Key) -> tuple[int, str, int]:
     method, shots = key
-    return METHODS.index(method) if method in METHODS else len(METHODS), method, shots
+    return list(METHODS).index(method) if method in METHODS else len(METHODS), method, shots
 
 
 def _connected(path: Path) -> sqlite3.Connection:

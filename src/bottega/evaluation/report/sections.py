@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from bottega.evaluation.labels import labels_of
+from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.labels import MacroF1, macro_f1
 from bottega.evaluation.metrics.metric import Judgement
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
-from bottega.evaluation.paired import PairedDifference, compare, paired
+from bottega.evaluation.paired import PairedDifference, compare, paired_differences
 from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
-from bottega.evaluation.runner import Figure, Result, summed
+from bottega.evaluation.runner import Figure, Result, summarize
 from bottega.types import Example
 
 MOST_GROUPS = 40
@@ -284,12 +284,12 @@ def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], fai
     scored = [given.scored for given in answers.values()]
     metrics: list[str] = run.settings["metrics"]
     found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
-    return summed(
+    return summarize(
         key,
         metrics[0],
         scored,
         [Figure(name, one.value, one.low, one.high) for name, one in found.items() if one],
-        asked=len(run.items),
+        items=len(run.items),
         failed=failed,
         seconds=sum(given.seconds for given in answers.values()),
         seed=_seed(run),
@@ -301,7 +301,7 @@ def _within(rows: Sequence[Row]) -> list[PairedDifference]:
     compared: list[PairedDifference] = []
     for name in dict.fromkeys(row.run for row in rows):
         of_run = [row for row in rows if row.run == name]
-        for one in paired([(row.result, row.scored) for row in of_run]):
+        for one in paired_differences([(row.result, row.scored) for row in of_run]):
             prefix = of_run[0].prefix
             compared.append(_renamed(one, f"{prefix}{one.method}", f"{prefix}{one.against}"))
     return compared

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bottega.cli.parts import open_embedder
+from bottega.cli.components import open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.ports import StoredView

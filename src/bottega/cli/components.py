@@ -13,7 +13,8 @@ import typer
 from bottega import naming
 from bottega.cli.output import waiting
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
-from bottega.evaluation.search_methods import RETRIEVE
+from bottega.evaluation.retriever_factory import RETRIEVE
+from bottega.generation import TransformersGenerator
 from bottega.knowledge import DualEmbedder, FlmrEmbedder, TokenEmbedder
 from bottega.naming import BUNDLED
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -37,6 +38,17 @@ def open_prompt(name: str) -> Prompter | None:
             hint=f"{naming.suggestion(name, prompts)}use auto, paper or interleaved",
         )
     return prompts[name]
+
+
+def local_model(spec: str) -> TransformersGenerator:
+    """Return a model that runs in this process, not loaded yet. Raises `SettingError`."""
+    generator = naming.open_model(spec)
+    if not isinstance(generator, TransformersGenerator):
+        raise SettingError(
+            f"a compressor needs the hidden states of a local model, got {spec}",
+            hint="use bundled, a folder, or a Hugging Face id",
+        )
+    return generator
 
 
 def open_embedder(spec: str) -> Embedder:

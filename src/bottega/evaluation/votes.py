@@ -1,57 +1,15 @@
-"""What RACC is compared with, beside showing passages one after the other (`concat`)."""
+"""Classifier without a model: the votes of retrieved examples."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bottega.evaluation.labels import labels_of
-from bottega.generation import OpenAIGenerator
-from bottega.pipeline import Pipeline
-from bottega.protocols import Generator, Reranker, Searcher
-from bottega.recipes import kv_reuse_searcher
-from bottega.reranking import JointChoiceSearch
-from bottega.types import Answer, Candidate, Query, SearchResult
+from bottega.evaluation.examples import labels_of
+from bottega.types import Answer, Candidate
 
-CANDIDATES, REUSED = "candidates", "kv-reuse"
-BASELINES = (CANDIDATES, REUSED)
-
-
-def baseline(name: str, pipeline: Pipeline, generator: Generator) -> Pipeline:
-    """The pipeline with one of `BASELINES` in place of showing passages together. Raises
-    `SettingError` for a generator that cannot do it."""
-    search = _search(name, pipeline, generator)
-    if name == REUSED and pipeline.rerank is not None:
-        search = InOrder(pipeline.rerank, search)
-    return replace(pipeline, search=search)
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """A search whose passages stand as the re-ranker puts them, as `concat` shows them."""
-
-    rerank: Reranker
-    within: Searcher
-
-    async def search(
-        self, query: Query, candidates: Sequence[Candidate], k: int, /
-    ) -> SearchResult:
-        return await self.within.search(query, await self.rerank(query, candidates, k), k)
-
-
-def _search(name: str, pipeline: Pipeline, generator: Generator) -> Searcher:
-    prompt, parse, sampling = pipeline.prompt, pipeline.parse, pipeline.sampling
-    if name == REUSED:
-        return kv_reuse_searcher(generator, prompt=prompt, parse=parse, sampling=sampling)
-    if isinstance(generator, OpenAIGenerator):
-        generator = generator.asking({"logprobs": True})  # which is off unless asked for
-    return JointChoiceSearch(generator, prompt=prompt, parse=parse, sampling=sampling)
-
-
-NEAREST = "nearest"
 # Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (docs/log.md).
 TEMPERATURE = 0.1
 
@@ -63,8 +21,8 @@ def nearest_label(candidates: Sequence[Candidate], *, multi_label: bool = False)
     if not candidates:
         return _no_label("no examples")
     labels = labels_of(_by_similarity(candidates)[0].example)
-    shown = labels if multi_label else labels[:1]
-    return Answer(", ".join(shown), labels=shown)
+    chosen = labels if multi_label else labels[:1]
+    return Answer(", ".join(chosen), labels=chosen)
 
 
 def vote(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
@@ -97,10 +55,11 @@ def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer
     return _elected(ordered, weights, multi_label)
 
 
-VOTES: dict[str, Callable[..., Answer]] = {
+Vote = Callable[..., Answer]
+VOTES: dict[str, Vote] = {
     "vote": vote,
     "vote-strict": strict_vote,
-    NEAREST: nearest_label,
+    "nearest": nearest_label,
     "knn": knn,
 }
 
@@ -117,7 +76,7 @@ def _elected(ordered: Sequence[Candidate], weights: Sequence[float], multi_label
     if multi_label:
         chosen = tuple(label for label, weight in sums.items() if 2 * weight > total)
         return Answer(", ".join(chosen), labels=chosen)
-    label = max(sums, key=lambda one: sums[one])  # of equals, the nearest comes first
+    label = max(sums, key=lambda one: sums[one])  # max returns the first of equals, the nearest
     return Answer(label, labels=(label,), confidence=sums[label] / total)
 
 

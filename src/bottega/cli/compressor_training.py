@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from bottega.cli.components import check_retrieve, local_model, open_retrieval, open_tokens
 from bottega.cli.compress import Plan, Settings
-from bottega.cli.measure import check_retrieval, filled
+from bottega.cli.evaluation_run import check_images, filled_knowledge
 from bottega.cli.output import note, progress, say, waiting, warn
-from bottega.cli.parts import check_retrieve, open_retrieval, open_tokens
 from bottega.compression import (
     CompressorConfig,
     InputBuilder,
@@ -37,12 +37,11 @@ from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.labels import is_passage
-from bottega.evaluation.memo import CachingEmbedder
-from bottega.evaluation.search_methods import searching
+from bottega.evaluation.examples import is_passage
+from bottega.evaluation.retriever_factory import CachingEmbedder, retriever_factory
 from bottega.evaluation.training_data import (
-    Drawn,
     GoldPassageLessons,
+    LessonSampler,
     RetrievedLessons,
     names_gold_passages,
     passages_of,
@@ -52,24 +51,11 @@ from bottega.evaluation.training_data import (
 from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
-from bottega.naming import open_model
 from bottega.recipes.racc_training import teaching, untrained
 from bottega.types import Example
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
-
-
-def local(spec: str) -> TransformersGenerator:
-    """Not loaded yet. Raises `SettingError` for one behind HTTP."""
-    generator = open_model(spec)
-    if not isinstance(generator, TransformersGenerator):
-        raise SettingError(
-            f"{spec} is asked over HTTP: a compressor needs the model's hidden states, keys and"
-            " values",
-            hint="use a model in this process: bundled, a folder, or a Hugging Face id",
-        )
-    return generator
 
 
 def loaded(generator: TransformersGenerator) -> LoadedModel:
@@ -173,14 +159,15 @@ class StoreBuilder:
 BEGUN, LOSSES = "training.json", "losses.jsonl"
 TOLD = 20  # lines of progress
 
-Taught = tuple[Drawn, list[TrainingExample]]
+Taught = tuple[LessonSampler, list[TrainingExample]]
 
 
 def train_as_planned(plan: Plan) -> bool:
     """False if it was stopped."""
     settings, course = plan.settings, plan.course
     check_retrieve(settings.retrieve, settings.embed)
-    base, hyper = local(settings.model), local(settings.hyper) if settings.hyper else None
+    base = local_model(settings.model)
+    hyper = local_model(settings.hyper) if settings.hyper else None
     data = _read(settings)
     model = loaded(base)
     between = teaching(model, loaded(hyper) if hyper else None, layer=settings.layer)
@@ -192,7 +179,7 @@ def train_as_planned(plan: Plan) -> bool:
         if (settings.out / CHECKPOINT).exists():
             note(f"goes on from the checkpoint in {settings.out}")
         elif settings.calibrate:
-            _calibrate(between, racc, lessons.drawn(settings.calibrate, -1))
+            _calibrate(between, racc, lessons.sample(settings.calibrate, -1))
         done = _train(racc, between, lessons, held_out, settings.out, course)
     if done:
         save(racc, settings.out, hyper=between.hyper, base=between.base)
@@ -229,12 +216,12 @@ def _lessons(settings: Settings, data: Benchmark) -> Iterator[Taught]:
         yield told[0], told[-1].of(aside)
         return
     shelf = replace(data, knowledge=passages, items=everything)
-    check_retrieval(shelf, settings.retrieve)
+    check_images(shelf, settings.retrieve)
     embedder = CachingEmbedder(open_retrieval(settings.retrieve, settings.embed))
-    with filled(shelf, embedder, settings.retrieve) as knowledge:
+    with filled_knowledge(shelf, embedder, settings.retrieve) as knowledge:
         with waiting("indexing passages"):
             tokens = open_tokens(settings.embed)
-            search = searching(settings.retrieve, embedder, tokens=tokens, seed=seed)
+            search = retriever_factory(settings.retrieve, embedder, tokens=tokens, seed=seed)
             retrieve = search(shelf, knowledge)
         lessons = RetrievedLessons(data, items, retrieve, seed=seed, shots=shots, batch=batch)
         yield lessons, lessons.of(aside)
@@ -318,7 +305,7 @@ def _calibrate(between: TrainingObjective, racc: RaccModel, lessons: list[Traini
 def _train(
     racc: RaccModel,
     between: TrainingObjective,
-    lessons: Drawn,
+    lessons: LessonSampler,
     held_out: list[TrainingExample],
     out: Path,
     course: TrainingConfig,

@@ -14,19 +14,10 @@ from typing import Annotated
 import typer
 
 from bottega.bundled import bundled_folder
-from bottega.cli.opening import none_here, open_rows, option_for, others
-from bottega.cli.output import (
-    Json,
-    KnowledgeFile,
-    Namespace,
-    TraceFile,
-    clock,
-    note,
-    print_json,
-    print_table,
-    say,
-)
-from bottega.cli.parts import open_traces
+from bottega.cli.components import open_traces
+from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
+from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile
+from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range

@@ -1,0 +1,101 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bottega.evaluation.benchmarks.loading import PUBLISHED
+from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
+
+BenchmarkSpec = Annotated[
+    str,
+    typer.Argument(
+        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
+        "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
+        f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
+        f"options, e.g. mmmu:DIR,asked=validation ({', '.join(PUBLISHED)}). See "
+        "docs/evaluation.md.",
+    ),
+]
+ItemLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of evaluated items.")]
+CompressorFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--compressor",
+        help="Compressor of racc: a folder written by `bottega compress train`. The bundled "
+        "apprentice has its own.",
+    ),
+]
+CONFIG = Path("bottega.toml")  # the gateway configuration of the current folder
+KnowledgeFile = Annotated[Path, typer.Argument(metavar="K.db", help="The knowledge base file.")]
+Namespace = Annotated[
+    str,
+    typer.Option("--namespace", help="Namespace of the file (default: the one without a name)."),
+]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        help="View to search, as listed by stats (default: the only one, or 'default').",
+    ),
+]
+
+
+def data_folder() -> Path:
+    """Return the data folder of ./bottega.toml, else the default. Raises `SettingError`."""
+    from bottega.gateway.config.loading import load_config
+
+    return load_config(CONFIG).gateway.data if CONFIG.exists() else Path("bottega-data")
+
+
+DataFolder = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        envvar="BOTTEGA_DATA",
+        help="Data folder of the gateway.",
+        default_factory=data_folder,
+        show_default="gateway.data of ./bottega.toml, else bottega-data",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        help="bundled (same as bundled:apprentice), bundled:master, openai:NAME (endpoint: "
+        "OPENAI_BASE_URL), or a Hugging Face id or folder."
+    ),
+]
+Embed = Annotated[
+    str | None,
+    typer.Option(
+        help="bundled, pixels, words (of the question), dual (bundled and words), or a "
+        "sentence-transformers id or folder[:image|text|average]. "
+        "Default: the embedder that built the file, else bundled."
+    ),
+]
+PromptStyle = Annotated[
+    str,
+    typer.Option(
+        "--prompt",
+        help="paper (Visual RAG, appendix A), interleaved (turns), or auto (by model).",
+    ),
+]
+OrderOption = Annotated[
+    str,
+    typer.Option("--order", help="Demonstration order: nearest-last, nearest-first or shuffled."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--traces", help="Trace database, or none (default: BOTTEGA_TRACES, else the app folder)."
+    ),
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option("--price", help="USD per million tokens, IN,OUT (default: published prices)."),
+]

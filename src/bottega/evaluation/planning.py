@@ -1,0 +1,270 @@
+"""Plan of a run: checked methods, each at its numbers of shots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.controls import SwappedPrompter, SwappedQueryRecorder
+from bottega.evaluation.examples import is_passage, names_passages
+from bottega.evaluation.methods import (
+    CHOICE_METHODS,
+    COMPRESSION_METHODS,
+    LABEL_METHODS,
+    METHODS,
+    NEEDS_GOLD_PASSAGES,
+    PASSAGE_METHODS,
+    SEARCH_METHODS,
+    MethodSpec,
+)
+from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
+from bottega.evaluation.prompts import prompt_for
+from bottega.evaluation.retrieval import (
+    EpisodeRetriever,
+    LateInteractionScorer,
+    nearest_retriever,
+    oracle_retriever,
+    pools,
+)
+from bottega.evaluation.retriever_factory import RetrieverFactory
+from bottega.evaluation.searchers import SAMPLES, MethodContext, max_search_calls
+from bottega.generation import TransformersGenerator
+from bottega.knowledge import KnowledgeBase
+from bottega.naming import suggestion
+from bottega.protocols import Retriever, Tier
+from bottega.recipes import Classifier, default_prompter
+from bottega.recipes.racc import check_compressor_files
+from bottega.retrieval import BalancedSampler, UniformSampler
+from bottega.routing import FixedRouter
+from bottega.types import Query
+
+MAX_IN_CONTEXT = 200
+
+
+def plan(
+    config: RunConfig,
+    data: Benchmark,
+    knowledge: KnowledgeBase,
+    settings: Classifier,
+    *,
+    search: RetrieverFactory = nearest_retriever,
+    hyper: TransformersGenerator | None = None,
+) -> list[Method]:
+    """Return each method at each number of shots; `zero-shot`, `nearest` and `in-context` once.
+
+    `knowledge` may be empty unless `needs_search`; `search` finds the examples of the methods that
+    search it. Raises `SettingError`.
+    """
+    check_methods(config.methods, config.shots)
+    check_benchmark_fit(config.methods, data)
+    check_compressor(config, hyper)
+    context = MethodContext(
+        data, settings.generator, config, samples=_samples(config, settings), hyper=hyper
+    )
+    planned: list[Method] = []
+    for name in dict.fromkeys(config.methods):
+        spec = METHODS[name]
+        asking = replace(settings, prompt=prompt_for(name, data, settings, config.rationales))
+        retrieve = _retriever(spec, data, knowledge, config.seed, search)
+        swapped = _swapped(spec, data, asking, config.seed)
+        for shots in _shots(spec, config.shots, data):
+            context = replace(context, shots=shots)
+            planned.append(_method(spec, context, swapped, retrieve))
+    return planned
+
+
+def default_methods(data: Benchmark) -> tuple[str, ...]:
+    """Return the default methods: for passages, for questions with choices, or for labels."""
+    if _has_passages(data):
+        return PASSAGE_METHODS
+    return CHOICE_METHODS if _has_own_choices(data) else LABEL_METHODS
+
+
+def passages_only(data: Benchmark, names: Sequence[str]) -> Benchmark:
+    """Remove labelled questions from the knowledge base if all methods read passages alone.
+
+    Compressors are trained on passages: they would read a labelled question without its answer.
+    """
+    specs = [METHODS[name] for name in names if name in METHODS]
+    reads = any(spec.reads_passages for spec in specs)
+    if not (reads and all(s.reads_passages or s.retrieval == "none" for s in specs)):
+        return data
+    if not _has_passages(data):
+        return data
+    return replace(data, knowledge=tuple(filter(is_passage, data.knowledge)))
+
+
+def needs_search(names: Sequence[str], data: Benchmark) -> bool:
+    """Return whether the knowledge base must be filled: to search it or, without episodes, to
+    sample from it."""
+    specs = [METHODS[name] for name in names if METHODS[name].retrieval != "none"]
+    gold = names_passages(data.items)
+    return bool(specs) and (
+        not data.episode_of or any(spec.searches(data, names_passages=gold) for spec in specs)
+    )
+
+
+def check_methods(names: Sequence[str], shots: Sequence[int]) -> None:
+    """Raise `SettingError` for unknown methods or invalid numbers of shots."""
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or not names:
+        similar = suggestion(unknown[0], METHODS) if unknown else ""
+        raise SettingError(
+            f"unknown method {', '.join(unknown) or '(none given)'}",
+            hint=f"{similar}choose from {', '.join(METHODS)}",
+        )
+    if any(k < 1 for k in shots) or not shots:
+        given = ",".join(map(str, shots)) or "none"
+        raise SettingError(
+            f"shots must be positive numbers, got {given}", hint="set e.g. --shots 5,10,20"
+        )
+
+
+def check_benchmark_fit(names: Sequence[str], data: Benchmark) -> None:
+    """Raise `SettingError` for a method that this benchmark does not support."""
+    gold = [name for name in NEEDS_GOLD_PASSAGES if name in names]
+    if gold and not names_passages(data.items):
+        raise SettingError(
+            f"{' and '.join(gold)} need the gold passage of each item, which {data.name} lacks",
+            hint="remove them, or use facts",
+        )
+    passages = [name for name in names if METHODS[name].reads_passages]
+    if passages and not _has_passages(data):
+        raise SettingError(
+            f"{', '.join(passages)} need passages, which {data.name} lacks",
+            hint="add some with --passages, or use facts",
+        )
+    if passages and not all(map(is_passage, data.knowledge)):
+        raise SettingError(
+            f"{', '.join(passages)} read passages only, got labelled questions of {data.name} too",
+            hint="run methods that show examples in a command of their own; in Python use"
+            " passages_only(data, names)",
+        )
+    _check_labels([name for name in METHODS if name in names and METHODS[name].needs_labels], data)
+    if "in-context" in names and not data.episode_of and len(data.knowledge) > MAX_IN_CONTEXT:
+        raise SettingError(
+            f"in-context shows at most {MAX_IN_CONTEXT} examples, got {len(data.knowledge)}",
+            hint="reduce them with --kb-per-class",
+        )
+
+
+def _check_labels(names: Sequence[str], data: Benchmark) -> None:
+    if names and _has_passages(data):
+        raise SettingError(
+            f"{' and '.join(names)} need labels, got passages in {data.name}",
+            hint=f"use {', '.join(PASSAGE_METHODS)} or visual-rag",
+        )
+    if names and _has_own_choices(data):
+        raise SettingError(
+            f"{' and '.join(names)} need common labels, got choices of each question in"
+            f" {data.name}",
+            hint=f"use {', '.join(CHOICE_METHODS)}",
+        )
+
+
+def check_compressor(config: RunConfig, hyper: object | None = None) -> None:
+    """Raise `SettingError` for options that no method uses, `LoadError` and `StoreError` for
+    folders without a compressor or a store."""
+    options = {"--hyper": hyper, "--store": config.store, "--compressor": config.compressor}
+    given = [name for name, value in options.items() if value is not None]
+    if given and not set(COMPRESSION_METHODS).intersection(config.methods):
+        raise SettingError(
+            f"{given[0]} needs a method that compresses passages, got"
+            f" {', '.join(config.methods) or 'the default methods'}",
+            hint=f"remove it, or add {', '.join(COMPRESSION_METHODS)}",
+        )
+    check_compressor_files(config.compressor, config.store)
+
+
+def max_demonstrations(data: Benchmark) -> int:
+    """Return how many examples an item may be shown: all, or those of the largest episode."""
+    sizes = Counter(data.episode_of.get(example.query.id or "", "") for example in data.knowledge)
+    return max(sizes.values())
+
+
+def _samples(config: RunConfig, settings: Classifier) -> int:
+    if config.samples is not None:
+        return config.samples
+    if set(SEARCH_METHODS).isdisjoint(config.methods):
+        return SAMPLES
+    return max_search_calls(settings.generator, config.rollouts)
+
+
+def _shots(spec: MethodSpec, shots: Sequence[int], data: Benchmark) -> Iterable[int]:
+    if spec.retrieval == "everything":
+        return (max_demonstrations(data),)
+    return dict.fromkeys(shots) if spec.shots is None else (spec.shots,)
+
+
+def _method(
+    spec: MethodSpec, context: MethodContext, settings: Classifier, retrieve: Retriever | None
+) -> Method:
+    shots, data = context.shots, context.data
+    if spec.vote is not None:
+        assert retrieve is not None
+        return _vote_method(spec, retrieve, shots, settings.multi_label)
+    # The tier names the method in traces.
+    tier = f"{spec.name}, {shots} shots, {data.name}" if shots else f"{spec.name}, {data.name}"
+    route = FixedRouter(Tier(tier, settings.generator, shots))
+    pipeline = replace(settings.pipeline(retrieve, shots), route=route, parse=data.parse)
+    if spec.build is not None:
+        pipeline = spec.build(pipeline, context)
+    return pipeline_method(spec.name, pipeline, shots)
+
+
+def _vote_method(spec: MethodSpec, retrieve: Retriever, shots: int, multi_label: bool) -> Method:
+    assert spec.vote is not None
+    vote = partial(spec.vote, multi_label=multi_label)
+
+    async def answer(query: Query) -> Outcome:
+        return Outcome(vote(await retrieve(query, shots)))
+
+    return Method(spec.name, shots, answer)
+
+
+def _retriever(
+    spec: MethodSpec,
+    data: Benchmark,
+    knowledge: KnowledgeBase,
+    seed: int,
+    search: RetrieverFactory,
+) -> Retriever | None:
+    if spec.retrieval == "none":
+        return None
+    if spec.searches(data, names_passages=names_passages(data.items)):
+        return search(data, knowledge)
+    if spec.retrieval == "oracle":
+        return oracle_retriever(data, seed=seed)
+    if spec.reads_passages:
+        return LateInteractionScorer(oracle_retriever(data, seed=seed))
+    sampler: Callable[..., Retriever] = UniformSampler
+    if spec.retrieval == "balanced":
+        sampler = BalancedSampler
+    by_episode: dict[str, Retriever] = {
+        episode: sampler(pool, seed=seed) for episode, pool in pools(data, knowledge).items()
+    }
+    return EpisodeRetriever(data.episode_of, by_episode)
+
+
+def _swapped(spec: MethodSpec, data: Benchmark, settings: Classifier, seed: int) -> Classifier:
+    """Return the settings with the prompt and the recorder of a control."""
+    if spec.swap is None:
+        return settings
+    swap = spec.swap(data, seed=seed)
+    prompt = SwappedPrompter(settings.prompt or default_prompter(settings.generator), swap)
+    record = settings.record and SwappedQueryRecorder(settings.record, swap)
+    return replace(settings, prompt=prompt, record=record)
+
+
+def _has_passages(data: Benchmark) -> bool:
+    return any(map(is_passage, data.knowledge))
+
+
+def _has_own_choices(data: Benchmark) -> bool:
+    """Return whether questions have their own choices; the items of an episode share theirs."""
+    return not data.episode_of and any(item.query.choices for item in data.items)

@@ -1,0 +1,243 @@
+"""Retrievers of evaluation methods: within an item's episode, oracles and controls.
+
+A benchmark without episodes is one episode with the name "".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from bottega.errors import NotFoundError, SettingError
+from bottega.evaluation.benchmark import Benchmark, answers_of
+from bottega.evaluation.examples import (
+    contains_answer,
+    index_by_id,
+    is_passage,
+    labels_of,
+    names_passages,
+)
+from bottega.exclusion import DESCRIPTIONS, Exclude
+from bottega.knowledge import KnowledgeBase, TokenEmbedder, TowerEmbedder, TowerTokenEmbedder
+from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
+from bottega.retrieval import DenseRetriever, LabelledPool
+from bottega.types import Candidate, Example, Query
+
+# Demonstrations never share an image with the item: the answer to another question about the same
+# image may reveal the item's answer.
+EXCLUDE: Exclude = "same-image"
+EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
+
+
+class ExamplePool:
+    """Examples in memory with the interface that the random retrievers need."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._examples = {
+            example.query.id or f"nameless {index}": example
+            for index, example in enumerate(examples)
+        }
+
+    def ids(self) -> Sequence[str]:
+        return list(self._examples)
+
+    def ids_by_label(self) -> Mapping[str, Sequence[str]]:
+        by_label: defaultdict[str, list[str]] = defaultdict(list)
+        for id, example in self._examples.items():
+            for label in labels_of(example):
+                by_label[label].append(id)
+        return by_label
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        """Return the examples in the order of `ids`. Raises `NotFoundError`."""
+        for id in ids:
+            if id not in self._examples:
+                raise NotFoundError(
+                    f"passage {id} is unknown", hint="check the tag passage of the items"
+                )
+        return [self._examples[id] for id in ids]
+
+
+class EpisodeRetriever:
+    """Retriever that delegates each query to the retriever of its episode."""
+
+    def __init__(self, episode_of: Mapping[str, str], retrievers: Mapping[str, Retriever]) -> None:
+        self._episode_of = episode_of
+        self._retrievers = retrievers
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return await self._retrievers[self._episode_of.get(query.id or "", "")](query, k)
+
+
+class OracleRetriever:
+    """Retriever of the gold passage among k - 1 random others, in a random order.
+
+    The query seeds both. `passage_of` maps query ids to passage ids. Retrieval uses the gold
+    passage, so accuracy measures reading alone.
+    """
+
+    def __init__(self, pool: LabelledPool, passage_of: Mapping[str, str], *, seed: int) -> None:
+        self._pool = pool
+        self._passage_of = passage_of
+        self._seed = seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        gold = self._passage_of[str(query.id)]
+        rng = random.Random(f"{self._seed}:{query.id}")
+        others = [id for id in self._pool.ids() if id != gold]
+        chosen = [gold, *rng.sample(others, min(k - 1, len(others)))]
+        rng.shuffle(chosen)
+        return [Candidate(example, 0.0) for example in self._pool.get_many(chosen)]
+
+
+def gold_passages(data: Benchmark) -> dict[str, str]:
+    """Map query ids to the ids of the passages that answer them."""
+    return {id: item.tags["passage"] for id, item in index_by_id(data.items).items()}
+
+
+def oracle_retriever(data: Benchmark, *, seed: int) -> Retriever:
+    """Return an `OracleRetriever` over the passages of each episode."""
+    gold = gold_passages(data)
+    by_episode = {
+        episode: OracleRetriever(pool, gold, seed=seed)
+        for episode, pool in episode_pools(data).items()
+    }
+    return EpisodeRetriever(data.episode_of, by_episode)
+
+
+def pools(data: Benchmark, knowledge: KnowledgeBase) -> dict[str, LabelledPool]:
+    """Return the examples of each episode; without episodes, the knowledge base."""
+    return {**episode_pools(data)} if data.episode_of else {"": knowledge}
+
+
+def episode_pools(data: Benchmark) -> dict[str, ExamplePool]:
+    """Return the examples of each episode by the benchmark's own ids."""
+    members: defaultdict[str, list[Example]] = defaultdict(list)
+    for example in data.knowledge:
+        members[data.episode_of.get(str(example.query.id), "")].append(example)
+    return {episode: ExamplePool(examples) for episode, examples in members.items()}
+
+
+def nearest_retriever(
+    data: Benchmark, knowledge: KnowledgeBase, search: Callable[..., list[Candidate]] | None = None
+) -> Retriever:
+    """Return a retriever of the nearest examples, within the query's episode if there are episodes.
+
+    `search` defaults to the exact search of the knowledge base; another one takes `within`.
+    """
+    search = partial(search or knowledge.search, exclude=EXCLUDE)
+    if not data.episode_of:
+        return DenseRetriever(search)
+    retrievers = {
+        episode: DenseRetriever(partial(search, within=knowledge.ids(tags={"episode": episode})))
+        for episode in dict.fromkeys(data.episode_of.values())
+    }
+    return EpisodeRetriever(data.episode_of, retrievers)
+
+
+class SwappedRetriever:
+    """Control retriever that searches with the next item that has another answer.
+
+    With episodes, items of another episode come first. Examples that answer the original query are
+    removed: its gold passage where items name theirs, else each passage that contains one of its
+    answers. Further results of the other item replace them; if none remains, the item after it is
+    used. Raises `SettingError` if no item remains, and for items without unique ids.
+    """
+
+    def __init__(self, retrieve: Retriever, data: Benchmark) -> None:
+        self._retrieve, self._data = retrieve, data
+        self._items = index_by_id(data.items)
+        self._index = {id: index for index, id in enumerate(self._items)}
+        self._names_passages = names_passages(data.items)
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        item = self._items[str(query.id)]
+        for other in self._others(item):
+            found = await self._retrieve(other.query, k)
+            if not found or (kept := await self._filtered(item, other, found, k)):
+                return kept if found else []
+        raise SettingError(
+            "no item has another answer and passages without this item's answer",
+            hint="evaluate more items, or remove this control",
+        )
+
+    def _others(self, item: Example) -> Iterator[Example]:
+        index, items = self._index[str(item.query.id)], self._data.items
+        following = (*items[index + 1 :], *items[:index])
+        for elsewhere in (True, False) if self._data.episode_of else (False,):
+            for other in following:
+                if other.answer != item.answer and self._is_elsewhere(item, other) is elsewhere:
+                    yield other
+
+    def _is_elsewhere(self, item: Example, other: Example) -> bool:
+        one, two = (self._data.episode_of.get(str(each.query.id)) for each in (item, other))
+        return one != two
+
+    async def _filtered(
+        self, item: Example, other: Example, found: list[Candidate], k: int
+    ) -> list[Candidate]:
+        # Keep the first results: a retriever may sample different ones for a larger k.
+        kept = [one for one in found if not self._answers(item, one.example)]
+        depth = k
+        while len(kept) < k and len(found) >= depth:
+            depth *= 2
+            found = await self._retrieve(other.query, depth)
+            shown = [one.example for one in kept]
+            kept += [
+                one
+                for one in found
+                if one.example not in shown and not self._answers(item, one.example)
+            ]
+        return kept[:k]
+
+    def _answers(self, item: Example, example: Example) -> bool:
+        if self._names_passages:
+            return str(example.query.id) == item.tags["passage"]
+        return is_passage(example) and contains_answer(
+            example.query.text, answers_of(self._data, item)
+        )
+
+
+class RescoredRetriever:
+    """Retriever that replaces the scores of another retriever's candidates."""
+
+    def __init__(self, retrieve: Retriever, score: Callable[[Query, Candidate], float]) -> None:
+        self._retrieve, self._score = retrieve, score
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        found = await self._retrieve(query, k)
+        return [replace(one, score=self._score(query, one)) for one in found]
+
+
+class LateInteractionScorer:
+    """Retriever that scores another retriever's candidates by late interaction."""
+
+    def __init__(self, retrieve: Retriever, tokens: MultiVectorEmbedder | None = None) -> None:
+        self._retrieve = retrieve
+        self._tokens = tokens or bundled_token_embedder()
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        found = await self._retrieve(query, k)
+        return await asyncio.to_thread(self._rescored, query, found)
+
+    def _rescored(self, query: Query, found: Sequence[Candidate]) -> list[Candidate]:
+        question = self._tokens.embed_queries([query])[0]
+        documents = self._tokens.embed_documents([one.example.query for one in found])
+        return [
+            replace(one, score=late_interaction_score(question, rows))
+            for one, rows in zip(found, documents, strict=True)
+        ]
+
+
+def bundled_token_embedder() -> MultiVectorEmbedder:
+    """Return the bundled embedder of image and word tokens."""
+    return TowerTokenEmbedder(TowerEmbedder.bundled(threads=1), TokenEmbedder.bundled())
+
+
+def late_interaction_score(question: Vectors, passage: Vectors) -> float:
+    """Return the MaxSim score of token vectors, (tokens, dimension) each."""
+    return float((question @ passage.T).max(axis=1).sum())

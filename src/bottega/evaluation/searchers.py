@@ -1,0 +1,205 @@
+"""Pipelines of methods that search, compress or compare candidates before they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import RunConfig
+from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
+from bottega.generation import OpenAIGenerator, TransformersGenerator
+from bottega.parsing import same_answer
+from bottega.pipeline import Pipeline
+from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
+from bottega.recipes import default_reward, kv_reuse_searcher
+from bottega.recipes.racc import bundled_compressor_for, compression_searcher
+from bottega.reranking import (
+    EnsembleReward,
+    FlatSearch,
+    JointChoiceSearch,
+    RewardFunction,
+    TreeSearch,
+)
+from bottega.types import Answer, Candidate, Query, SearchResult
+
+FETCH = 20
+SELF, MUTUAL, ENSEMBLE = 5, 5, 15
+SAMPLES = 5
+# Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
+TEMPERATURE = 0.7
+GOLD_SCORE = 1000.0  # above all other scores, on any scale
+
+
+@dataclass(frozen=True)
+class MethodContext:
+    """Parts from which a method builds its pipeline. `hyper` compresses passages for `racc`."""
+
+    data: Benchmark
+    generator: Generator
+    config: RunConfig
+    shots: int = 0
+    samples: int = SAMPLES
+    hyper: TransformersGenerator | None = None
+
+
+PipelineBuilder = Callable[[Pipeline, MethodContext], Pipeline]
+
+
+def max_search_calls(generator: Generator, rollouts: int) -> int:
+    """Return the maximum number of completions of one RCTS search.
+
+    It requests the zero-shot answer, an answer for each branch, and the calls of its reward.
+    """
+    if turns_only(generator):
+        return 1 + rollouts + ENSEMBLE
+    return 1 + rollouts * (1 + SELF + MUTUAL)
+
+
+def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+    """Replace the reranker by RCTS's tree search."""
+    search = TreeSearch(
+        context.generator,
+        prompt=pipeline.prompt,
+        parse=pipeline.parse,
+        reward=_reward(pipeline, context),
+        rollouts=context.config.rollouts,
+        sampling=pipeline.sampling,
+        agree=same_answer,
+        seed=context.config.seed,
+        most_calls=max_search_calls(context.generator, context.config.rollouts),
+    )
+    return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
+
+
+def flat_search(sequences: Literal["random", "nearest"]) -> PipelineBuilder:
+    """Return a builder of the search without a tree, with RCTS's reward, branches and calls.
+
+    "nearest" samples several answers over the nearest examples, "random" tries random sequences.
+    """
+
+    def build(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+        sampling = pipeline.sampling
+        if sequences == "nearest":
+            sampling = replace(sampling, temperature=TEMPERATURE)
+        search = FlatSearch(
+            context.generator,
+            prompt=pipeline.prompt,
+            parse=pipeline.parse,
+            reward=_reward(pipeline, context),
+            sequences=sequences,
+            branches=context.config.rollouts,
+            sampling=sampling,
+            seed=context.config.seed,
+            most_calls=max_search_calls(context.generator, context.config.rollouts),
+        )
+        return replace(pipeline, fetch=max(FETCH, context.shots), search=search)
+
+    return build
+
+
+def _reward(pipeline: Pipeline, context: MethodContext) -> RewardFunction:
+    """Return RCTS's reward (eq. 9), or an `EnsembleReward` for a model that gives no rationales."""
+    if not turns_only(context.generator):
+        return default_reward(pipeline.prompt, pipeline.parse, sampling=pipeline.sampling)
+    return EnsembleReward(
+        pipeline.prompt,
+        pipeline.parse,
+        shots=context.shots,
+        n=ENSEMBLE,
+        sampling=pipeline.sampling,
+        agree=same_answer,
+        seed=context.config.seed,
+    )
+
+
+def sampling_choice(choose: Callable[[Sequence[Answer]], Answer]) -> PipelineBuilder:
+    """Return a builder of a pipeline that chooses among several samples of one reply."""
+
+    def build(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+        seed, n = context.config.seed, context.samples
+        sampling = replace(pipeline.sampling, n=n, temperature=TEMPERATURE, seed=seed)
+        return replace(pipeline, sampling=sampling, choose=choose)
+
+    return build
+
+
+def joint_choice(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+    """Answer from each passage alone; choose the answer with the best joint probability."""
+    generator = context.generator
+    if isinstance(generator, OpenAIGenerator):
+        generator = generator.asking({"logprobs": True})  # off by default
+    search = JointChoiceSearch(
+        generator, prompt=pipeline.prompt, parse=pipeline.parse, sampling=pipeline.sampling
+    )
+    return replace(pipeline, search=search)
+
+
+@dataclass(frozen=True)
+class RerankedSearch:
+    """Searcher over passages in the order of a reranker, which is the order that `concat` shows."""
+
+    rerank: Reranker
+    within: Searcher
+
+    async def search(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> SearchResult:
+        return await self.within.search(query, await self.rerank(query, candidates, k), k)
+
+
+def key_value_reuse(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+    """Put the keys and values of separately read passages before the question."""
+    search = kv_reuse_searcher(
+        context.generator,
+        prompt=pipeline.prompt,
+        parse=pipeline.parse,
+        sampling=pipeline.sampling,
+    )
+    if pipeline.rerank is None:
+        return replace(pipeline, search=search)
+    return replace(pipeline, search=RerankedSearch(pipeline.rerank, search))
+
+
+def compressed(
+    control: Callable[[Retriever, Benchmark], Retriever] = lambda retrieve, data: retrieve,
+) -> PipelineBuilder:
+    """Return a builder of a pipeline that compresses passages (RACC) instead of showing them.
+
+    `control` changes the retriever. The builder raises `SettingError`.
+    """
+
+    def build(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+        config, retrieve = context.config, pipeline.retrieve
+        assert retrieve is not None
+        search = compression_searcher(
+            config.compressor or bundled_compressor_for(context.generator),
+            context.generator,
+            hyper=context.hyper,
+            store=config.store,
+            prompt=pipeline.prompt,
+            parse=pipeline.parse,
+            sampling=pipeline.sampling,
+        )
+        return replace(pipeline, retrieve=control(retrieve, context.data), search=search)
+
+    return build
+
+
+def gold_scores(retrieve: Retriever, data: Benchmark) -> Retriever:
+    """Score the gold passage above all others (`racc-oracle`)."""
+    gold = gold_passages(data)
+    return RescoredRetriever(
+        retrieve,
+        lambda query, one: GOLD_SCORE * (str(one.example.query.id) == gold[str(query.id)]),
+    )
+
+
+def equal_scores(retrieve: Retriever, data: Benchmark) -> Retriever:
+    """Score all passages equally (`racc-flat`)."""
+    return RescoredRetriever(retrieve, lambda query, one: 0.0)
+
+
+# Retrieves the passages of another item (`racc-swapped`).
+other_passages = SwappedRetriever
