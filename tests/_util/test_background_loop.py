@@ -176,7 +176,7 @@ BACKGROUND_LOOP.run(begin())
 
 def test_the_process_exits_cleanly() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", AT_EXIT],
+        [sys.executable, "-W", "error", "-c", AT_EXIT],
         capture_output=True,
         text=True,
         timeout=60,
