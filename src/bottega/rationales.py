@@ -17,18 +17,18 @@ from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sam
 
 ASK_LETTERS = "Answer with the letters of all right choices, separated by commas, or say none."
 
-Agree = Callable[[Answer, Answer, Query], float]
+Compare = Callable[[Answer, Answer, Query], float]
 
 
 @dataclass(frozen=True)
-class Made:
-    """What became of an example. `score` is the share of right predictions of the best candidate;
-    without a `rationale` none was ever right, or there was an `error`.
+class RationaleResult:
+    """Result for one example.
 
-    `tried` are the shares of all candidates that were tried, in order. `calls` are completions.
-    `cost_usd`, of everything that came back, is None where a price is not known. `at_most_usd` is
-    what it would have been had all candidates been verified, each as dear as the dearest was; it is
-    what was spent where none was verified.
+    `score` is the share of correct predictions with the best candidate. `rationale` is None if no
+    candidate led to a correct prediction, or after an `error`. `tried` holds the scores of all
+    verified candidates, in order. `calls` counts completions. `cost_usd` covers all replies and is
+    None if a price is unknown. `at_most_usd` is the cost if all candidates had been verified, each
+    at the highest cost so far; without a verified candidate it is the cost spent.
     """
 
     rationale: str | None = None
@@ -43,23 +43,23 @@ class Made:
 
     @property
     def verified(self) -> int:
+        """Number of verified candidates."""
         return len(self.tried)
 
 
-class Rationales:
-    """Self-consistent reasoning contexts (RCTS, section 3.2).
+class RationaleGenerator:
+    """Generator of self-consistent reasoning contexts (RCTS, section 3.2).
 
-    For the question and its answer so many `candidates` are written in one request. With each of
-    them, and without the answer, so many `predictions` are made in one request, and `agree` says
-    how right they are, from 0 to 1. The best mean wins, the first of several; a candidate that is
-    never right does not (the paper takes it all the same).
+    One request writes `candidates` rationales for a question and its answer. For each candidate,
+    one request without the answer makes `predictions`, and `compare` scores each prediction from 0
+    to 1. The candidate with the highest mean wins, the first one on a tie. A candidate without any
+    correct prediction never wins (in the paper it can).
 
-    The paper verifies all candidates. With `stop_early`, as in its released code, that ends at the
-    first one whose predictions are all right: they are verified in waves of 1, 2, 4 and so on, each
-    wave at once. Candidates that are empty, or did not end by themselves (cut, filtered, refused),
-    are none.
-
-    Raises `SettingError` for a model that answers in a word (`turns_only`, as the bundled ones).
+    The paper verifies all candidates. With `stop_early`, as in its released code, verification
+    stops at the first candidate with only correct predictions; candidates are verified concurrently
+    in waves of 1, 2, 4 and so on. Empty candidates, and those that were cut, filtered or refused,
+    are dropped. Raises `SettingError` for a model that answers in a word (`turns_only`, as the
+    bundled models).
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Rationales:
         explain: Callable[[Example], Prompt] | None = None,
         conclude: Callable[[Query, str], Prompt] | None = None,
         parse: Parser | None = None,
-        agree: Agree = same_answer,
+        compare: Compare = same_answer,
         price: Pricer | None = None,
     ) -> None:
         if turns_only(generator):
             raise SettingError(
-                f"{generator.name} answers in a word or two: it cannot write rationales",
-                hint="name a model that reasons, such as openai:NAME or a Hugging Face id",
+                f"{generator.name} answers in a word or two and cannot write rationales",
+                hint="use a model that reasons, such as openai:NAME or a Hugging Face id",
             )
         sampling = sampling or Sampling(temperature=0.7, max_tokens=512)
         self._generator = generator
@@ -88,30 +88,30 @@ class Rationales:
         self._stop_early = stop_early
         self._explain = explain or ExplanationPrompter()
         self._conclude = conclude or ConclusionPrompter()
-        self._conclude_several = conclude or ConclusionPrompter(by_letter=ASK_LETTERS)
+        self._conclude_several = conclude or ConclusionPrompter(letter_instruction=ASK_LETTERS)
         self._parse = parse or FinalAnswerParser()
-        self._parse_several = parse or _as_listed
-        self._agree = agree
+        self._parse_several = parse or _parse_list
+        self._compare = compare
         self._price = price
 
-    async def make(self, example: Example) -> Made:
-        """Errors of the model are in what it returns, beside what was spent until then."""
+    async def make(self, example: Example) -> RationaleResult:
+        """Generate the rationale of one example. Model errors are in the result, with the cost."""
         bill = _Bill(self._price, self._writing.n)
         try:
             found = await self._best(example, bill)
         except BottegaError as error:
-            return bill.totalled(Made(error=error))
-        return bill.totalled(found)
+            return bill.total(RationaleResult(error=error))
+        return bill.total(found)
 
-    async def _best(self, example: Example, bill: _Bill) -> Made:
-        prompt = _asked(lambda: self._explain(example))
+    async def _best(self, example: Example, bill: _Bill) -> RationaleResult:
+        prompt = _build_prompt(lambda: self._explain(example))
         reply = await self._generator.generate(prompt, self._writing)
         bill.add(reply)
-        candidates = self._whole(reply)
-        best = Made()
+        candidates = self._complete(reply)
+        best = RationaleResult()
         for wave in self._waves(candidates):
             tried = [self._score(example, rationale, bill) for rationale in wave]
-            # All are waited for, also beside one that failed: what they cost is to be counted.
+            # Wait for all, even after a failure: the cost of each reply must be counted.
             scores = await asyncio.gather(*tried, return_exceptions=True)
             for rationale, score in zip(wave, scores, strict=True):
                 if isinstance(score, BaseException):
@@ -123,20 +123,20 @@ class Rationales:
                 break
         return best
 
-    def _whole(self, reply: Reply) -> list[str]:
-        """Equal ones are verified once."""
+    def _complete(self, reply: Reply) -> list[str]:
+        """Return the distinct complete candidates. Raises `GenerationError` if there are none."""
         ended = (one for one in reply.completions if one.finish_reason == "stop")
         texts = [strip_thinking(one.text) for one in ended]
-        # No store takes a NUL.
-        whole = list(dict.fromkeys(text for text in texts if text and "\0" not in text))
-        if whole:
-            return whole
+        # No store accepts a NUL.
+        complete = list(dict.fromkeys(text for text in texts if text and "\0" not in text))
+        if complete:
+            return complete
         error = GenerationError(
             f"all {len(reply.completions)} rationales were empty, refused, filtered or cut at"
             f" {self._writing.max_tokens} tokens",
-            hint="allow more tokens (--max-tokens), or ask another model",
+            hint="raise --max-tokens, or use another model",
         )
-        error.retryable = True  # the next ones are other ones
+        error.retryable = True  # a new request gives other candidates
         raise error
 
     def _waves(self, candidates: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -148,32 +148,34 @@ class Rationales:
     async def _score(self, example: Example, rationale: str, bill: _Bill) -> float:
         labels = (example.answer,) if example.labels is None else example.labels
         conclude = self._conclude if len(labels) == 1 else self._conclude_several
-        prompt = _asked(lambda: conclude(example.query, rationale))
+        prompt = _build_prompt(lambda: conclude(example.query, rationale))
         reply = await self._generator.generate(prompt, self._predicting)
         bill.add(reply)
-        known = Answer(example.answer, labels=labels)
+        expected = Answer(example.answer, labels=labels)
         parse = self._parse if len(labels) == 1 else self._parse_several
-        said = [parse(example.query, one) for one in reply.completions]
-        return sum(self._agree(one, known, example.query) for one in said) / len(said)
+        answers = [parse(example.query, one) for one in reply.completions]
+        return sum(self._compare(one, expected, example.query) for one in answers) / len(answers)
 
 
-def _as_listed(query: Query, completion: Completion) -> Answer:
-    """All that was said, of which the choices would have one option taken."""
+def _parse_list(query: Query, completion: Completion) -> Answer:
+    """Parse a list of labels: without choices the whole answer stays."""
     return FinalAnswerParser()(replace(query, choices=()), completion)
 
 
-def _asked(make: Callable[[], Prompt]) -> Prompt:
-    """A prompt that cannot be made is the fault of this example, and of no other."""
+def _build_prompt(build: Callable[[], Prompt]) -> Prompt:
+    """Return the prompt; turn a `SettingError` into an error of this example only."""
     try:
-        return make()
+        return build()
     except SettingError as error:
         own = GenerationError(str(error), hint=error.hint)
-        own.retryable = True  # as one that concerns its own example alone
+        own.retryable = True  # marks an error of one example
         raise own from error
 
 
 @dataclass
 class _Bill:
+    """Replies for one example and their cost."""
+
     price: Pricer | None
     candidates: int
     replies: list[Reply] = field(default_factory=list)
@@ -181,12 +183,12 @@ class _Bill:
     def add(self, reply: Reply) -> None:
         self.replies.append(reply)
 
-    def totalled(self, made: Made) -> Made:
+    def total(self, result: RationaleResult) -> RationaleResult:
         usages = [reply.usage for reply in self.replies]
         costs = [self._cost(reply) for reply in self.replies]
-        known = [cost for cost in costs if cost is not None]
+        priced = [cost for cost in costs if cost is not None]
         return replace(
-            made,
+            result,
             requests=len(self.replies),
             calls=sum(len(reply.completions) for reply in self.replies),
             usage=Usage(
@@ -194,27 +196,30 @@ class _Bill:
                 sum(usage.completion_tokens for usage in usages),
                 sum(usage.cached_tokens for usage in usages),
             ),
-            cost_usd=None if None in costs else sum(known),
-            at_most_usd=self._at_most(known),
+            cost_usd=None if None in costs else sum(priced),
+            at_most_usd=self._at_most(priced),
         )
 
     def _cost(self, reply: Reply) -> float | None:
         return self.price(reply.model, reply.usage) if self.price else None
 
     def _at_most(self, costs: Sequence[float]) -> float:
+        """Return the cost of writing plus verification of all candidates at the highest cost."""
         writing, verifying = sum(costs[:1]), max(costs[1:], default=0.0)
         return writing + self.candidates * verifying
 
 
-# The tag that says how often predictions were right with the best candidate; 0 is a rejected one.
+# Tag with the share of correct predictions of the best candidate; 0 means rejected.
 ACCURACY = "rationale_accuracy"
 
 
 @dataclass(frozen=True)
-class Todo:
-    """The ids of examples to make rationales for, in the order of the knowledge base. Of the others
-    `given` came with a rationale, `passages` have no answer; `scores` are those of the rationales
-    that were made earlier, `rejected` were tried in vain."""
+class PendingRationales:
+    """Ids of the examples that need a rationale, in knowledge-base order, and counts of the others.
+
+    `given` examples came with a rationale, `passages` have no answer, `rejected` were tried without
+    success. `scores` are those of rationales made earlier.
+    """
 
     ids: tuple[str, ...]
     given: int = 0
@@ -223,8 +228,11 @@ class Todo:
     scores: tuple[float, ...] = ()
 
 
-def todo(knowledge: KnowledgeBase, *, again: bool = False) -> Todo:
-    """`again` also takes those that have a rationale, or were tried and rejected."""
+def find_pending(knowledge: KnowledgeBase, *, again: bool = False) -> PendingRationales:
+    """Find the examples that need a rationale.
+
+    `again` includes those that have one, or were tried and rejected.
+    """
     ids: list[str] = []
     scores: list[float] = []
     given = passages = rejected = 0
@@ -240,49 +248,52 @@ def todo(knowledge: KnowledgeBase, *, again: bool = False) -> Todo:
             rejected += 1
         else:
             scores.append(accuracy)
-    return Todo(tuple(ids), given, passages, rejected, tuple(scores))
+    return PendingRationales(tuple(ids), given, passages, rejected, tuple(scores))
 
 
 def _accuracy(example: Example) -> float | None:
-    """None where the tag is not ours."""
+    """Return the stored score, or None without a valid tag."""
     try:
         return float(example.tags[ACCURACY])
     except (KeyError, ValueError):
         return None
 
 
-class SpendingBudget(Protocol):
-    """What a run may cost: `reserve` says whether another example can be paid for, and `settle` is
-    told what it cost, and what it would have cost with all candidates."""
+class CostBudget(Protocol):
+    """Budget of a run: `reserve` says whether another example fits.
+
+    `settle` records the cost of an example, and its cost if all candidates had been verified.
+    """
 
     def reserve(self) -> bool: ...
 
     def settle(self, cost_usd: float | None, at_most_usd: float) -> None: ...
 
 
-class Enriching:
-    """Stores each rationale, durably, when it is made. An example whose request failed stays as it
-    is; one whose candidates are all rejected keeps what it had, and is tagged with a score of 0.
+class RationaleWriter:
+    """Writer of rationales into a knowledge base; each is stored as soon as it is made.
 
-    `done` is told of each. An error for which `is_item_error` is false would meet every example,
-    and is raised.
+    A run can be stopped at any time and continued later. After a failed request the example stays
+    unchanged. If all candidates are rejected, the example keeps its rationale and gets a score of
+    0. `done` is called with each id and result. An error for which `is_item_error` is False would
+    affect every example and is raised.
     """
 
     def __init__(
         self,
         knowledge: KnowledgeBase,
-        rationales: Rationales,
+        rationales: RationaleGenerator,
         *,
         is_item_error: Callable[[BottegaError], bool],
-        done: Callable[[str, Made], None],
+        done: Callable[[str, RationaleResult], None],
     ) -> None:
         self._knowledge = knowledge
         self._rationales = rationales
         self._is_item_error = is_item_error
         self._done = done
 
-    async def run(self, ids: Sequence[str], budget: SpendingBudget, concurrency: int = 8) -> None:
-        """So many examples at once, until the purse is empty."""
+    async def run(self, ids: Sequence[str], budget: CostBudget, concurrency: int = 8) -> None:
+        """Process `concurrency` examples at a time until the budget is used up."""
         waiting = iter(ids)
 
         async def work() -> None:
@@ -296,10 +307,10 @@ class Enriching:
                 group.create_task(work())
 
     async def _one(self, id: str) -> tuple[float | None, float]:
-        """What it cost, and would at most."""
+        """Process one example; return its cost and its maximum cost in USD."""
         try:
             example = await asyncio.to_thread(self._knowledge.get, id)
-        except NotFoundError:  # deleted by another process: nobody lacks its rationale
+        except NotFoundError:  # deleted by another process
             return 0.0, 0.0
         made = await self._rationales.make(example)
         if made.error is None:
@@ -310,9 +321,9 @@ class Enriching:
             raise made.error
         return made.cost_usd, made.at_most_usd
 
-    def _store(self, id: str, made: Made) -> None:
+    def _store(self, id: str, made: RationaleResult) -> None:
         tags = {ACCURACY: f"{made.score:.4g}"}
         if made.rationale is None:
-            self._knowledge.tag(id, tags)  # what it has may be newer than what was read
+            self._knowledge.tag(id, tags)  # the stored rationale may be newer than the one read
         else:
             self._knowledge.annotate(id, rationale=made.rationale, tags=tags)

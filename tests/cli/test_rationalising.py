@@ -248,7 +248,7 @@ def test_the_bundled_model_cannot_reason(run: Run, kb: Path) -> None:
     done = run("rationales", "kb.db", "--model", "bundled")
     assert done.code == 2
     assert "bundled:apprentice answers in a word or two" in done.err
-    assert "hint: name a model that reasons" in done.err
+    assert "hint: use a model that reasons" in done.err
 
 
 def test_a_file_that_is_not_there(run: Run, kb: Path) -> None:

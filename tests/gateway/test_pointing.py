@@ -106,7 +106,7 @@ def served(shop: None, tmp_path: Path) -> Iterator[tuple[Any, str]]:
         brief = ScriptedGenerator(lambda prompt: "cat", name="brief")
         wise = ScriptedGenerator(lambda prompt: "Fur. Answer: cat", name="wise")
         tiers = (
-            Tier("brief", brief, 2, PromptTemplate(system="One word.", ask="Name it.")),
+            Tier("brief", brief, 2, PromptTemplate(system="One word.", instruction="Name it.")),
             Tier("wise", wise, 0, ReasoningPrompter(), Sampling(max_tokens=300, temperature=0.5)),
         )
         shown = Example(Query("What is this animal?"), "dog", id="a")

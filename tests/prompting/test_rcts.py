@@ -158,7 +158,7 @@ def test_the_formats_are_read_back(form: PromptTemplate, parse: Parser) -> None:
     shown = form(QUERY, [Candidate(WORKED, 1.0)]).messages[2].parts[0]
     answer = RationaleParser(parse)(KNOWN, Completion(str(shown)))
     assert (answer.text, answer.labels) == ("south", ("south",))
-    assert answer.rationale == (WORKED.rationale if form.reasoned else None)
+    assert answer.rationale == (WORKED.rationale if form.rationale_format else None)
 
 
 def test_a_rationale_is_asked_for_with_the_answer() -> None:

@@ -14,9 +14,9 @@ WORKED = Example(replace(QUERY, images=(solid_image(1),)), "dog", rationale="It 
 FORM = PromptTemplate(
     system="Be brief.",
     option="{letter}: {choice}",
-    ask="Say {letter}.",
-    answered="It is {answer}.",
-    reasoned="{rationale} So {answer}.",
+    instruction="Say {letter}.",
+    answer_format="It is {answer}.",
+    rationale_format="{rationale} So {answer}.",
 )
 
 
@@ -36,7 +36,7 @@ def test_a_template_to_the_letter() -> None:
 
 def test_without_a_rationale_the_answer_stands_alone() -> None:
     assert turns(FORM, replace(WORKED, rationale=None))[2].parts == ("It is B.",)
-    assert turns(replace(FORM, reasoned=None), WORKED)[2].parts == ("It is B.",)
+    assert turns(replace(FORM, rationale_format=None), WORKED)[2].parts == ("It is B.",)
 
 
 def test_an_answer_that_is_no_choice_is_shown_as_it_is() -> None:
@@ -57,5 +57,5 @@ def test_retrieved_text_never_reaches_a_system_turn() -> None:
 
 
 def test_more_choices_than_letters() -> None:
-    with pytest.raises(SettingError, match="27 choices"):
+    with pytest.raises(SettingError, match="got 27"):
         FORM(Query("?", choices=tuple(map(str, range(27)))), [])

@@ -10,12 +10,18 @@ from bottega.evaluation.outcomes import is_item_error
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.prompting import ExplanationPrompter
-from bottega.rationales import ACCURACY, Enriching, Made, Rationales, todo
+from bottega.rationales import (
+    ACCURACY,
+    RationaleGenerator,
+    RationaleResult,
+    RationaleWriter,
+    find_pending,
+)
 from bottega.types import Example, Prompt, Query
 from tests.knowledge.doubles import SeededEmbedder, asked
 
 
-class SpendingBudget:
+class CostBudget:
     def __init__(self, examples: int = 99) -> None:
         self.left = examples
         self.costs: list[float | None] = []
@@ -42,19 +48,19 @@ class Run:
     def __init__(self, kb: KnowledgeBase) -> None:
         self.model = ScriptedGenerator(thinks)
         self.kb = kb
-        self.done: dict[str, Made] = {}
+        self.done: dict[str, RationaleResult] = {}
 
-    async def __call__(self, budget: SpendingBudget | None = None, *, fatal: bool = False) -> None:
+    async def __call__(self, budget: CostBudget | None = None, *, fatal: bool = False) -> None:
         def passes(error: BottegaError) -> bool:
             return not fatal
 
-        work = Enriching(
+        work = RationaleWriter(
             self.kb,
-            Rationales(self.model, candidates=2, predictions=2),
+            RationaleGenerator(self.model, candidates=2, predictions=2),
             is_item_error=passes,
             done=self.done.__setitem__,
         )
-        await work.run(todo(self.kb).ids, budget or SpendingBudget(), 2)
+        await work.run(find_pending(self.kb).ids, budget or CostBudget(), 2)
 
     def rationales(self) -> dict[str, tuple[str | None, str | None]]:
         return {e.query.text: (e.rationale, e.tags.get(ACCURACY)) for e in self.kb}
@@ -85,14 +91,14 @@ async def test_each_is_kept_rejected_or_left_as_it_is(kb: KnowledgeBase) -> None
     tags = {"hue": "red", ACCURACY: "1"}
     assert after["q0"] == replace(before["q0"], rationale="Think.", tags=tags)
     assert {str(made.error) for made in run.done.values() if made.error} == {"filtered"}
-    found = todo(kb)
+    found = find_pending(kb)
     assert found.ids == (after["q2"].id,)
     assert (found.given, found.passages, found.rejected, found.scores) == (1, 1, 1, (1.0, 1.0))
 
 
 async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
     run = Run(kb)
-    budget = SpendingBudget(examples=1)
+    budget = CostBudget(examples=1)
     await run(budget)
     assert [pair for pair in run.rationales().values() if pair[1]] == [("Think.", "1")]
     asked_first = len(run.model.calls)
@@ -100,23 +106,23 @@ async def test_it_goes_on_where_it_was_stopped(kb: KnowledgeBase) -> None:
     await run()
     again = [call.prompt for call in run.model.calls[asked_first:]]
     assert not any("q0" in str(prompt.messages[-1].parts) for prompt in again)
-    assert len(todo(kb).ids) == 1  # what was refused
+    assert len(find_pending(kb).ids) == 1  # what was refused
 
 
 async def test_again_takes_all_but_passages_and_a_rejection_loses_nothing(
     kb: KnowledgeBase,
 ) -> None:
-    assert len(todo(kb, again=True).ids) == 5
+    assert len(find_pending(kb, again=True).ids) == 5
     (id,) = (str(e.id) for e in kb if e.query.text == "q1")
     kb.annotate(id, rationale="Mine.")
     run = Run(kb)
-    work = Enriching(
+    work = RationaleWriter(
         kb,
-        Rationales(run.model, candidates=2, predictions=2),
+        RationaleGenerator(run.model, candidates=2, predictions=2),
         is_item_error=lambda error: True,
         done=run.done.__setitem__,
     )
-    await work.run([id], SpendingBudget())
+    await work.run([id], CostBudget())
     assert run.rationales()["q1"] == ("Mine.", "0")
 
 
@@ -143,13 +149,13 @@ async def test_an_example_that_cannot_be_asked_fails_alone(kb: KnowledgeBase) ->
 
     kb.add([Example(Query("unspeakable"), "so it is")])
     run = Run(kb)
-    work = Enriching(
+    work = RationaleWriter(
         kb,
-        Rationales(run.model, candidates=2, predictions=2, explain=explain),
+        RationaleGenerator(run.model, candidates=2, predictions=2, explain=explain),
         is_item_error=is_item_error,
         done=run.done.__setitem__,
     )
-    await work.run(todo(kb).ids, SpendingBudget())
+    await work.run(find_pending(kb).ids, CostBudget())
     failed = {kb.get(id).query.text: str(made.error) for id, made in run.done.items() if made.error}
     assert failed.keys() == {"q2", "unspeakable"}
     assert "no prompt" in failed["unspeakable"]
@@ -166,15 +172,15 @@ async def test_an_error_that_would_meet_all_ends_it(kb: KnowledgeBase) -> None:
 
 async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> None:
     run = Run(kb)
-    ids = todo(kb).ids[:1]
+    ids = find_pending(kb).ids[:1]
     kb.delete(ids)
-    work = Enriching(
+    work = RationaleWriter(
         kb,
-        Rationales(run.model),
+        RationaleGenerator(run.model),
         is_item_error=lambda error: False,
         done=run.done.__setitem__,
     )
-    budget = SpendingBudget()
+    budget = CostBudget()
     await work.run(ids, budget)
     assert (budget.costs, run.done, run.model.calls) == ([0.0], {}, [])
 
@@ -182,4 +188,4 @@ async def test_what_is_deleted_meanwhile_costs_nothing(kb: KnowledgeBase) -> Non
 def test_a_tag_of_that_name_that_is_no_number_is_not_ours(kb: KnowledgeBase) -> None:
     (id, *_) = kb.ids()
     kb.annotate(id, rationale="Mine.", tags={ACCURACY: "high"})
-    assert todo(kb).given == 2
+    assert find_pending(kb).given == 2

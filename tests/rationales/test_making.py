@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import RejectedError, SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
-from bottega.rationales import Made, Rationales
+from bottega.rationales import RationaleGenerator, RationaleResult
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Sampling, Usage
 from tests.builders import solid_image
 
@@ -61,9 +61,9 @@ def dollar(model: str, usage: Usage, /) -> float:
     return 1.0
 
 
-async def made(thinker: Thinker, **settings: object) -> Made:
+async def made(thinker: Thinker, **settings: object) -> RationaleResult:
     options = {"candidates": len(thinker.said), "predictions": 4, "price": dollar} | settings
-    return await Rationales(thinker, **options).make(KNOWN)  # type: ignore[arg-type]
+    return await RationaleGenerator(thinker, **options).make(KNOWN)  # type: ignore[arg-type]
 
 
 async def test_the_one_that_is_right_most_often_is_kept_the_first_of_several() -> None:
@@ -115,7 +115,7 @@ async def test_thinking_cut_and_equal_candidates_are_not_verified_again() -> Non
     found = await made(thinker)
     assert (thinker.predicted, found.verified) == (["a"], 1)
     twice = ScriptedGenerator(["x", " x ", "B"])
-    one = await Rationales(twice, candidates=2, predictions=1).make(KNOWN)
+    one = await RationaleGenerator(twice, candidates=2, predictions=1).make(KNOWN)
     assert (one.rationale, one.verified) == ("x", 1)
 
 
@@ -150,7 +150,7 @@ async def test_several_labels_are_right_together(labels: tuple[str, ...], said: 
     known = Example(query, ", ".join(labels) or "none", labels=labels)
     for replies, score in (([said] * 2, 1.0), ([said, "Answer: bird"], 0.5), (["(A)", "cat"], 0)):
         model = ScriptedGenerator(["Look.", *replies])
-        found = await Rationales(model, candidates=1, predictions=2).make(known)
+        found = await RationaleGenerator(model, candidates=1, predictions=2).make(known)
         assert found.score == score
         assert "letters of all right choices" in str(model.calls[1].prompt.messages[-1].parts)
 
@@ -184,14 +184,14 @@ async def test_agreement_is_an_argument() -> None:
         assert (known.text, known.labels, query) == ("right", ("right",), KNOWN.query)
         return 0.5 if said.text == "left" else 0.0
 
-    found = await made(Thinker({"a": ["A"] * 4, "b": ALL}), agree=half)
+    found = await made(Thinker({"a": ["A"] * 4, "b": ALL}), compare=half)
     assert (found.rationale, found.score) == ("a", 0.5)
 
 
 async def test_a_number_written_otherwise_is_a_right_prediction() -> None:
     known = Example(Query("How many?"), "12")
     thinker = ScriptedGenerator(["Count them.", "12.0", "13", "twelve", "a dozen"])
-    rationales = Rationales(thinker, candidates=1, predictions=4)
+    rationales = RationaleGenerator(thinker, candidates=1, predictions=4)
     assert (await rationales.make(known)).score == 0.5
 
 
@@ -199,5 +199,5 @@ def test_a_model_of_brief_turns_is_refused() -> None:
     brief = ScriptedGenerator(["x"], name="bundled:apprentice")
     brief.turns_only = True  # type: ignore[attr-defined]
     with pytest.raises(SettingError, match="bundled:apprentice answers in a word") as caught:
-        Rationales(brief)
+        RationaleGenerator(brief)
     assert "openai:" in caught.value.hint

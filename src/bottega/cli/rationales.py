@@ -19,7 +19,13 @@ from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, first_error, is_item_error
 from bottega.naming import open_model
 from bottega.protocols import Generator
-from bottega.rationales import Enriching, Made, Rationales, Todo, todo
+from bottega.rationales import (
+    PendingRationales,
+    RationaleGenerator,
+    RationaleResult,
+    RationaleWriter,
+    find_pending,
+)
 from bottega.types import Sampling
 
 SHOWN_FAILURES = 10
@@ -37,10 +43,10 @@ Figure = Mapping[str, float | int | None]
 class Run:
     """What was made, and who is told of it."""
 
-    made: list[Made] = field(default_factory=list)
+    made: list[RationaleResult] = field(default_factory=list)
     step: Step = lambda steps, cost_usd=0.0, /: None
 
-    def done(self, id: str, made: Made) -> None:
+    def done(self, id: str, made: RationaleResult) -> None:
         self.made.append(made)
         self.step(1, made.cost_usd or 0.0)
         if made.error is not None and self.failed <= SHOWN_FAILURES:
@@ -80,7 +86,7 @@ class Run:
         )
 
 
-def report(found: Todo, run: Run, json: bool) -> None:
+def report(found: PendingRationales, run: Run, json: bool) -> None:
     """Of this run, and of all that the file holds."""
     rows = {"this run": _row(run.scores, run.rejected, run.candidates)}
     if found.scores or found.rejected:
@@ -180,7 +186,7 @@ def rationales(
     """
     spending = Budget(budget)  # refuses now what it would refuse later
     generator = open_model(model, concurrency=concurrency)
-    maker = Rationales(
+    maker = RationaleGenerator(
         generator,
         candidates=candidates,
         predictions=predictions,
@@ -191,8 +197,8 @@ def rationales(
     run = Run()
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        found = todo(knowledge, again=again)
-        work = Enriching(knowledge, maker, is_item_error=is_item_error, done=run.done)
+        found = find_pending(knowledge, again=again)
+        work = RationaleWriter(knowledge, maker, is_item_error=is_item_error, done=run.done)
         job = Job(run, work, found.ids[:limit], concurrency, asks=not yes)
         try:
             asyncio.run(job.all(generator, spending))
@@ -209,7 +215,7 @@ class Job:
     """The first example alone, which tells what one costs, and then the others."""
 
     run: Run
-    work: Enriching
+    work: RationaleWriter
     ids: Sequence[str]
     concurrency: int
     asks: bool

@@ -1,4 +1,4 @@
-"""How demonstrations are shown to the model."""
+"""Prompters: how a query and its demonstrations become a prompt."""
 
 from bottega.prompting.rcts import (
     MATH_V,

@@ -1,20 +1,17 @@
-r"""The prompts of RCTS (Yang et al., appendix C.2), each as one `PromptTemplate`.
+r"""Prompts of RCTS (Yang et al.): for answers (appendix C.2) and for rationales (appendix C.1).
 
-A benchmark has one for zero and few shots, which shows no rationale and asks for none beyond the
-format, and one that shows each demonstration's rationale and asks for one (`..._REASONED`). VizWiz
-and VSR-MC are sets without reasoning: they have the first one only.
+Each benchmark has a `PromptTemplate` for zero and few shots without rationales, and one that shows
+and requests rationales (`..._REASONED`). VizWiz and VSR-MC need no reasoning and have the first one
+only. `RationaleParser` reads replies in these formats.
 
-What the printed text leaves open was decided here. Its lost line ends are set where a field, a list
-or an instruction begins; its garbled quotation marks are ``` around a format and ' around a
-sentence; `//boxed` is `\boxed`, which it stands for, and the stray full stop of MMMU's second
-question is gone. `{Question}` is the question with its choices as (A), (B) and so on below. How
-`{Answer}` is written the paper does not say: here in the very format that is asked for, less the
-part whose text nobody knows, so a demonstration of ScienceQA has no BECAUSE behind its thought
-process. MMMU's open questions, which the paper turns into choices, are asked for a number, a word
-or a phrase in the same format. For VizWiz and VSR-MC no prompt is printed: VSR-MC is asked as MMMU
-is, and VizWiz for a word or a phrase, or "unanswerable".
-
-Replies in these formats are read by `RationaleParser`.
+Decisions where the printed text is ambiguous: line breaks go before fields, lists and instructions;
+garbled quotation marks become ``` around a format and ' around a sentence; `//boxed` becomes
+`\boxed`; the stray full stop in MMMU's second question is dropped. `{Question}` is the question
+with its choices as (A), (B) and so on. The paper does not define `{Answer}`: here it has the
+requested format without unknown parts, so a ScienceQA demonstration has no BECAUSE after its
+thought process. MMMU's open questions, which the paper turns into choices, ask for a number, a word
+or a phrase in the same format. The paper prints no prompts for VizWiz and VSR-MC: VSR-MC uses that
+of MMMU, and VizWiz asks for a word or a phrase, or "unanswerable".
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ from bottega.prompting.turns import (
     ASK_SHORT,
     OPTION,
     PromptTemplate,
+    answer_letter,
+    format_question,
     has_letters,
-    letter_of,
-    listed,
 )
 from bottega.protocols import Prompter
 from bottega.types import Example, Message, Prompt, Query
@@ -48,7 +45,7 @@ The answer is X. BECAUSE: [Your detailed reasoning]
 - X must be one of the options.
 - [Your detailed reasoning] should clearly explain the rationale behind your choice.
 **Important:** Adhere strictly to the above format without deviations.""",
-    answered=THE_ANSWER,
+    answer_format=THE_ANSWER,
 )
 SCIENCE_QA_REASONED = PromptTemplate(
     system="""\
@@ -64,8 +61,8 @@ to your chosen answer.
 - X must be one of the options: A, B, C, D, E.
 - [Your detailed reasoning] should clearly explain the rationale behind your choice.
 **Important:** Adhere strictly to the above format without deviations.""",
-    answered=f"**FINAL ANSWER:** {THE_ANSWER}",
-    reasoned=f"**THOUGHT PROCESS:** {{rationale}}\n**FINAL ANSWER:** {THE_ANSWER}",
+    answer_format=f"**FINAL ANSWER:** {THE_ANSWER}",
+    rationale_format=f"**THOUGHT PROCESS:** {{rationale}}\n**FINAL ANSWER:** {THE_ANSWER}",
 )
 
 STEP_BY_STEP = " Think step by step before answering."
@@ -73,19 +70,19 @@ OPENLY = "Answer with a number, a word or a short phrase in the following format
 
 MMMU = PromptTemplate(
     system=ASSISTANT,
-    ask="Answer with the option letter from the given choices in the following format:"
+    instruction="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X.' (without quotes) where X must be one of options.",
-    ask_open=f"{OPENLY}.' (without quotes).",
-    answered=THE_ANSWER,
+    open_instruction=f"{OPENLY}.' (without quotes).",
+    answer_format=THE_ANSWER,
 )
 MMMU_REASONED = PromptTemplate(
     system=ASSISTANT,
-    ask="Answer with the option letter from the given choices in the following format:"
+    instruction="Answer with the option letter from the given choices in the following format:"
     " 'The answer is X. BECAUSE: xxx' (without quotes) where X must be one of options."
     + STEP_BY_STEP,
-    ask_open=f"{OPENLY}. BECAUSE: xxx' (without quotes).{STEP_BY_STEP}",
-    answered=THE_ANSWER,
-    reasoned=THE_ANSWER + AND_WHY,
+    open_instruction=f"{OPENLY}. BECAUSE: xxx' (without quotes).{STEP_BY_STEP}",
+    answer_format=THE_ANSWER,
+    rationale_format=THE_ANSWER + AND_WHY,
 )
 
 ASK_BOXED = (
@@ -96,28 +93,27 @@ EITHER = (
     " (without quotes), where 'X' must be one of the options or 'YOUR_ANSWER' is your conclusion."
 )
 
-MATH_V = PromptTemplate(system=ASSISTANT, ask=f"{ASK_BOXED}'{EITHER}", answered=BOXED)
+MATH_V = PromptTemplate(system=ASSISTANT, instruction=f"{ASK_BOXED}'{EITHER}", answer_format=BOXED)
 MATH_V_REASONED = PromptTemplate(
     system=ASSISTANT,
-    ask=f"{ASK_BOXED} BECAUSE: xxx'{EITHER}{STEP_BY_STEP}",
-    answered=BOXED,
-    reasoned=BOXED + AND_WHY,
+    instruction=f"{ASK_BOXED} BECAUSE: xxx'{EITHER}{STEP_BY_STEP}",
+    answer_format=BOXED,
+    rationale_format=BOXED + AND_WHY,
 )
 
 VSR_MC = MMMU
 VIZ_WIZ = PromptTemplate(
     system=ASSISTANT,
-    ask="Answer the question using a single word or phrase. When the provided information is"
-    " insufficient, answer 'unanswerable'.",
+    instruction="Answer the question using a single word or phrase. When the provided information"
+    " is insufficient, answer 'unanswerable'.",
 )
 
 
 @dataclass(frozen=True)
 class ExplanationPrompter:
-    """Asks how one gets to the answer of an example that is known ("Get Reasoning Context").
+    """Prompter that asks for a rationale of a labelled example ("Get Reasoning Context").
 
-    The answer is written as its letter and its text, `(B) left`, so that the reasoning may speak of
-    either.
+    The answer appears as letter and text, `(B) left`; the rationale may refer to either.
     """
 
     system: str = (
@@ -136,45 +132,48 @@ class ExplanationPrompter:
         query = example.query
         answer = example.answer
         if answer in query.choices and has_letters(query):
-            answer = self.option.format(letter=letter_of(example), choice=answer)
-        asked = self.question.format(question=listed(query, self.option), answer=answer)
-        return _asked(self.system, query, asked)
+            answer = self.option.format(letter=answer_letter(example), choice=answer)
+        question = format_question(query, self.option)
+        text = self.question.format(question=question, answer=answer)
+        return _prompt(self.system, query, text)
 
 
 @dataclass(frozen=True)
 class ConclusionPrompter:
-    """Asks a query whose thought process is given ("Get Predicted Answer by Reasoning Context").
+    """Prompter that asks a query with a given rationale ("Get Predicted Answer by Reasoning
+    Context").
 
-    The paper prints no format for the answer: `by_letter` or `in_words` asks for one that can be
-    read, on a line of its own behind the thoughts. More than 26 choices are asked for in words.
+    The paper prints no answer format. Here `letter_instruction` or `short_instruction` follows the
+    rationale on a line of its own; queries with more than 26 choices use the latter.
     """
 
     system: str = ASSISTANT
     question: str = "**User Question:** {question}\n**THOUGHT PROCESS:** {rationale}"
     option: str = OPTION
-    by_letter: str = ASK_LETTER
-    in_words: str = ASK_SHORT
+    letter_instruction: str = ASK_LETTER
+    short_instruction: str = ASK_SHORT
 
     def __call__(self, query: Query, rationale: str, /) -> Prompt:
-        asked = self.question.format(question=listed(query, self.option), rationale=rationale)
-        wanted = self.by_letter if has_letters(query) else self.in_words
-        return _asked(self.system, query, f"{asked}\n{wanted}")
+        question = format_question(query, self.option)
+        text = self.question.format(question=question, rationale=rationale)
+        instruction = self.letter_instruction if has_letters(query) else self.short_instruction
+        return _prompt(self.system, query, f"{text}\n{instruction}")
 
 
 @dataclass(frozen=True)
 class ContinuationPrompter:
-    """The same for a model that reads brief turns and no instructions: `prompt` shows the query,
-    the rationale begins the model's own turn, and what is left to say is the answer.
+    """Prompter like `ConclusionPrompter` for a model that reads brief turns and no instructions.
 
-    Needs a backend that goes on with an assistant's last turn, as models in this process do.
+    `prompt` shows the query; the assistant turn begins with the rationale, and the model continues
+    it with the answer. The backend must continue a last assistant turn, as in-process models do.
     """
 
     prompt: Prompter
 
     def __call__(self, query: Query, rationale: str, /) -> Prompt:
-        begun = Message("assistant", (f"{rationale}\nAnswer:",))
-        return Prompt((*self.prompt(query, ()).messages, begun))
+        started = Message("assistant", (f"{rationale}\nAnswer:",))
+        return Prompt((*self.prompt(query, ()).messages, started))
 
 
-def _asked(system: str, query: Query, text: str) -> Prompt:
+def _prompt(system: str, query: Query, text: str) -> Prompt:
     return Prompt((Message("system", (system,)), Message("user", (*query.images, text))))

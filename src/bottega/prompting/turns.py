@@ -1,4 +1,4 @@
-"""Demonstrations of any task: the paper's single turn, and turns of a conversation."""
+"""Prompters with one user turn (Visual RAG's), with conversation turns, and from templates."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from bottega.types import Candidate, Example, Message, Prompt, Query
 OPTION = "({letter}) {choice}"
 
 
-def lettered(query: Query, option: str = OPTION) -> str:
-    """The question, and below it each choice on a line. Raises `SettingError` for more than 26."""
+def format_lettered(query: Query, option: str = OPTION) -> str:
+    """Return the question with one lettered choice per line.
+
+    Raises `SettingError` for more than 26 choices.
+    """
     if len(query.choices) > len(ascii_uppercase):
         raise SettingError(
-            f"there are {len(query.choices)} choices and only {len(ascii_uppercase)} letters",
-            hint="use Interleaved, which shows the choices without letters",
+            f"lettered choices must be at most {len(ascii_uppercase)}, got {len(query.choices)}",
+            hint="use InterleavedPrompter, which lists the choices without letters",
         )
     named = zip(ascii_uppercase, query.choices, strict=False)
-    listed = (option.format(letter=letter, choice=choice) for letter, choice in named)
-    return "\n".join([query.text, *listed])
+    lines = (option.format(letter=letter, choice=choice) for letter, choice in named)
+    return "\n".join([query.text, *lines])
 
 
 def has_letters(query: Query) -> bool:
+    """Return whether the query has 1 to 26 choices."""
     return 0 < len(query.choices) <= len(ascii_uppercase)
 
 
-def listed(query: Query, option: str = OPTION) -> str:
-    """As `lettered`, but in words where there are more choices than letters."""
+def format_question(query: Query, option: str = OPTION) -> str:
+    """Return the question with its choices: lettered, or as a plain list if there are over 26."""
     if has_letters(query):
-        return lettered(query, option)
+        return format_lettered(query, option)
     return "\n".join([query.text, *(f"- {choice}" for choice in query.choices)])
 
 
-def letter_of(example: Example) -> str:
-    """Of its answer; an answer that is none of its choices stays what it is."""
+def answer_letter(example: Example) -> str:
+    """Return the letter of the answer, or the answer itself if it is not one of the choices."""
     choices = example.query.choices
     if example.answer not in choices:
         return example.answer
@@ -72,9 +76,12 @@ ASK_SHORT = "Answer with a number, a word or a short phrase."
 
 
 class AppendixAPrompter:
-    """The prompt of Visual RAG's appendix A (from ManyICL): one user turn, each image before its
-    text, the choices as a Python list in every block, and a format template after the query. It
-    shows no rationales; a passage (an example without an answer) is its text alone."""
+    """Prompt of Visual RAG, appendix A (from ManyICL), in one user turn.
+
+    Each image precedes its text, every block lists the choices as a Python list, and a format
+    template follows the query. Rationales are not shown. A passage (an example without an answer)
+    is its text alone.
+    """
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         choices = str(list(query.choices))
@@ -94,14 +101,15 @@ class AppendixAPrompter:
 
 
 class InterleavedPrompter:
-    """A conversation: each demonstration is a user turn (images, question) and the assistant's
-    answer, below its rationale if it has one; a passage (an example without an answer) is a user
-    turn alone. The query is the last user turn. With `show_choices` that turn lists the choices.
-    Without `repeat_question` a demonstration that asks the same as the demonstration just before
-    it shows its image alone: a question holds until another is asked. That shortens the prompt of
-    a classification to less than half.
+    """Prompter that shows each demonstration as a user turn and an assistant turn.
 
-    Retrieved text stands in user and assistant turns only, never in a system turn.
+    The user turn holds images and question; the assistant turn holds the rationale, if any, and the
+    answer. A passage (an example without an answer) is a user turn alone. The query is the last
+    user turn, with its choices if `show_choices`. Without `repeat_question`, a demonstration with
+    the question of the previous one shows its images only; this halves the prompt of a
+    classification.
+
+    Retrieved text is in user and assistant turns only, never in a system turn.
     """
 
     def __init__(self, *, show_choices: bool = True, repeat_question: bool = True) -> None:
@@ -110,22 +118,22 @@ class InterleavedPrompter:
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         messages: list[Message] = []
-        asked: str | None = None
+        previous: str | None = None
         for candidate in demonstrations:
             example = candidate.example
-            messages.append(Message("user", self._demonstrated(example, asked)))
+            messages.append(Message("user", self._demonstration(example, previous)))
             if example.answer:
                 messages.append(Message("assistant", (example.reply,)))
-            # A passage may speak of something else: after it the question stands anew.
-            asked = example.query.text if example.answer else None
+            # A passage may have another topic: repeat the question after it.
+            previous = example.query.text if example.answer else None
         messages.append(Message("user", (*query.images, self._question(query))))
         return Prompt(tuple(messages))
 
-    def _demonstrated(self, example: Example, asked: str | None) -> tuple[str | Image, ...]:
-        """`asked` is the question of the demonstration just before, None if there is none."""
+    def _demonstration(self, example: Example, previous: str | None) -> tuple[str | Image, ...]:
+        """Return the user turn; `previous` is the question of the demonstration before, if any."""
         shown = example.query
-        holds = shown.text == asked and shown.images and example.answer
-        if holds and not self.repeat_question:
+        repeated = shown.text == previous and shown.images and example.answer
+        if repeated and not self.repeat_question:
             return shown.images
         return (*shown.images, shown.text)
 
@@ -137,12 +145,12 @@ class InterleavedPrompter:
 
 
 class LetteredPrompter:
-    """Turns as in `InterleavedPrompter`, for questions that bring their own choices: each
-    demonstration lists its own as (A), (B) and so on, and is answered by the letter, below its
-    rationale if it has one. An answer that is none of its choices is shown as it is. The query is
-    asked for the letter alone, or for a short answer if it has no choices.
+    """Prompter like `InterleavedPrompter` for questions with their own choices.
 
-    Raises `SettingError` for more than 26 choices.
+    Each demonstration lists its choices as (A), (B) and so on; the assistant answers with the
+    letter, after the rationale if there is one. An answer that is not one of the choices is shown
+    unchanged. The query asks for the letter, or for a short answer if it has no choices. Raises
+    `SettingError` for more than 26 choices.
     """
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
@@ -150,68 +158,75 @@ class LetteredPrompter:
         for candidate in demonstrations:
             example = candidate.example
             shown = example.query
-            messages.append(Message("user", (*shown.images, lettered(shown))))
+            messages.append(Message("user", (*shown.images, format_lettered(shown))))
             if example.answer:
-                reply = replace(example, answer=letter_of(example)).reply
+                reply = replace(example, answer=answer_letter(example)).reply
                 messages.append(Message("assistant", (reply,)))
-        asked = ASK_LETTER if query.choices else ASK_SHORT
-        messages.append(Message("user", (*query.images, f"{lettered(query)}\n{asked}")))
+        instruction = ASK_LETTER if query.choices else ASK_SHORT
+        messages.append(
+            Message("user", (*query.images, f"{format_lettered(query)}\n{instruction}"))
+        )
         return Prompt(tuple(messages))
 
 
 class ReasoningPrompter:
-    """Turns as in `InterleavedPrompter`, whose last one asks for the reasoning and then for the
-    answer on a line of its own: what a master is told, because its answers are to be learnt
-    from."""
+    """Prompter like `InterleavedPrompter` that asks for reasoning before the answer.
+
+    The answer goes on a line of its own. Use it for a master: an apprentice learns from its
+    answers.
+    """
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        listed = "\n".join(["\nChoose one of these:", *(f"- {one}" for one in query.choices)])
-        asked = f"{query.text}{listed if query.choices else ''}\n{ASK_REASONING}"
+        choices = "\n".join(["\nChoose one of these:", *(f"- {one}" for one in query.choices)])
+        text = f"{query.text}{choices if query.choices else ''}\n{ASK_REASONING}"
         shown = InterleavedPrompter(show_choices=False)
-        return shown(replace(query, text=asked), demonstrations)
+        return shown(replace(query, text=text), demonstrations)
 
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """Turns of one form: an instruction to the `system`, then each demonstration as a user turn
-    (images, question, choices) and the assistant's answer, and the query as the last user turn.
+    """Prompter from a template: system turn, demonstrations and query in one format.
 
-    Below each question stand its choices, each as `option` (`{letter}`, `{choice}`) writes it, and
-    then what is asked for, `ask`, or `ask_open` where there are no choices and that is something
-    else. `answered` has the field `{answer}`: the letter, or the text of
-    an answer that is no choice. `reasoned`, which has `{rationale}` as well, takes its place for an
-    example that has one; without it no rationale is shown. Without demonstrations it is the
-    zero-shot prompt.
+    Each demonstration is a user turn (images, question, choices) and an assistant turn with the
+    answer; the query is the last user turn. Without demonstrations this is the zero-shot prompt.
+    `option` formats a choice (`{letter}`, `{choice}`). `instruction` follows the choices;
+    `open_instruction` replaces it for a query without choices. `answer_format` formats an answer
+    (`{answer}`: the letter, or the text if it is not a choice). `rationale_format` replaces it for
+    an example with a rationale (`{answer}`, `{rationale}`); None shows no rationales.
 
-    What was retrieved stands in user and assistant turns only. Raises `SettingError` for more than
-    26 choices.
+    Retrieved text is in user and assistant turns only. Raises `SettingError` for more than 26
+    choices.
     """
 
     system: str = ""
     option: str = OPTION
-    ask: str = ""
-    ask_open: str | None = None
-    answered: str = "{answer}"
-    reasoned: str | None = None
+    instruction: str = ""
+    open_instruction: str | None = None
+    answer_format: str = "{answer}"
+    rationale_format: str | None = None
 
     def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
         messages = [Message("system", (self.system,))] if self.system else []
         for example in (candidate.example for candidate in demonstrations):
-            messages.append(Message("user", self._asked(example.query, passage=not example.answer)))
+            messages.append(
+                Message("user", self._question(example.query, passage=not example.answer))
+            )
             if example.answer:
                 messages.append(Message("assistant", (self._answer(example),)))
-        messages.append(Message("user", self._asked(query)))
+        messages.append(Message("user", self._question(query)))
         return Prompt(tuple(messages))
 
-    def _asked(self, query: Query, *, passage: bool = False) -> tuple[str | Image, ...]:
-        """A passage is read: it asks for nothing."""
+    def _question(self, query: Query, *, passage: bool = False) -> tuple[str | Image, ...]:
+        """Return a user turn; a passage has no instruction."""
         if passage:
             return (*query.images, query.text)
-        asked = lettered(query, self.option)
-        ask = self.ask if query.choices or self.ask_open is None else self.ask_open
-        return (*query.images, f"{asked}\n{ask}" if ask else asked)
+        question = format_lettered(query, self.option)
+        is_open = not query.choices and self.open_instruction is not None
+        instruction = self.open_instruction if is_open else self.instruction
+        return (*query.images, f"{question}\n{instruction}" if instruction else question)
 
     def _answer(self, example: Example) -> str:
-        if example.rationale and self.reasoned is not None:
-            return self.reasoned.format(answer=letter_of(example), rationale=example.rationale)
-        return self.answered.format(answer=letter_of(example))
+        if example.rationale and self.rationale_format is not None:
+            template, rationale = self.rationale_format, example.rationale
+            return template.format(answer=answer_letter(example), rationale=rationale)
+        return self.answer_format.format(answer=answer_letter(example))
