@@ -14,7 +14,7 @@ from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerE
 from bottega.recipes import racc
 from bottega.tasks.facts import FactTask
 from bottega.types import Candidate, Example, Query
-from tests.compression.spoken import told
+from tests.compression.tiny_models import labelled_passage
 
 TASK = FactTask(queries=10, episodes=1).generate(5)
 
@@ -32,7 +32,7 @@ async def test_the_bundled_model_reads_a_passage_from_its_mark_to_its_end() -> N
 
     def spelled(loaded: LoadedModel) -> list[str]:
         inputs = InputBuilder(loaded.encode, loaded.ends).passages(
-            [told("The home of babra is lavim")]
+            [labelled_passage("The home of babra is lavim")]
         )
         return [loaded.processor.tokenizer.decode(row) for row in inputs["input_ids"]]
 

@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_every_way_answers_and_those_of_racc_say_the_same(tmp_path: Path) -> None:
+def test_racc_variants_agree(tmp_path: Path) -> None:
     bench = racc.built(tmp_path)
 
     said = {name: way().tolist() for name, way in bench.ways.items()}
@@ -35,11 +35,11 @@ def test_every_way_answers_and_those_of_racc_say_the_same(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("small")
-def test_a_missed_bar_is_said_and_is_the_exit_status(
+def test_missed_threshold_is_reported_and_sets_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "told.json"
-    monkeypatch.setattr(sys, "argv", ["racc.py", "--quick", "--json", str(told)])
+    labelled_passage = tmp_path / "told.json"
+    monkeypatch.setattr(sys, "argv", ["racc.py", "--quick", "--json", str(labelled_passage)])
     monkeypatch.setattr(racc, "BARS", {CONCAT: 0.0, CANDIDATES: 1e6})
 
     with pytest.raises(SystemExit) as left:
@@ -48,7 +48,10 @@ def test_a_missed_bar_is_said_and_is_the_exit_status(
     assert left.value.code == 1
     shown = capsys.readouterr().out
     assert shown.count("held") == shown.count("MISSED") == 1
-    assert [bar["held"] for bar in json.loads(told.read_text())["bars"]] == [True, False]
+    assert [bar["held"] for bar in json.loads(labelled_passage.read_text())["bars"]] == [
+        True,
+        False,
+    ]
 
 
 def test_ratios_are_taken_within_a_round() -> None:

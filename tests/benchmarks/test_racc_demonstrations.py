@@ -36,7 +36,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_every_base_has_words_of_its_own_and_relevant_is_what_gives_the_answer() -> None:
+def test_bases_have_own_words_and_relevance_follows_the_answer() -> None:
     lessons = drawn_lessons(TASK, bases=2, shots=3)
     words = [{one.answer for lesson in lessons(step) for one in lesson.passages} for step in (0, 1)]
 
@@ -46,7 +46,7 @@ def test_every_base_has_words_of_its_own_and_relevant_is_what_gives_the_answer()
     assert any(any(lesson.relevant) for lesson in lessons(0))
 
 
-def test_every_control_answers_behind_demonstrations_that_were_compressed_once(
+def test_controls_share_compressed_demonstrations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(racc_demonstrations, "BEGUN", 60)

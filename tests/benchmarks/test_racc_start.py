@@ -20,8 +20,8 @@ from bottega.compression.objective import (
 )
 from bottega.compression.training import train
 from bottega.types import Example, Query
-from tests.compression import spoken
-from tests.compression.spoken import hyper, model, texts
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, model, texts
 from tests.kv_prefix.tiny_models import END
 
 WIDTH, PROMPTS, SHOTS, VALUES = 32, 3, 4, 6
@@ -73,8 +73,8 @@ def on_right(racc: RaccModel, told: Seen) -> float:
     return share[able].sum(-1).mean().item()
 
 
-def test_the_right_demonstrations_are_attended_to_at_each_prompts_own_place() -> None:
-    racc = spoken.racc(document_prompts=PROMPTS)
+def test_prompts_attend_to_the_right_demonstration_at_their_position() -> None:
+    racc = tiny_models.racc(document_prompts=PROMPTS)
     before = on_right(racc, seen(racc, 300, 1))
 
     some = seen(racc, 1500, 0)
@@ -104,7 +104,7 @@ def lessons(count: int) -> Sequence[TrainingExample]:
 
 def begun() -> tuple[RaccModel, Remembering, TrainingObjective]:
     """A start, and the same models without a memory."""
-    racc = spoken.racc(document_prompts=PROMPTS)
+    racc = tiny_models.racc(document_prompts=PROMPTS)
     plain = TrainingObjective(hyper(), texts(), model().model, texts(), END)
     between = Remembering(**vars(plain))
     between.calibrate(racc, lessons(30))
@@ -112,7 +112,7 @@ def begun() -> tuple[RaccModel, Remembering, TrainingObjective]:
     return racc, between, plain
 
 
-def test_keys_and_values_begin_nearer_to_those_of_the_right_demonstration_than_their_mean() -> None:
+def test_initial_kv_is_nearer_to_the_right_demonstration_than_to_the_mean() -> None:
     racc, _, plain = begun()
     able = [one for one in lessons(80) if any(one.relevant)]
     scores = relevance_mask(able).float() * 100
@@ -122,7 +122,7 @@ def test_keys_and_values_begin_nearer_to_those_of_the_right_demonstration_than_t
     assert apart < 0.2 * racc.modulation.standardize(real).square().mean()
 
 
-def test_what_is_remembered_is_what_would_be_read_again() -> None:
+def test_memoized_states_equal_recomputed_ones() -> None:
     """After the start has moved the slots, and after a step of training."""
     racc, between, plain = begun()
     taught, scores = lessons(8), torch.randn(8, 3)

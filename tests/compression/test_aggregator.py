@@ -1,8 +1,10 @@
+from __future__ import annotations
+
 import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.aggregator import Aggregator
+from bottega.compression.aggregator import Aggregator, CrossAttention
 
 WIDTH, DOCUMENTS = 8, 4
 
@@ -10,10 +12,10 @@ WIDTH, DOCUMENTS = 8, 4
 def parts(seed: int = 0) -> list[Tensor]:
     source = torch.Generator().manual_seed(seed)
 
-    def drawn(*size: int) -> Tensor:
+    def random_tensors(*size: int) -> Tensor:
         return torch.randn(*size, WIDTH, generator=source)
 
-    return [drawn(2, DOCUMENTS, 3), *(drawn(2, 5) for _ in range(3))]
+    return [random_tensors(2, DOCUMENTS, 3), *(random_tensors(2, 5) for _ in range(3))]
 
 
 def everything() -> Tensor:
@@ -25,7 +27,7 @@ def aggregator(**switches: bool) -> Aggregator:
     return Aggregator(WIDTH, start="random", **switches)
 
 
-def test_flat_scores_are_no_scores() -> None:
+def test_equal_scores_carry_no_information() -> None:
     guided, plain = aggregator(), aggregator(rgca=False)
     flat, random = torch.full((2, DOCUMENTS), 7.0), torch.randn(2, DOCUMENTS)
 
@@ -36,22 +38,22 @@ def test_flat_scores_are_no_scores() -> None:
 
 
 def test_a_far_higher_score_is_the_only_document() -> None:
-    documents, *asked = parts()
+    documents, *query = parts()
     scores = torch.zeros(2, DOCUMENTS)
     scores[:, 2] = 1e3
     alone = torch.zeros(2, DOCUMENTS, dtype=torch.bool)
     alone[:, 2] = True
 
     torch.testing.assert_close(
-        aggregator()(documents, *asked, scores, everything()),
-        aggregator()(documents, *asked, scores, alone),
+        aggregator()(documents, *query, scores, everything()),
+        aggregator()(documents, *query, scores, alone),
         atol=1e-6,
         rtol=0,
     )
 
 
-def test_what_is_absent_has_no_influence_whatever_it_holds() -> None:
-    documents, *asked = parts()
+def test_absent_documents_have_no_influence() -> None:
+    documents, *query = parts()
     present = everything()
     present[:, 3] = False
     changed = documents.clone()
@@ -61,22 +63,22 @@ def test_what_is_absent_has_no_influence_whatever_it_holds() -> None:
     other[:, 3] = 50.0
 
     torch.testing.assert_close(
-        aggregator()(documents, *asked, scores, present),
-        aggregator()(changed, *asked, other, present),
+        aggregator()(documents, *query, scores, present),
+        aggregator()(changed, *query, other, present),
     )
 
 
 def test_the_order_of_documents_does_not_matter() -> None:
-    documents, *asked = parts()
+    documents, *query = parts()
     scores, order = torch.randn(2, DOCUMENTS), torch.tensor([2, 0, 3, 1])
 
     torch.testing.assert_close(
-        aggregator()(documents, *asked, scores, everything()),
-        aggregator()(documents[:, order], *asked, scores[:, order], everything()),
+        aggregator()(documents, *query, scores, everything()),
+        aggregator()(documents[:, order], *query, scores[:, order], everything()),
     )
 
 
-def test_the_scale_of_scores_does_not_matter_once_it_was_calibrated() -> None:
+def test_calibration_removes_the_scale_of_scores() -> None:
     scores = torch.randn(2, DOCUMENTS)
     said = []
     for scale in (1.0, 1e4):
@@ -108,3 +110,36 @@ def test_image_and_question_alone_count_with_dcvq(dcvq: bool) -> None:
     other = one(documents, image + 1, question, both, scores, everything())
 
     assert torch.allclose(said, other) is not dcvq
+
+
+def test_a_quiet_block_changes_nothing() -> None:
+    prompts, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+
+    torch.testing.assert_close(CrossAttention(8, quiet=True)(prompts, memory), prompts)
+
+
+def test_untrained_prompts_attend_to_similar_rows() -> None:
+    memory = 4 * torch.eye(8)[None]
+
+    said = CrossAttention(8)(memory[:, 2:4], memory)
+
+    torch.testing.assert_close(said, 2 * memory[:, 2:4], atol=1e-3, rtol=0)
+
+
+def test_feed_forward_layer_is_residual() -> None:
+    block, prompts, memory = (
+        CrossAttention(8, quiet=True),
+        torch.randn(2, 3, 8),
+        torch.zeros(2, 5, 8),
+    )
+    torch.nn.init.constant_(block.second.bias, 2.0)
+
+    torch.testing.assert_close(block(prompts, memory), prompts + 2)
+
+
+def test_excluded_documents_have_no_influence() -> None:
+    block = CrossAttention(8, heads=2, start="random")
+    prompts, memory = torch.randn(1, 3, 8), torch.randn(1, 5, 8)
+    bias = torch.tensor([[0.0, 0.0, 0.0, -torch.inf, -torch.inf]])
+
+    torch.testing.assert_close(block(prompts, memory, bias), block(prompts, memory[:, :3]))

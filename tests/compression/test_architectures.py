@@ -21,7 +21,7 @@ from bottega.image import Image
 from bottega.kv_prefix import Geometry
 from bottega.types import Query
 from tests.builders import solid_image
-from tests.compression.spoken import speaking, told, word
+from tests.compression.tiny_models import labelled_passage, speaking, word
 from tests.kv_prefix.tiny_models import ALL, END, PAD, hf, tiny
 
 UNLIKE = [
@@ -36,7 +36,7 @@ PAIRS = [*((name, name) for name in ALL), *UNLIKE]
 SENTENCE = torch.tensor([20, 21, 22])
 
 
-def teaching(hyper: str, base: str) -> TrainingObjective:
+def make_objective(hyper: str, base: str) -> TrainingObjective:
     one, other = tiny(hyper), tiny(base)
     texts = [InputBuilder(speaking(each), frozenset({END})) for each in (one, other)]
     return TrainingObjective(
@@ -44,8 +44,8 @@ def teaching(hyper: str, base: str) -> TrainingObjective:
     )
 
 
-def racc(taught: TrainingObjective) -> RaccModel:
-    hyper, base = taught.hyper, Geometry.of(taught.base)
+def racc(objective: TrainingObjective) -> RaccModel:
+    hyper, base = objective.hyper, Geometry.of(objective.base)
     shape = CompressorConfig(
         hyper.width, base, document_prompts=4, query_prompts=3, prompting="both"
     )
@@ -55,23 +55,23 @@ def racc(taught: TrainingObjective) -> RaccModel:
     )
 
 
-def lessons(step: int = 0, *, shown: bool = True) -> Sequence[TrainingExample]:
+def training_examples(step: int = 0, *, shown: bool = True) -> Sequence[TrainingExample]:
     """Two, with pictures in the questions or, in every second step, in passages."""
     images: tuple[Image, ...] = (solid_image(1),) if shown else ()
-    asked, shown_there = ((), images) if step % 2 else (images, ())
+    query, shown_there = ((), images) if step % 2 else (images, ())
     return [
         TrainingExample(
-            Query(f"where is number {n}", asked),
-            tuple(told(f"number {one} is {place}", *shown_there) for one in (n, 7)),
+            Query(f"where is number {n}", query),
+            tuple(labelled_passage(f"number {one} is {device}", *shown_there) for one in (n, 7)),
             (1.0, 0.3),
             (True, False),
-            place,
+            device,
         )
-        for n, place in ((step, "red"), (step + 1, "light blue"))
+        for n, device in ((step, "red"), (step + 1, "light blue"))
     ]
 
 
-def course(**changes: Any) -> TrainingConfig:
+def config_of(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{"steps": 2, "warm_up": 0, "rate": 1e-2, **changes})
 
 
@@ -80,20 +80,20 @@ SCORES = torch.tensor([[1.0, 0.3], [1.0, 0.3]])
 
 @pytest.mark.parametrize(("hyper", "base"), PAIRS)
 def test_a_step_of_training_reaches_every_layer_and_all_prompts(hyper: str, base: str) -> None:
-    taught = teaching(hyper, base)
-    made = racc(taught)
-    taught.calibrate(made, [*lessons(0), *lessons(2)])
-    torch.autograd.backward(taught.loss(made, lessons(), course(), SCORES))
+    objective = make_objective(hyper, base)
+    made = racc(objective)
+    objective.calibrate(made, [*training_examples(0), *training_examples(2)])
+    torch.autograd.backward(objective.loss(made, training_examples(), config_of(), SCORES))
     parts = [one.weight for one in made.modulation.linear]
     for part in [*parts, made.documents.prompts, made.queries.prompts]:
         assert isinstance(part, torch.nn.Parameter) and part.grad is not None
         assert (part.grad.abs().amax(-1) > 0).any()
-    frozen = [*taught.hyper.model.parameters(), *taught.base.parameters()]
+    frozen = [*objective.hyper.model.parameters(), *objective.base.parameters()]
     assert all(one.grad is None for one in frozen)
 
     before = {name: one.detach().clone() for name, one in made.named_parameters()}
     seen: list[TrainingProgress] = []
-    train(made, taught, lessons, course(), report=seen.append)
+    train(made, objective, training_examples, config_of(), report=seen.append)
     assert len(seen) == 2 and all(0 < one.loss < 20 for one in seen)
     after = dict(made.named_parameters())
     assert all(bool(torch.isfinite(one).all()) for one in after.values())
@@ -102,74 +102,73 @@ def test_a_step_of_training_reaches_every_layer_and_all_prompts(hyper: str, base
 
 @pytest.mark.parametrize("name", ["instructblip_t5", "blip2_t5"])
 @pytest.mark.parametrize("shown", [True, False])
-def test_an_encoder_decoder_is_taught_to_decode_the_answer_behind_the_prefix(
-    name: str, shown: bool
-) -> None:
-    taught, batch = teaching(name, name), lessons(shown=shown)
-    made = racc(taught)
-    loss = taught.loss(made, batch, course(), SCORES)
+def test_encoder_decoder_learns_to_decode_after_the_prefix(name: str, shown: bool) -> None:
+    objective, batch = make_objective(name, name), training_examples(shown=shown)
+    made = racc(objective)
+    loss = objective.loss(made, batch, config_of(), SCORES)
 
-    prefix = made.modulation(taught.prompts(made, batch, SCORES))
-    inputs = taught.base_inputs.questions([one.query for one in batch])
+    prefix = made.modulation(objective.prompts(made, batch, SCORES))
+    inputs = objective.base_inputs.questions([one.query for one in batch])
     red, light, blue = word("red"), word("light"), word("blue")
-    whole = taught.base if shown else taught.base.language_model
+    whole = objective.base if shown else objective.base.language_model
     logits = whole(
         **inputs,
         decoder_input_ids=torch.tensor([[PAD, red, END], [PAD, light, blue]]),
         past_key_values=hf.EncoderDecoderCache(prefix.cache(), hf.DynamicCache()),
     ).logits.log_softmax(-1)
-    told = [logits[0, 0, red], logits[0, 1, END]]
-    told += [logits[1, 0, light], logits[1, 1, blue], logits[1, 2, END]]
-    torch.testing.assert_close(loss, -torch.stack(told).mean())
+    labelled_passage = [logits[0, 0, red], logits[0, 1, END]]
+    labelled_passage += [logits[1, 0, light], logits[1, 1, blue], logits[1, 2, END]]
+    torch.testing.assert_close(loss, -torch.stack(labelled_passage).mean())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_taught_may_be_what_any_base_says_itself(name: str) -> None:
-    taught = teaching("llava", name)
-    made = racc(taught)
+def test_distillation_works_for_every_base_model(name: str) -> None:
+    objective = make_objective("llava", name)
+    made = racc(objective)
     found = [
-        taught.loss(made, lessons(shown=False), course(taught=own), SCORES) for own in (True, False)
+        objective.loss(made, training_examples(shown=False), config_of(taught=own), SCORES)
+        for own in (True, False)
     ]
     assert torch.isfinite(torch.stack(found)).all()
     assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("name", ["instructblip_t5", "instructblip_opt"])
-def test_distances_from_real_prefixes_are_refused_where_there_are_none(name: str) -> None:
-    taught = teaching("llava", name)
+def test_cache_loss_needs_rotary_positions(name: str) -> None:
+    objective = make_objective("llava", name)
     with pytest.raises(SettingError, match="needs rotary positions, got") as caught:
-        taught.loss(racc(taught), lessons(), course(cache=1.0), SCORES)
+        objective.loss(racc(objective), training_examples(), config_of(cache=1.0), SCORES)
     assert "cache to 0" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "instructblip_llama", "smolvlm"])
 @pytest.mark.parametrize("shown", [True, False])
-def test_real_prefixes_end_the_passage_at_the_places_of_a_prefix(name: str, shown: bool) -> None:
+def test_base_prefix_positions_end_at_the_prefix(name: str, shown: bool) -> None:
     """The first layer knows only tokens and places: as if the last tokens were all."""
-    taught = teaching(name, name)
-    passages = [one.passages[0] for one in lessons(int(shown), shown=shown)]
-    keys = taught.base_prefix(racc(taught), passages).layers[0][0]
-    last = taught.base_inputs.passages(passages)["input_ids"][:, -3:]
-    base = taught.base if name != "instructblip_llama" else taught.base.language_model
+    objective = make_objective(name, name)
+    passages = [one.passages[0] for one in training_examples(int(shown), shown=shown)]
+    keys = objective.base_prefix(racc(objective), passages).layers[0][0]
+    last = objective.base_inputs.passages(passages)["input_ids"][:, -3:]
+    base = objective.base if name != "instructblip_llama" else objective.base.language_model
     alone = base(input_ids=last, attention_mask=torch.ones_like(last), use_cache=True)
     torch.testing.assert_close(keys, alone.past_key_values.layers[0].keys, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_pictures_keep_their_kind_where_tokens_are_cut_or_added(name: str) -> None:
-    taught = teaching(name, name)
-    inputs = taught.inputs.passages([one.passages[0] for one in lessons(1)])
+def test_image_token_types_survive_edits(name: str) -> None:
+    objective = make_objective(name, name)
+    inputs = objective.inputs.passages([one.passages[0] for one in training_examples(1)])
     assert inputs["mm_token_type_ids"].sum() == 2 * tiny(name).tokens
     assert ((inputs["input_ids"] == 3) == inputs["mm_token_type_ids"].bool()).all()
 
 
 @pytest.mark.parametrize(("hyper", "base"), UNLIKE)
-def test_a_compressor_knows_both_of_its_models(tmp_path: Path, hyper: str, base: str) -> None:
-    taught = replace(teaching(hyper, base), hyper=HyperModel(tiny(hyper).model, layer=1))
-    save(racc(taught), tmp_path, hyper=taught.hyper, base=taught.base)
+def test_compressor_identifies_both_models(tmp_path: Path, hyper: str, base: str) -> None:
+    objective = replace(make_objective(hyper, base), hyper=HyperModel(tiny(hyper).model, layer=1))
+    save(racc(objective), tmp_path, hyper=objective.hyper, base=objective.base)
     saved = load(tmp_path)
-    assert saved.open(taught.hyper.model, taught.base).layer == 1
-    assert saved.racc.modulation.geometry == Geometry.of(taught.base)
-    for pair in [(taught.base, taught.base), (taught.hyper.model, taught.hyper.model)]:
+    assert saved.open(objective.hyper.model, objective.base).layer == 1
+    assert saved.racc.modulation.geometry == Geometry.of(objective.base)
+    for pair in [(objective.base, objective.base), (objective.hyper.model, objective.hyper.model)]:
         with pytest.raises(LoadError, match="trained with another"):
             saved.open(*pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import HyperModel, sentence_prompts
+from bottega.compression.hyper_model import (
+    HyperModel,
+    image_groups,
+    map_by_images,
+    sentence_prompts,
+)
+from bottega.types import Example, Query
+from tests.builders import solid_image
 from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, PICTURE, Tiny, tiny
 
 PROMPTS = ([10, PICTURE, 20, 21, 22, 23], [PICTURE, 30, 31])
@@ -25,12 +33,12 @@ def hyper(name: str, layer: int = -1) -> HyperModel:
     return HyperModel(tiny(name).model, layer=layer)
 
 
-def behind(name: str) -> Tensor:
+def after_prefix(name: str) -> Tensor:
     return hyper(name).embed(torch.tensor(BEHIND))
 
 
 def prompted(name: str, inputs: dict[str, Tensor], prompts: Tensor | None = None) -> Tensor:
-    states = hyper(name).read(inputs, behind(name) if prompts is None else prompts)
+    states = hyper(name).read(inputs, after_prefix(name) if prompts is None else prompts)
     assert states.prompted is not None
     return states.prompted
 
@@ -45,53 +53,49 @@ def own_output(model: Tiny, inputs: dict[str, Tensor], **more: Any) -> Any:
 
 @pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["pictures", "texts"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_prompts_behind_a_padded_batch_are_as_in_one_pass_over_text_and_prompts(
-    name: str, rows: tuple[list[int], ...]
-) -> None:
+def test_prompts_after_padded_batch_equal_one_pass(name: str, rows: tuple[list[int], ...]) -> None:
     model = tiny(name)
     ours = prompted(name, model.inputs(*rows))
-    for place, row in enumerate(rows):
-        inputs = model.inputs([*row, *BEHIND], first=place)
+    for device, row in enumerate(rows):
+        inputs = model.inputs([*row, *BEHIND], first=device)
         whole = own_output(model, inputs).hidden_states[-1]
-        assert_close(ours[place], whole[0, -len(BEHIND) :])
+        assert_close(ours[device], whole[0, -len(BEHIND) :])
 
 
 @pytest.mark.parametrize("rows", [PROMPTS, TEXTS], ids=["pictures", "texts"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_prompts_in_a_decoder_are_as_in_a_pass_of_the_whole_model(
-    name: str, rows: tuple[list[int], ...]
-) -> None:
+def test_decoder_prompts_equal_a_full_pass(name: str, rows: tuple[list[int], ...]) -> None:
     model = tiny(name)
     ours = prompted(name, model.inputs(*rows))
-    for place, row in enumerate(rows):
+    for device, row in enumerate(rows):
         whole = own_output(
-            model, model.inputs(row, first=place), decoder_inputs_embeds=behind(name)[None]
+            model, model.inputs(row, first=device), decoder_inputs_embeds=after_prefix(name)[None]
         )
-        assert_close(ours[place], whole.decoder_hidden_states[-1][0])
+        assert_close(ours[device], whole.decoder_hidden_states[-1][0])
 
 
 @pytest.mark.parametrize("layer", [-1, 1, 0])
 @pytest.mark.parametrize("name", ALL)
-def test_the_states_of_a_text_are_those_of_the_layer_that_was_named(name: str, layer: int) -> None:
+def test_states_come_from_the_given_layer(name: str, layer: int) -> None:
     model = tiny(name)
     states = hyper(name, layer).read(model.inputs(*PROMPTS))
     start = {"decoder_input_ids": torch.tensor([[0]])} if model.is_encoder_decoder else {}
     assert states.prompted is None
-    for place, row in enumerate(PROMPTS):
-        own = own_output(model, model.inputs(row, first=place), **start)
+    for device, row in enumerate(PROMPTS):
+        own = own_output(model, model.inputs(row, first=device), **start)
         kept = own.encoder_hidden_states if model.is_encoder_decoder else own.hidden_states
-        ours = states.hidden[place][states.mask[place].bool()]
+        ours = states.hidden[device][states.mask[device].bool()]
         assert_close(ours, kept[layer][0])
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
 @pytest.mark.parametrize("name", DECODERS)
-def test_layers_behind_the_one_that_is_read_are_not_run(name: str, layer: int) -> None:
+def test_layers_after_the_read_layer_are_not_run(name: str, layer: int) -> None:
     model, ran = tiny(name), list[int]()
     layers = model.model.get_decoder().get_decoder().layers
     hooks = [
-        one.register_forward_hook(lambda *_, place=place: ran.append(place))
-        for place, one in enumerate(layers)
+        one.register_forward_hook(lambda *_, device=device: ran.append(device))
+        for device, one in enumerate(layers)
     ]
     hidden = hyper(name, layer).read(model.inputs(*PROMPTS)).hidden
     for hook in hooks:
@@ -105,15 +109,15 @@ def test_layers_behind_the_one_that_is_read_are_not_run(name: str, layer: int) -
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_prompts_depend_on_each_other_the_picture_and_the_text(name: str) -> None:
+def test_prompts_depend_on_image_text_and_each_other(name: str) -> None:
     model = tiny(name)
-    inputs, prompts = model.inputs(PROMPTS[0]), behind(name)
-    told = torch.where(inputs["input_ids"] == 20, 77, inputs["input_ids"])
-    drawn = inputs["pixel_values"] + 1.0
+    inputs, prompts = model.inputs(PROMPTS[0]), after_prefix(name)
+    labelled_passage = torch.where(inputs["input_ids"] == 20, 77, inputs["input_ids"])
+    random_tensors = inputs["pixel_values"] + 1.0
     first = prompted(name, inputs)[:, -1]
     others = [
-        prompted(name, inputs | {"input_ids": told}),
-        prompted(name, inputs | {"pixel_values": drawn}),
+        prompted(name, inputs | {"input_ids": labelled_passage}),
+        prompted(name, inputs | {"pixel_values": random_tensors}),
         prompted(name, inputs, torch.cat([prompts[1:2], prompts[1:]])),
     ]
     assert all((first - one[:, -1]).abs().max() > 1e-3 for one in others)
@@ -121,7 +125,7 @@ def test_prompts_depend_on_each_other_the_picture_and_the_text(name: str) -> Non
 
 @pytest.mark.parametrize("name", ALL)
 def test_gradients_reach_the_prompts_and_nothing_else(name: str) -> None:
-    prompts = behind(name).requires_grad_()
+    prompts = after_prefix(name).requires_grad_()
     states = hyper(name).read(tiny(name).inputs(*PROMPTS), prompts)
     assert states.prompted is not None and not states.hidden.requires_grad
     torch.autograd.backward(states.prompted.square().sum())
@@ -186,3 +190,76 @@ def test_layers_are_counted_from_the_embeddings_or_from_the_end(name: str) -> No
     depth = hyper(name).depth
     layers = range(-depth - 2, depth + 2)
     assert [layer for layer in layers if hyper(name, layer).has_layer] == [*layers][1:-1]
+
+
+BATCH_TEXTS = ([PICTURE, 20, 31], [PICTURE, 44, 52, 61, 70])
+
+
+@pytest.mark.parametrize("layer", [-1, 1])
+@pytest.mark.parametrize("pictured", [True, False])
+@pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
+def test_joint_pass_without_gradients_equals_two_passes(
+    name: str, pictured: bool, layer: int
+) -> None:
+    shown = tiny(name)
+    hyper = HyperModel(shown.model, layer=layer)
+    inputs = shown.inputs(*(text if pictured else text[1:] for text in BATCH_TEXTS))
+    prompts = hyper.embed(torch.tensor([21, 22, 23]))
+
+    apart = hyper.read(inputs, prompts)
+    with torch.inference_mode(), Passes(shown.model) as passes:
+        together = hyper.read(inputs, prompts)
+
+    assert passes.counted == 1
+    assert apart.prompted is not None and together.prompted is not None
+    torch.testing.assert_close(together.prompted, apart.prompted, atol=1e-4, rtol=1e-4)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(together.hidden[real], apart.hidden[real], atol=1e-4, rtol=1e-4)
+
+
+class Passes:
+    """Counts what goes through a model's decoder."""
+
+    def __init__(self, model: Any) -> None:
+        self._decoder = model.model.language_model
+        self.counted = 0
+
+    def __enter__(self) -> Passes:
+        self._hook = self._decoder.register_forward_hook(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _count(self, *_: object) -> None:
+        self.counted += 1
+
+
+BARE = [Example(Query(str(i)), "") for i in range(3)]
+SEEN = [Example(Query(str(i), (solid_image(i),)), "") for i in range(3, 6)]
+
+
+def test_empty_groups_are_left_out() -> None:
+    assert image_groups([False, True, False]) == [[1], [0, 2]]
+    assert image_groups([True, True]) == [[0, 1]]
+    assert image_groups([]) == []
+
+
+def test_mixed_passages_keep_their_order() -> None:
+    batches = list[set[bool]]()
+
+    def read(part: Sequence[Example]) -> Tensor:
+        batches.append({bool(one.query.images) for one in part})
+        return torch.tensor([[float(one.query.text)] for one in part])
+
+    for labelled_passage in (
+        [*BARE, *SEEN],
+        [SEEN[1], BARE[2], SEEN[0], BARE[0], BARE[1]],
+        BARE,
+        SEEN[:1],
+    ):
+        read_in_order = map_by_images(labelled_passage, read)
+        assert read_in_order.flatten().tolist() == [
+            float(one.query.text) for one in labelled_passage
+        ]
+    assert batches == [{True}, {False}, {True}, {False}, {False}, {True}]

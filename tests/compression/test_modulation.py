@@ -9,22 +9,22 @@ GEOMETRY = Geometry(layers=2, kv_heads=3, head_dim=4)
 def real(count: int = 40, length: int = 5) -> KeyValues:
     source = torch.Generator().manual_seed(3)
 
-    def drawn() -> torch.Tensor:
+    def random_tensors() -> torch.Tensor:
         values = torch.randn(count, 3, length, 4, generator=source) * 7 + 2
         values[..., 0] = 11.0  # a dimension that never varies
         return values
 
-    return KeyValues(tuple((drawn(), drawn()) for _ in range(2)))
+    return KeyValues(tuple((random_tensors(), random_tensors()) for _ in range(2)))
 
 
-def test_a_prefix_has_the_shape_that_grouped_queries_ask_for() -> None:
+def test_prefix_shape_fits_grouped_query_attention() -> None:
     prefix = Modulation(8, GEOMETRY, 5)(torch.randn(6, 5, 8))
 
     assert prefix.geometry == GEOMETRY
     assert (prefix.batch, prefix.length) == (6, 5)
 
 
-def test_joining_undoes_splitting() -> None:
+def test_join_inverts_split() -> None:
     modulation = Modulation(8, GEOMETRY, 5)
     again = modulation.split(modulation.join(real()))
 
@@ -33,7 +33,7 @@ def test_joining_undoes_splitting() -> None:
         torch.testing.assert_close(values, theirs)
 
 
-def test_what_never_varies_stays_as_it_is_whatever_was_learned() -> None:
+def test_constant_dimensions_stay_constant() -> None:
     modulation = Modulation(8, GEOMETRY, 5)
     modulation.calibrate(real())
 

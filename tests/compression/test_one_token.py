@@ -9,7 +9,7 @@ from bottega.compression.baselines import OneTokenCompressor
 from bottega.compression.store import Manifest, PassageStore
 from bottega.kv_prefix import forward
 from bottega.types import Example, Query
-from tests.compression.spoken import hyper, model, passages, texts
+from tests.compression.tiny_models import hyper, model, passages, texts
 
 QUERY = Query("where is the home of number 2")
 
@@ -23,7 +23,7 @@ def vectors(method: OneTokenCompressor, count: int = 3) -> Tensor:
     return method.passage_vectors(hyper(), texts().passages(passages(count)))
 
 
-def test_a_vector_is_the_mean_of_its_own_tokens_whatever_it_is_read_with() -> None:
+def test_vector_is_the_mean_of_its_own_tokens() -> None:
     short, long = passages(1)[0], Example(Query("a much longer text " * 4), "")
     made, states = method(), hyper().read(texts().passages([short]))
 

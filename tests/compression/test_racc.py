@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import itertools
 
 import pytest
@@ -5,11 +7,11 @@ import torch
 from torch import Tensor
 
 from bottega.compression.hyper_model import sentence_prompts
-from bottega.compression.model import PromptMode, RaccModel
+from bottega.compression.model import AttentionPooling, PromptMode, RaccModel
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Query
-from tests.compression import spoken
-from tests.compression.spoken import hyper, model, passages, texts
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, model, passages, texts
 
 QUERIES = [Query("what is the home of number 1"), Query("where is number 2")]
 
@@ -17,14 +19,14 @@ QUERIES = [Query("what is the home of number 1"), Query("where is number 2")]
 def prefix(racc: RaccModel, scores: Tensor | None = None, count: int = 3) -> KeyValues:
     read = texts().passages([one for about in ("a", "b") for one in passages(count, about)])
     documents = racc.documents(hyper(), read).unflatten(0, (2, count))
-    asked = racc.compress_query(hyper(), texts().query_inputs(QUERIES))
-    made: KeyValues = racc(documents, asked, torch.zeros(2, count) if scores is None else scores)
+    query = racc.compress_query(hyper(), texts().query_inputs(QUERIES))
+    made: KeyValues = racc(documents, query, torch.zeros(2, count) if scores is None else scores)
     return made
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: PromptMode) -> None:
-    made = prefix(spoken.racc(prompting=prompting))
+def test_output_is_a_valid_prefix_of_the_base_model(prompting: PromptMode) -> None:
+    made = prefix(tiny_models.racc(prompting=prompting))
 
     assert (made.batch, made.length) == (2, 3)
     said = generate(model().model, made, texts().questions(QUERIES), max_new_tokens=3)
@@ -33,7 +35,7 @@ def test_what_comes_out_is_a_prefix_that_the_base_model_takes(prompting: PromptM
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
 def test_gradients_reach_everything_that_is_trained(prompting: PromptMode) -> None:
-    racc = spoken.racc(prompting=prompting, start="random")
+    racc = tiny_models.racc(prompting=prompting, start="random")
     for one in racc.modulation.second.parameters():
         torch.nn.init.normal_(one)  # zero at first: nothing passes
 
@@ -57,16 +59,16 @@ def _reached(grad: torch.Tensor | None) -> bool:
 
 
 def test_the_frozen_models_get_no_gradient() -> None:
-    racc = spoken.racc(prompting="both")
+    racc = tiny_models.racc(prompting="both")
     torch.autograd.backward(torch.stack([keys.sum() for keys, _ in prefix(racc).layers]).sum())
 
     assert all(one.grad is None for one in model().model.parameters())
 
 
-def test_each_switch_of_table_4_changes_what_is_built() -> None:
+def test_each_switch_of_table_4_changes_the_model() -> None:
     built = {}
     for dcvq, rgca in itertools.product([True, False], repeat=2):
-        racc = spoken.racc(dcvq=dcvq, rgca=rgca)
+        racc = tiny_models.racc(dcvq=dcvq, rgca=rgca)
         scores = torch.tensor([[0.0, 5.0, 1.0], [2.0, 0.0, 9.0]])
         if racc.aggregator.enhance is not None:
             torch.nn.init.eye_(racc.aggregator.enhance.out.weight)  # it is quiet at first
@@ -85,7 +87,7 @@ def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
     torch.testing.assert_close(sentence_prompts(hyper(), ids, 2), hyper().embed(ids[:2]))
 
 
-def test_prompts_behind_a_text_see_it_and_not_its_neighbours_in_the_batch() -> None:
+def test_prompts_attend_to_their_own_text_only() -> None:
     prompts = hyper().embed(torch.tensor([20, 30]))
     both = hyper().read(texts().passages(passages(2)), prompts).prompted
     alone = hyper().read(texts().passages(passages(1)), prompts).prompted
@@ -95,7 +97,7 @@ def test_prompts_behind_a_text_see_it_and_not_its_neighbours_in_the_batch() -> N
     assert not torch.allclose(both[0], both[1], atol=1e-2)
 
 
-def test_prompts_behind_a_text_are_what_the_model_says_of_text_and_prompts_together() -> None:
+def test_prompts_after_text_equal_one_pass() -> None:
     """On the cache of the text, and in one pass."""
     ids = torch.tensor([[20, 31, 44, 52, 61]])
     on_cache = hyper().read(
@@ -106,3 +108,41 @@ def test_prompts_behind_a_text_are_what_the_model_says_of_text_and_prompts_toget
     assert on_cache.prompted is not None
 
     torch.testing.assert_close(on_cache.prompted, whole.hidden[:, 3:], atol=1e-4, rtol=1e-4)
+
+
+def test_untrained_prompts_read_their_positions_from_the_end() -> None:
+    states = torch.randn(2, 6, 8)
+    read = AttentionPooling([2, 1, 0], 8)(states, torch.ones(2, 6, dtype=torch.long))
+
+    torch.testing.assert_close(read, states[:, -3:], atol=2e-3, rtol=0)
+
+
+def test_padding_is_not_read() -> None:
+    states, reader = torch.randn(1, 5, 8), AttentionPooling([0, 4], 8)
+    padded = torch.cat([torch.full((1, 3, 8), 1e4), states], dim=1)
+    mask = torch.tensor([[0] * 3 + [1] * 5])
+
+    torch.testing.assert_close(
+        reader(padded, mask), reader(states, torch.ones(1, 5, dtype=torch.long))
+    )
+
+
+def test_a_stride_reads_that_many_tokens() -> None:
+    states = torch.randn(1, 6, 8)
+    read = AttentionPooling([3, 0], 8, stride=3)(states, torch.ones(1, 6, dtype=torch.long))
+
+    wanted = torch.stack([states[0, :3].mean(0), states[0, 3:].mean(0)])
+    torch.testing.assert_close(read[0], wanted, atol=2e-3, rtol=0)
+
+
+def test_a_text_beyond_reach_is_read_by_content() -> None:
+    reader = AttentionPooling([0], 8, reach=4)
+    states = torch.randn(1, 40, 8)
+    before = reader(states, torch.ones(1, 40, dtype=torch.long))
+    with torch.no_grad():
+        reader.query.copy_(1e3 * states[0, :1])
+
+    far = reader(states, torch.ones(1, 40, dtype=torch.long))
+
+    torch.testing.assert_close(far[0, 0], states[0, 0])
+    assert not torch.allclose(before, far)

@@ -22,7 +22,7 @@ from bottega.compression.store import (
 )
 from bottega.errors import StoreError
 from bottega.types import Example, Query
-from tests.compression.spoken import told as passage
+from tests.compression.tiny_models import labelled_passage as passage
 
 PROMPTS, WIDTH = 3, 8
 
@@ -47,17 +47,15 @@ def opened(folder: Path, precision: Precision = "fp16", compressor: str = "a") -
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp16", 2e-3), ("int8", 2e-2)])
-def test_what_was_added_comes_back_in_any_order(
-    tmp_path: Path, precision: Precision, error: float
-) -> None:
-    store, told = opened(tmp_path, precision), named("one", "two", "three")
+def test_rows_are_read_in_any_order(tmp_path: Path, precision: Precision, error: float) -> None:
+    store, labelled_passage = opened(tmp_path, precision), named("one", "two", "three")
 
-    assert store.add(told, rows) == 3
+    assert store.add(labelled_passage, rows) == 3
 
-    asked = [told[2], told[0], told[2]]
-    wanted = rows([one for _, one in asked])
+    query = [labelled_passage[2], labelled_passage[0], labelled_passage[2]]
+    wanted = rows([one for _, one in query])
     for again in (store, opened(tmp_path, precision)):
-        torch.testing.assert_close(again.get(asked), wanted, atol=error, rtol=error)
+        torch.testing.assert_close(again.get(query), wanted, atol=error, rtol=error)
 
 
 def test_int8_takes_about_half_the_bytes(tmp_path: Path) -> None:
@@ -72,14 +70,14 @@ def test_int8_takes_about_half_the_bytes(tmp_path: Path) -> None:
         assert on_disk == 2 * store.bytes_per_passage
 
 
-def test_what_is_there_is_not_compressed_again(tmp_path: Path) -> None:
+def test_existing_rows_are_not_compressed_again(tmp_path: Path) -> None:
     opened(tmp_path).add(named("one", "two"), rows)
 
     assert opened(tmp_path).add(named("one", "two", "three"), rows) == 1
     assert opened(tmp_path).add(named("one", "two", "three"), rows) == 0
 
 
-def test_a_changed_passage_is_refused_until_it_is_compressed_anew(tmp_path: Path) -> None:
+def test_changed_passage_is_an_error_until_compressed_again(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.add(named("one"), rows)
     changed = [("id-one", passage("another text"))]
@@ -126,7 +124,7 @@ def test_a_store_of_another_compressor_or_precision_is_refused(tmp_path: Path) -
         PassageStore(tmp_path, Manifest("a", PROMPTS, WIDTH + 1))
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_is_unchanged(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
 
     with pytest.raises(StoreError, match="not a store's"):
@@ -143,22 +141,25 @@ def test_a_failure_in_the_middle_keeps_what_was_done(tmp_path: Path) -> None:
             raise RuntimeError("the power is gone")
         return rows(passages)
 
-    told = named(*(f"text {i}" for i in range(150)))
+    labelled_passage = named(*(f"text {i}" for i in range(150)))
     with pytest.raises(RuntimeError):
-        opened(tmp_path).add(told, failing)
+        opened(tmp_path).add(labelled_passage, failing)
 
     assert len(opened(tmp_path)) == 64
-    assert opened(tmp_path).add(told, rows) == 86
+    assert opened(tmp_path).add(labelled_passage, rows) == 86
 
 
 @given(cut=st.integers(0, 400), entries=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_a_file_cut_anywhere_goes_on_or_is_refused(
+def test_truncated_file_resumes_or_is_an_error(
     tmp_path_factory: pytest.TempPathFactory, cut: int, entries: bool
 ) -> None:
     """Entries are written last: a cut there loses them, a cut before them is damage."""
-    folder, told = tmp_path_factory.mktemp("store"), named("one", "two", "three", "four")
-    opened(folder).add(told, rows)
+    folder, labelled_passage = (
+        tmp_path_factory.mktemp("store"),
+        named("one", "two", "three", "four"),
+    )
+    opened(folder).add(labelled_passage, rows)
     path = folder / (ENTRIES if entries else ROWS)
     length = path.stat().st_size
     path.write_bytes(path.read_bytes()[: min(cut, length)])
@@ -169,66 +170,68 @@ def test_a_file_cut_anywhere_goes_on_or_is_refused(
         return
     store = opened(folder)
     kept = len(store)
-    assert store.add(told, rows) == 4 - kept
-    wanted = rows([query for _, query in told])
-    torch.testing.assert_close(store.get(told), wanted, atol=2e-3, rtol=2e-3)
+    assert store.add(labelled_passage, rows) == 4 - kept
+    wanted = rows([query for _, query in labelled_passage])
+    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e-3, rtol=2e-3)
 
 
-def right(store: PassageStore, told: list[tuple[str, Example]]) -> None:
-    wanted = rows([one for _, one in told])
-    torch.testing.assert_close(store.get(told), wanted, atol=2e-3, rtol=2e-3)
+def right(store: PassageStore, labelled_passage: list[tuple[str, Example]]) -> None:
+    wanted = rows([one for _, one in labelled_passage])
+    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e-3, rtol=2e-3)
 
 
-def test_a_second_builder_is_refused_and_two_in_turn_keep_their_rows(tmp_path: Path) -> None:
-    one, other, told = opened(tmp_path), opened(tmp_path), named(*"abcdef")
+def test_second_concurrent_builder_is_an_error_and_sequential_builders_keep_rows(
+    tmp_path: Path,
+) -> None:
+    one, other, labelled_passage = opened(tmp_path), opened(tmp_path), named(*"abcdef")
 
     def meanwhile(passages: Sequence[Example]) -> torch.Tensor:
         with pytest.raises(StoreError, match="another process") as refused:
-            other.add(told[3:], rows)
+            other.add(labelled_passage[3:], rows)
         assert "wait" in refused.value.hint
         return rows(passages)
 
-    one.add(told[:3], meanwhile)
-    other.add(told[3:5], rows)
-    one.add(told[5:], rows)
+    one.add(labelled_passage[:3], meanwhile)
+    other.add(labelled_passage[3:5], rows)
+    one.add(labelled_passage[5:], rows)
 
-    right(one, told)
-    right(opened(tmp_path), told)
+    right(one, labelled_passage)
+    right(opened(tmp_path), labelled_passage)
 
 
-def test_reading_changes_nothing_and_goes_on_while_another_builds(
+def test_readers_change_nothing_and_work_during_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, real = named(*"abcdef"), store_module.write
+    labelled_passage, real = named(*"abcdef"), store_module.write
     builder = opened(tmp_path)
-    builder.add(told[:3], rows)
+    builder.add(labelled_passage[:3], rows)
     reader = opened(tmp_path)
 
     def write(path: Path, data: bytes, *, at: int = 0) -> None:
         real(path, data, at=at)
         before = {one: one.read_bytes() for one in tmp_path.iterdir()}
         for one in (reader, opened(tmp_path)):
-            right(one, told[:3])
+            right(one, labelled_passage[:3])
         assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
     monkeypatch.setattr("bottega.compression.store.write", write)
-    builder.add(told[3:], rows)
+    builder.add(labelled_passage[3:], rows)
 
-    right(builder, told)
-    right(opened(tmp_path), told)
+    right(builder, labelled_passage)
+    right(opened(tmp_path), labelled_passage)
 
 
-def test_a_folder_that_is_only_read_is_not_made(tmp_path: Path) -> None:
+def test_reading_does_not_create_folder(tmp_path: Path) -> None:
     assert len(opened(tmp_path / "nowhere")) == 0
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", [ROWS, ENTRIES])
-def test_a_full_disk_leaves_what_was_there(
+def test_full_disk_keeps_stored_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    told, store = named(*"abcdef"), opened(tmp_path)
-    store.add(told[:2], rows)
+    labelled_passage, store = named(*"abcdef"), opened(tmp_path)
+    store.add(labelled_passage[:2], rows)
     real_write = store_module.write
 
     def full(path: Path, data: bytes, *, at: int = 0) -> None:
@@ -241,18 +244,18 @@ def test_a_full_disk_leaves_what_was_there(
     with monkeypatch.context() as patch:
         patch.setattr("bottega.compression.store.write", full)
         with pytest.raises(StoreError, match="No space") as refused:
-            store.add(told[2:5], rows)
+            store.add(labelled_passage[2:5], rows)
     assert "disk space" in refused.value.hint
 
     for one in (store, opened(tmp_path)):
-        right(one, told[:2])
-    store.add(told[5:], rows)
-    store.add(told, rows)
-    right(store, told)
-    right(opened(tmp_path), told)
+        right(one, labelled_passage[:2])
+    store.add(labelled_passage[5:], rows)
+    store.add(labelled_passage, rows)
+    right(store, labelled_passage)
+    right(opened(tmp_path), labelled_passage)
 
 
-def test_what_the_system_refuses_is_a_store_error(tmp_path: Path) -> None:
+def test_os_error_becomes_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
 
     for folder in (tmp_path / "file", tmp_path / "file" / "under"):
@@ -260,12 +263,12 @@ def test_what_the_system_refuses_is_a_store_error(tmp_path: Path) -> None:
             opened(folder).add(named("one"), rows)
 
 
-def test_missing_rows_are_told(tmp_path: Path) -> None:
-    told, store = named("one", "two"), opened(tmp_path)
-    store.add(told, rows)
+def test_missing_rows_are_an_error(tmp_path: Path) -> None:
+    labelled_passage, store = named("one", "two"), opened(tmp_path)
+    store.add(labelled_passage, rows)
     (tmp_path / ROWS).unlink()
 
-    for act in (lambda: store.get(told), lambda: opened(tmp_path)):
+    for act in (lambda: store.get(labelled_passage), lambda: opened(tmp_path)):
         with pytest.raises(StoreError, match="missing") as refused:
             act()
         assert "again" in refused.value.hint
@@ -284,9 +287,9 @@ def test_damaged_entries_are_refused(tmp_path: Path, line: bytes) -> None:
     assert "again" in refused.value.hint
 
 
-def test_a_row_is_never_another_entrys(tmp_path: Path) -> None:
-    told = named("one", "two", "three")
-    opened(tmp_path).add(told, rows)
+def test_swapped_rows_are_detected(tmp_path: Path) -> None:
+    labelled_passage = named("one", "two", "three")
+    opened(tmp_path).add(labelled_passage, rows)
     path = tmp_path / ENTRIES
     lines = path.read_bytes().splitlines(keepends=True)
 
@@ -297,15 +300,15 @@ def test_a_row_is_never_another_entrys(tmp_path: Path) -> None:
     renumbered = [json.dumps([row, *json.loads(lines[2 - row])[1:]]) + "\n" for row in range(3)]
     path.write_text("".join(renumbered))
     with pytest.raises(StoreError, match="another row") as refused:
-        opened(tmp_path).get(told[:1])
+        opened(tmp_path).get(labelled_passage[:1])
     assert "again" in refused.value.hint
 
     path.write_bytes(b"".join(lines))
     with (tmp_path / ROWS).open("r+b") as file:
         file.write(os.urandom(8))
     with pytest.raises(StoreError, match="another row"):
-        opened(tmp_path).get(told[:1])
-    right(opened(tmp_path), told[1:])
+        opened(tmp_path).get(labelled_passage[:1])
+    right(opened(tmp_path), labelled_passage[1:])
 
 
 GOOD = {"compressor": "a", "prompts": 3, "width": 8, "precision": "fp16", "version": 2}
@@ -323,7 +326,7 @@ GOOD = {"compressor": "a", "prompts": 3, "width": 8, "precision": "fp16", "versi
         (json.dumps(GOOD | {"version": 1}), "version 2, got 1"),
     ],
 )
-def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_foreign_manifest_is_an_error(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
 
     for act in (
@@ -339,10 +342,10 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str, said
     ("precision", "number"),
     [("fp16", 65600.0), ("fp16", float("nan")), ("int8", float("inf")), ("int8", float("nan"))],
 )
-def test_numbers_that_cannot_be_held_are_refused(
+def test_unrepresentable_numbers_are_an_error(
     tmp_path: Path, precision: Precision, number: float
 ) -> None:
-    store, told = opened(tmp_path, precision), named("one", "two")
+    store, labelled_passage = opened(tmp_path, precision), named("one", "two")
 
     def one_too_large(passages: Sequence[Example]) -> torch.Tensor:
         made = rows(passages)
@@ -350,18 +353,18 @@ def test_numbers_that_cannot_be_held_are_refused(
         return made
 
     with pytest.raises(StoreError, match="id-two was compressed to numbers"):
-        store.add(told, one_too_large)
+        store.add(labelled_passage, one_too_large)
     assert len(store) == len(opened(tmp_path, precision)) == 0
     assert not (tmp_path / ROWS).exists()
 
 
 def test_int8_holds_what_fp16_cannot(tmp_path: Path) -> None:
-    store, told = opened(tmp_path, "int8"), named("one")
+    store, labelled_passage = opened(tmp_path, "int8"), named("one")
 
-    store.add(told, lambda passages: rows(passages) * 9e6)
+    store.add(labelled_passage, lambda passages: rows(passages) * 9e6)
 
-    wanted = rows([told[0][1]]) * 9e6
-    torch.testing.assert_close(store.get(told), wanted, atol=2e5, rtol=0)
+    wanted = rows([labelled_passage[0][1]]) * 9e6
+    torch.testing.assert_close(store.get(labelled_passage), wanted, atol=2e5, rtol=0)
 
 
 def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError
 from bottega.types import Example, Query
 from tests.builders import solid_image
-from tests.compression import spoken
-from tests.compression.spoken import hyper, model, texts, told
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, labelled_passage, model, texts
 from tests.kv_prefix.tiny_models import END
 
 PLACES = ("red", "green", "blue", "white")
 
 
-def teaching() -> TrainingObjective:
+def make_objective() -> TrainingObjective:
     return TrainingObjective(hyper(), texts(), model().model, texts(), END, most_answer_tokens=4)
 
 
-def lessons(step: int, count: int = 3) -> Sequence[TrainingExample]:
+def training_examples(step: int, count: int = 3) -> Sequence[TrainingExample]:
     rng = random.Random(step)
     return [_lesson(rng) for _ in range(count)]
 
@@ -34,21 +34,24 @@ def _lesson(rng: random.Random) -> TrainingExample:
     right = rng.randrange(3)
     return TrainingExample(
         Query(f"where is number {about[right]}"),
-        tuple(told(f"number {n} is {place}") for n, place in zip(about, places, strict=True)),
+        tuple(
+            labelled_passage(f"number {n} is {device}")
+            for n, device in zip(about, places, strict=True)
+        ),
         tuple(float(i == right) + rng.gauss(0, 0.3) for i in range(3)),
         tuple(i == right for i in range(3)),
         places[right],
     )
 
 
-def course(**changes: object) -> TrainingConfig:
+def config_of(**changes: object) -> TrainingConfig:
     usual = {"steps": 6, "warm_up": 2, "rate": 1e-2, "checkpoint_every": 2, "cache": 1.0}
     return TrainingConfig(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def ready(**changes: object) -> RaccModel:
-    racc = spoken.racc(**changes)
-    teaching().calibrate(racc, lessons(999, 40))
+    racc = tiny_models.racc(**changes)
+    make_objective().calibrate(racc, training_examples(999, 40))
     return racc
 
 
@@ -56,7 +59,7 @@ def losses(
     racc: RaccModel, how: TrainingConfig, folder: Path | None = None, **more: object
 ) -> list[float]:
     seen: list[TrainingProgress] = []
-    train(racc, teaching(), lessons, how, folder=folder, report=seen.append, **more)  # type: ignore[arg-type]
+    train(racc, make_objective(), training_examples, how, folder=folder, report=seen.append, **more)  # type: ignore[arg-type]
     return [one.loss for one in seen]
 
 
@@ -65,7 +68,7 @@ class KilledError(Exception):
 
 
 def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
-    how = course(flat=0.5, accumulate=2)
+    how = config_of(flat=0.5, accumulate=2)
     whole = losses(ready(), how)
 
     def killed(progress: TrainingProgress) -> None:
@@ -73,8 +76,8 @@ def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_pat
             raise KilledError
 
     with pytest.raises(KilledError):
-        train(ready(), teaching(), lessons, how, folder=tmp_path, report=killed)
-    rest = losses(spoken.racc(), how, tmp_path)
+        train(ready(), make_objective(), training_examples, how, folder=tmp_path, report=killed)
+    rest = losses(tiny_models.racc(), how, tmp_path)
 
     assert len(whole) == 6
     assert rest == pytest.approx(whole[4:], abs=1e-5)
@@ -82,46 +85,46 @@ def test_resumed_training_has_the_losses_of_a_run_that_was_never_stopped(tmp_pat
 
 def test_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
     racc = ready()
-    losses(racc, course(), tmp_path)
-    again = spoken.racc()
+    losses(racc, config_of(), tmp_path)
+    again = tiny_models.racc()
 
-    assert losses(again, course(), tmp_path) == []
+    assert losses(again, config_of(), tmp_path) == []
     for name, one in again.state_dict().items():
         torch.testing.assert_close(one, racc.state_dict()[name])
 
 
-def test_a_checkpoint_of_another_course_or_shape_is_refused(tmp_path: Path) -> None:
-    losses(ready(), course(), tmp_path)
+def test_checkpoint_with_other_settings_is_an_error(tmp_path: Path) -> None:
+    losses(ready(), config_of(), tmp_path)
 
     with pytest.raises(LoadError, match="other settings"):
-        losses(ready(), course(rate=1e-3), tmp_path)
+        losses(ready(), config_of(rate=1e-3), tmp_path)
     with pytest.raises(LoadError, match="other settings"):
-        losses(ready(dcvq=False), course(), tmp_path)
+        losses(ready(dcvq=False), config_of(), tmp_path)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINT).write_bytes(b"no checkpoint")
 
     with pytest.raises(LoadError, match="cannot be read"):
-        losses(ready(), course(), tmp_path)
+        losses(ready(), config_of(), tmp_path)
 
 
 @pytest.mark.parametrize("what", [{"answer": 1.0, "cache": 0.0}, {"answer": 0.0, "cache": 1.0}])
 def test_the_loss_falls(what: dict[str, float]) -> None:
-    found = losses(ready(), course(steps=30, **what))
+    found = losses(ready(), config_of(steps=30, **what))
 
     assert sum(found[-5:]) < 0.9 * sum(found[:5])
 
 
 def test_prdb_stops_gradients_at_irrelevant_passages() -> None:
     """With one passage, which is irrelevant, documents get no gradient; without PRDB they do."""
-    one = lessons(0, 1)[0]
+    one = training_examples(0, 1)[0]
     wrong = replace(one, passages=one.passages[:1], scores=(1.0,), relevant=(False,))
     reached = {}
     for prdb in (True, False):
         racc = ready()
-        how = course(prdb=prdb)
-        torch.autograd.backward(teaching().loss(racc, [wrong], how, torch.zeros(1, 1)))
+        how = config_of(prdb=prdb)
+        torch.autograd.backward(make_objective().loss(racc, [wrong], how, torch.zeros(1, 1)))
         assert racc.documents.reader is not None
         grad = racc.documents.reader.slot.grad
         reached[prdb] = grad is not None and bool(grad.abs().sum() > 0)
@@ -130,21 +133,25 @@ def test_prdb_stops_gradients_at_irrelevant_passages() -> None:
 
 
 def test_calibration_starts_nearer_to_real_prefixes_than_their_mean() -> None:
-    racc, taught = ready(), lessons(5, 30)
-    prompts = teaching().prompts(racc, taught, torch.tensor([one.scores for one in taught]))
-    right = [one.passages[one.relevant.index(True)] for one in taught]
+    racc, objective = ready(), training_examples(5, 30)
+    prompts = make_objective().prompts(
+        racc, objective, torch.tensor([one.scores for one in objective])
+    )
+    right = [one.passages[one.relevant.index(True)] for one in objective]
 
     # Their mean alone is a standard deviation away, in all that varies.
     varying = (racc.modulation.spread > 0).float().mean()
-    assert racc.modulation.distance(prompts, teaching().base_prefix(racc, right)) < 0.9 * varying
+    assert (
+        racc.modulation.distance(prompts, make_objective().base_prefix(racc, right)) < 0.9 * varying
+    )
 
 
 def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -> None:
     """At the places of a prefix: read alone from place 0, the last tokens of a one-turn text."""
-    racc = spoken.racc(query_prompts=4)
-    short = told("red")  # a turn of three tokens, one less than the prefix
-    long = told("number one is red")
-    keys = teaching().base_prefix(racc, [long]).layers[0][0]
+    racc = tiny_models.racc(query_prompts=4)
+    short = labelled_passage("red")  # a turn of three tokens, one less than the prefix
+    long = labelled_passage("number one is red")
+    keys = make_objective().base_prefix(racc, [long]).layers[0][0]
     inputs = texts().passages([long])
     with torch.no_grad():
         cache = model().model(input_ids=inputs["input_ids"][:, -4:], use_cache=True).past_key_values
@@ -152,48 +159,48 @@ def test_real_prefixes_are_what_the_base_model_makes_of_the_end_of_a_passage() -
     # The first layer knows only tokens and places.
     torch.testing.assert_close(keys, cache.layers[0].keys, atol=1e-5, rtol=1e-5)
     with pytest.raises(SettingError, match="shorter"):
-        teaching().base_prefix(racc, [short])
+        make_objective().base_prefix(racc, [short])
 
 
 def test_the_best_weights_of_a_validated_run_remain(tmp_path: Path) -> None:
     racc = ready()
     seen: list[TrainingProgress] = []
-    how = course(steps=40, rate=0.3, validate_every=1, patience=3)  # far too fast: it gets worse
-    held_out = lessons(77, 8)
-    train(racc, teaching(), lessons, how, held_out=held_out, report=seen.append)
+    how = config_of(steps=40, rate=0.3, validate_every=1, patience=3)  # far too fast: it gets worse
+    held_out = training_examples(77, 8)
+    train(racc, make_objective(), training_examples, how, held_out=held_out, report=seen.append)
 
     validations = [one.validation for one in seen if one.validation is not None]
     assert len(validations) < 40
     scores = torch.tensor([one.scores for one in held_out])
     with torch.no_grad():
-        final = teaching().loss(racc, held_out, how, scores).item()
+        final = make_objective().loss(racc, held_out, how, scores).item()
     assert final == pytest.approx(min(validations), rel=1e-4)
 
 
-def test_what_is_taught_may_be_what_the_base_says_after_reading_everything() -> None:
-    racc, how = ready(), course(answer=1.0, cache=0.0)
-    batch = lessons(1)
+def test_distillation_uses_replies_after_all_passages() -> None:
+    racc, how = ready(), config_of(answer=1.0, cache=0.0)
+    batch = training_examples(1)
     scores = torch.tensor([one.scores for one in batch])
 
-    annotated = teaching().loss(racc, batch, how, scores)
-    taught = teaching().loss(racc, batch, replace(how, taught=True), scores)
+    annotated = make_objective().loss(racc, batch, how, scores)
+    objective = make_objective().loss(racc, batch, replace(how, taught=True), scores)
 
-    assert annotated.item() != pytest.approx(taught.item())
+    assert annotated.item() != pytest.approx(objective.item())
 
 
 def test_half_precision_trains_too() -> None:
-    found = losses(ready(), course(half_precision=True))
+    found = losses(ready(), config_of(half_precision=True))
 
-    assert found == pytest.approx(losses(ready(), course()), rel=0.2)
+    assert found == pytest.approx(losses(ready(), config_of()), rel=0.2)
 
 
-def test_settings_that_teach_nothing_are_refused() -> None:
+def test_zero_loss_weights_are_an_error() -> None:
     with pytest.raises(SettingError, match="must not both be 0"):
-        course(answer=0.0, cache=0.0)
+        config_of(answer=0.0, cache=0.0)
     with pytest.raises(SettingError, match="flat"):
-        course(flat=1.5)
+        config_of(flat=1.5)
     with pytest.raises(SettingError, match="steps"):
-        course(steps=0)
+        config_of(steps=0)
 
 
 @pytest.mark.parametrize(
@@ -213,26 +220,26 @@ def test_settings_that_teach_nothing_are_refused() -> None:
 )
 def test_numbers_out_of_range_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(SettingError, match=name):
-        course(**{name: value})
+        config_of(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["stride", "blocks", "heads", "document_prompts"])
-def test_a_shape_of_nothing_is_refused_by_name(name: str) -> None:
+def test_empty_config_error_names_the_setting(name: str) -> None:
     with pytest.raises(SettingError, match=name):
-        spoken.shape(**{name: 0})
+        tiny_models.shape(**{name: 0})
     with pytest.raises(SettingError, match="heads must divide the width 32, got 5"):
-        spoken.shape(heads=5)
+        tiny_models.shape(heads=5)
 
 
-def test_training_that_goes_astray_ends_with_the_weights_that_it_had(
+def test_diverged_training_keeps_the_last_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         TrainingObjective, "loss", lambda self, racc, *more: racc.aggregator.strength * torch.nan
     )
-    racc = spoken.racc()
+    racc = tiny_models.racc()
     with pytest.raises(SettingError, match="loss of step 1 must be finite, got nan"):
-        losses(racc, course())
+        losses(racc, config_of())
     assert all(bool(one.isfinite().all()) for one in racc.parameters())
 
 
@@ -246,14 +253,14 @@ def test_the_rate_rises_and_falls_as_in_the_paper() -> None:
     assert how.rate_at(10999) < 1e-10
 
 
-def test_asked_to_stop_it_keeps_the_last_step_and_says_that_it_is_not_done(tmp_path: Path) -> None:
-    how, seen = course(checkpoint_every=100), list[TrainingProgress]()
+def test_stop_saves_a_checkpoint_and_returns_false(tmp_path: Path) -> None:
+    how, seen = config_of(checkpoint_every=100), list[TrainingProgress]()
 
     def train_until(last: int) -> bool:
         return train(
             ready(),
-            teaching(),
-            lessons,
+            make_objective(),
+            training_examples,
             how,
             folder=tmp_path,
             report=seen.append,
@@ -265,16 +272,16 @@ def test_asked_to_stop_it_keeps_the_last_step_and_says_that_it_is_not_done(tmp_p
     assert [one.step for one in seen] == list(range(6))
 
 
-def test_a_start_needs_a_relevant_passage() -> None:
-    nothing = [replace(one, relevant=(False,) * 3) for one in lessons(0, 8)]
+def test_calibration_needs_a_relevant_passage() -> None:
+    nothing = [replace(one, relevant=(False,) * 3) for one in training_examples(0, 8)]
     with pytest.raises(SettingError, match="none in 8 examples"):
-        teaching().calibrate(spoken.racc(), nothing)
+        make_objective().calibrate(tiny_models.racc(), nothing)
 
 
-def test_a_batch_without_anything_to_learn_from_leaves_the_weights_alone() -> None:
+def test_batch_without_targets_keeps_weights() -> None:
     racc = ready()
-    nothing = [replace(one, relevant=(False,) * 3) for one in lessons(0, 2)]
-    loss = teaching().loss(racc, nothing, course(answer=0.0), torch.zeros(2, 3))
+    nothing = [replace(one, relevant=(False,) * 3) for one in training_examples(0, 2)]
+    loss = make_objective().loss(racc, nothing, config_of(answer=0.0), torch.zeros(2, 3))
     torch.autograd.backward(loss)
     assert loss.item() == 0
     assert all(one.grad is None or not one.grad.any() for one in racc.parameters())
@@ -282,17 +289,19 @@ def test_a_batch_without_anything_to_learn_from_leaves_the_weights_alone() -> No
 
 def test_passages_that_are_shorter_than_the_prefix_are_left_out_of_start_and_distance() -> None:
     def short(lesson: TrainingExample) -> TrainingExample:
-        place = lesson.relevant.index(True)
+        device = lesson.relevant.index(True)
         passages = list(lesson.passages)
-        passages[place] = told("yes")
+        passages[device] = labelled_passage("yes")
         return replace(lesson, passages=tuple(passages))
 
-    some = list(lessons(0, 4))
-    racc, how, scores = ready(query_prompts=4), course(answer=0.0), torch.zeros(4, 3)
-    alone = teaching().loss(racc, some[:2], how, scores[:2])
-    mixed = teaching().loss(racc, [*some[:2], *map(short, some[2:])], how, scores)
+    some = list(training_examples(0, 4))
+    racc, how, scores = ready(query_prompts=4), config_of(answer=0.0), torch.zeros(4, 3)
+    alone = make_objective().loss(racc, some[:2], how, scores[:2])
+    mixed = make_objective().loss(racc, [*some[:2], *map(short, some[2:])], how, scores)
     torch.testing.assert_close(mixed, alone, atol=1e-4, rtol=1e-3)
-    teaching().calibrate(spoken.racc(query_prompts=4), [*lessons(0, 40), *map(short, some)])
+    make_objective().calibrate(
+        tiny_models.racc(query_prompts=4), [*training_examples(0, 40), *map(short, some)]
+    )
 
 
 def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
@@ -303,21 +312,27 @@ def test_a_base_model_that_is_not_the_hyper_model_is_frozen_too() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_passages_with_and_without_pictures_are_taught_in_one_batch(own: bool) -> None:
+def test_training_batch_mixes_passages_with_and_without_images(own: bool) -> None:
     """The tiny processor shows one picture alike in any batch, and no two."""
-    bare, other = lessons(0, 2)
-    place = other.relevant.index(True)
+    bare, other = training_examples(0, 2)
+    device = other.relevant.index(True)
     passages = list(other.passages)
-    told = passages[place].query
-    passages[place] = Example(replace(told, images=(solid_image(9),)), "")
+    labelled_passage = passages[device].query
+    passages[device] = Example(replace(labelled_passage, images=(solid_image(9),)), "")
     seen = replace(other, passages=tuple(passages))
-    racc, how = ready(), course(answer=1.0, taught=own)
+    racc, how = ready(), config_of(answer=1.0, taught=own)
 
-    def cost(*told: TrainingExample) -> float:
-        return teaching().loss(racc, told, how, torch.tensor([one.scores for one in told])).item()
+    def cost(*labelled_passage: TrainingExample) -> float:
+        return (
+            make_objective()
+            .loss(
+                racc, labelled_passage, how, torch.tensor([one.scores for one in labelled_passage])
+            )
+            .item()
+        )
 
     assert cost(seen) != pytest.approx(cost(other), rel=1e-3)
     alone = (cost(bare) + cost(seen)) / 2
     assert cost(bare, seen) == pytest.approx(alone, rel=1e-4)
     assert cost(seen, bare) == pytest.approx(alone, rel=1e-4)
-    teaching().calibrate(spoken.racc(), [bare, seen] + [bare, other] * 10)
+    make_objective().calibrate(tiny_models.racc(), [bare, seen] + [bare, other] * 10)

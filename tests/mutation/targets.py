@@ -87,8 +87,8 @@ TARGETS = (
     Target(
         "compression/aggregator compression/modulation compression/model"
         " compression/passage_compressor compression/hyper_model",
-        "compression/test_aggregator compression/test_modulation compression/test_attention"
-        " compression/test_racc compression/test_hyper* compression/test_condensing",
+        "compression/test_aggregator compression/test_modulation"
+        " compression/test_racc compression/test_hyper* compression/test_passage_compressor",
     ),
 )
 

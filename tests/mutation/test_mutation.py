@@ -95,7 +95,7 @@ def test_a_seed_draws_the_same_mutants() -> None:
     assert len({(one.path, one.source) for one in first}) == 5
 
 
-def test_a_listed_text_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_missing_listed_text_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 2\n")
     entry = {"path": "a.py", "original": "y = 2", "mutated": "y = 3"}
     file = tmp_path / "known.json"

@@ -14,7 +14,7 @@ from tests.builders import candidates
 
 QUERY = Query("q", choices=("cat", "dog"))
 CAT, DOG = Answer("cat", labels=("cat",)), Answer("dog", labels=("dog",))
-KNOWN = candidates("cat", "dog", "cat", "cat", "dog")
+CANDIDATES = candidates("cat", "dog", "cat", "cat", "dog")
 
 
 def answers_of(prompt: Prompt) -> list[str]:
@@ -29,34 +29,34 @@ def ensemble(**settings: object) -> EnsembleReward:
     return EnsembleReward(InterleavedPrompter(), LabelParser(), shots=2, **settings)  # type: ignore[arg-type]
 
 
-async def test_the_share_of_other_draws_that_say_the_same() -> None:
+async def test_ensemble_reward_is_the_share_of_agreeing_samples() -> None:
     model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat"])
-    worth = await ensemble(n=4)(QUERY, CAT, KNOWN[:2], BudgetedGenerator(model))
+    worth = await ensemble(n=4)(QUERY, CAT, CANDIDATES[:2], BudgetedGenerator(model))
     assert worth.parts == {"ensemble": worth.value}
-    said = len(model.calls)
-    assert said in (1, 2)  # of two candidates there are two orders, and each is asked once
+    answer = len(model.calls)
+    assert answer in (1, 2)  # of two candidates there are two orders, and each is asked once
     assert all(len(answers_of(call.prompt)) == 2 for call in model.calls)
 
 
-async def test_all_answers_are_compared_with_the_same_draws_asked_once() -> None:
+async def test_all_answers_share_samples_requested_once() -> None:
     model, reward = ScriptedGenerator(last_shown), ensemble(n=12)
     ask = BudgetedGenerator(model)
-    cat, dog = [await reward(QUERY, said, KNOWN, ask) for said in (CAT, DOG)]
+    cat, dog = [await reward(QUERY, answer, CANDIDATES, ask) for answer in (CAT, DOG)]
     assert cat.value + dog.value == pytest.approx(1)
     assert 0 < dog.value < cat.value < 1
     assert len(model.calls) <= 12
     shown = [answers_of(call.prompt) for call in model.calls]
     assert all(len(one) == 2 for one in shown)
     again = await ensemble(n=12)(
-        QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(last_shown))
+        QUERY, CAT, CANDIDATES, BudgetedGenerator(ScriptedGenerator(last_shown))
     )
     other = await ensemble(n=12, seed=5)(
-        QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(last_shown))
+        QUERY, CAT, CANDIDATES, BudgetedGenerator(ScriptedGenerator(last_shown))
     )
     assert again == cat != other
 
 
-async def test_the_far_are_drawn_seldom() -> None:
+async def test_distant_candidates_are_rarely_sampled() -> None:
     near = [Candidate(one.example, 1.0) for one in candidates("cat", "cat")]
     far = [Candidate(one.example, 0.0) for one in candidates(*["dog"] * 8)]
     worth = await ensemble(n=40)(
@@ -65,9 +65,9 @@ async def test_the_far_are_drawn_seldom() -> None:
     assert worth.value > 0.9
 
 
-async def test_nothing_is_asked_where_there_is_nothing_to_compare() -> None:
+async def test_no_candidates_means_no_request() -> None:
     ask = BudgetedGenerator(ScriptedGenerator([]))
-    assert await ensemble()(QUERY, replace(CAT, valid=False), KNOWN, ask) == RewardValue(
+    assert await ensemble()(QUERY, replace(CAT, valid=False), CANDIDATES, ask) == RewardValue(
         0.0, {"ensemble": 0.0}
     )
     assert await ensemble()(QUERY, CAT, [], ask) == RewardValue(available=False)
@@ -80,4 +80,4 @@ async def test_a_failure_is_no_reward() -> None:
         raise GenerationError("down", hint="wait")
 
     with pytest.raises(GenerationError):
-        await ensemble()(QUERY, CAT, KNOWN, BudgetedGenerator(ScriptedGenerator(fails)))
+        await ensemble()(QUERY, CAT, CANDIDATES, BudgetedGenerator(ScriptedGenerator(fails)))

@@ -15,22 +15,27 @@ from bottega.types import Answer, Candidate, Prompt, Query, Sampling, SearchNode
 from tests.builders import candidates
 
 QUERY = Query("q", choices=("cat", "dog", "cow"))
-KNOWN = candidates("cat", "dog", "cow", "cat", "dog")
+CANDIDATES = candidates("cat", "dog", "cow", "cat", "dog")
 WORTH = {"cat": 0.2, "dog": 0.8, "cow": 0.5}
 
 
-class ByName:
+class NameReward:
     """Rewards an answer by its text, and asks one question for it."""
 
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        ask: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        await ask.generate(InterleavedPrompter()(Query(f"is it {said.text}?"), []), Sampling())
-        return RewardValue(WORTH[said.text], {"mutual": WORTH[said.text]})
+        await ask.generate(InterleavedPrompter()(Query(f"is it {answer.text}?"), []), Sampling())
+        return RewardValue(WORTH[answer.text], {"mutual": WORTH[answer.text]})
 
 
 def search(model: ScriptedGenerator, sequences: Sequences, **settings: object) -> FlatSearch:
-    fields: dict[str, Any] = {"reward": ByName()}
+    fields: dict[str, Any] = {"reward": NameReward()}
     return FlatSearch(
         model,
         prompt=InterleavedPrompter(),
@@ -42,8 +47,8 @@ def search(model: ScriptedGenerator, sequences: Sequences, **settings: object) -
 
 def last_shown(prompt: Prompt) -> str:
     """Answers with the last demonstration's answer; a probe with "yes"."""
-    said = [message.parts[0] for message in prompt.messages if message.role == "assistant"]
-    return str(said[-1]) if said else "yes"
+    answer = [message.parts[0] for message in prompt.messages if message.role == "assistant"]
+    return str(answer[-1]) if answer else "yes"
 
 
 def path_of(found: SearchResult) -> list[SearchNode]:
@@ -55,9 +60,9 @@ def path_of(found: SearchResult) -> list[SearchNode]:
     return nodes
 
 
-async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() -> None:
+async def test_best_of_n_samples_all_answers_in_one_request() -> None:
     model = ScriptedGenerator(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
-    found = await search(model, "nearest", branches=4).search(QUERY, KNOWN, 2)
+    found = await search(model, "nearest", branches=4).search(QUERY, CANDIDATES, 2)
     assert [one.example.answer for one in found.shown] == ["dog", "cat"]  # the nearest last
     assert (found.answer.text, found.reply.completions[0].text) == ("dog", "dog")
     assert model.calls[0].sampling.n == 4
@@ -70,24 +75,24 @@ async def test_best_of_n_draws_all_answers_after_the_nearest_in_one_request() ->
 
 async def test_as_a_reranker_it_returns_the_demonstrations_of_the_search() -> None:
     model = ScriptedGenerator(["cat", "cow", "dog", "cow", "yes", "yes", "yes"])
-    shown = await search(model, "nearest", branches=4)(QUERY, KNOWN, 2)
+    shown = await search(model, "nearest", branches=4)(QUERY, CANDIDATES, 2)
     assert [one.example.answer for one in shown] == ["dog", "cat"]
 
 
-async def test_random_sequences_are_different_repeat_nothing_and_follow_the_seed() -> None:
+async def test_random_sequences_differ_and_follow_the_seed() -> None:
     model = ScriptedGenerator(last_shown)
     shuffled = search(model, "random", branches=8, seed=3)
-    found = await shuffled.search(QUERY, KNOWN, 3)
+    found = await shuffled.search(QUERY, CANDIDATES, 3)
     assert found.tree is not None and len(found.tree.root.children) == 8
     sequences = {tuple(prompt_of(call.prompt)) for call in model.calls if prompt_of(call.prompt)}
     assert len(sequences) > 4
     assert all(len(one) == 3 for one in sequences)
     again = await search(ScriptedGenerator(last_shown), "random", branches=8, seed=3).search(
-        QUERY, KNOWN, 3
+        QUERY, CANDIDATES, 3
     )
     assert again.tree == found.tree
     other = await search(ScriptedGenerator(last_shown), "random", branches=8, seed=4).search(
-        QUERY, KNOWN, 3
+        QUERY, CANDIDATES, 3
     )
     assert other.tree != found.tree
     leaves = [leaf(child) for child in found.tree.root.children]
@@ -106,17 +111,19 @@ def leaf(node: SearchNode) -> SearchNode:
 @pytest.mark.parametrize("most", range(1, 12))
 async def test_a_budget_is_never_exceeded(most: int) -> None:
     model = ScriptedGenerator(last_shown)
-    found = await search(model, "random", branches=6, most_calls=most).search(QUERY, KNOWN, 2)
-    free = await search(ScriptedGenerator(last_shown), "random", branches=6).search(QUERY, KNOWN, 2)
+    found = await search(model, "random", branches=6, most_calls=most).search(QUERY, CANDIDATES, 2)
+    free = await search(ScriptedGenerator(last_shown), "random", branches=6).search(
+        QUERY, CANDIDATES, 2
+    )
     assert found.tree is not None and free.tree is not None
     assert len(model.calls) == found.tree.calls <= most
     assert found.tree.ended == ("budget" if most < free.tree.calls else "rollouts")
 
 
-async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> None:
+async def test_zero_budget_is_an_error_and_failures_are_not_rewards() -> None:
     with pytest.raises(SettingError, match="not allow a single answer"):
         await search(ScriptedGenerator([]), "nearest", branches=4, most_tokens=9).search(
-            QUERY, KNOWN, 2
+            QUERY, CANDIDATES, 2
         )
 
     def fails(prompt: Prompt) -> str:
@@ -125,7 +132,7 @@ async def test_a_budget_for_nothing_is_refused_and_failures_are_no_rewards() -> 
         return "cat"
 
     with pytest.raises(GenerationError):
-        await search(ScriptedGenerator(fails), "random", branches=2).search(QUERY, KNOWN, 2)
+        await search(ScriptedGenerator(fails), "random", branches=2).search(QUERY, CANDIDATES, 2)
 
 
 async def test_without_candidates_the_answer_is_the_zero_shot_one() -> None:
@@ -135,53 +142,58 @@ async def test_without_candidates_the_answer_is_the_zero_shot_one() -> None:
     assert (found.shown, found.answer.text) == ((), "cow")
 
 
-class TwoEach(ByName):
+class TwoCallReward(NameReward):
     async def __call__(
-        self, query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+        self,
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        ask: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        sampling = Sampling(temperature=1, n=2, seed=int(said.text[1:]))
+        sampling = Sampling(temperature=1, n=2, seed=int(answer.text[1:]))
         await ask.generate(InterleavedPrompter()(query, []), sampling)
         return RewardValue(0.5, {"mutual": 0.5})
 
 
 @pytest.mark.parametrize("sequences", ["random", "nearest"])
-async def test_within_a_budget_as_many_are_answered_as_can_be_judged(sequences: Sequences) -> None:
-    said = iter(range(1000))
-    model = ScriptedGenerator(lambda prompt: f"x{next(said)}")
+async def test_budget_limits_answers_to_those_with_rewards(sequences: Sequences) -> None:
+    answer = iter(range(1000))
+    model = ScriptedGenerator(lambda prompt: f"x{next(answer)}")
     plain = Query("q")
-    flat = search(model, sequences, branches=9, most_calls=13, reward=TwoEach())
-    tree = (await flat.search(plain, KNOWN, 4)).tree
+    flat = search(model, sequences, branches=9, most_calls=13, reward=TwoCallReward())
+    tree = (await flat.search(plain, CANDIDATES, 4)).tree
     assert tree is not None and tree.ended == "budget"
     leaves = [leaf(child) for child in tree.root.children]
     assert [bool(one.rewards) for one in leaves[:4]] == [True] * 4
     assert len(leaves) <= 5 and tree.calls <= 13
 
 
-async def test_a_seed_of_ones_own_draws_other_answers_in_each_wave() -> None:
+async def test_explicit_seed_samples_other_answers_per_wave() -> None:
     model = ScriptedGenerator(lambda prompt: "cat")
     flat = search(model, "nearest", branches=3, most_calls=9, sampling=Sampling(1.0, seed=7))
-    await flat.search(QUERY, KNOWN, 1)
+    await flat.search(QUERY, CANDIDATES, 1)
     assert [call.sampling.seed for call in model.calls if call.sampling.seed is not None] == [7, 8]
 
 
-async def test_what_cannot_be_is_refused() -> None:
+async def test_invalid_arguments_are_errors() -> None:
     with pytest.raises(SettingError, match="unknown sequences, got"):
         search(ScriptedGenerator([]), "nearest-ish")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="at least 0, got -1"):
-        await search(ScriptedGenerator([]), "nearest").search(QUERY, KNOWN, -1)
+        await search(ScriptedGenerator([]), "nearest").search(QUERY, CANDIDATES, -1)
 
 
-async def test_a_judged_answer_precedes_one_without_a_reward() -> None:
+async def test_scored_answer_precedes_one_without_reward() -> None:
     """The budget pays for a second answer and not for its reward."""
     flat = search(ScriptedGenerator(["cat", "yes", "dog"]), "random", branches=2, most_calls=3)
-    found = await flat.search(QUERY, KNOWN, 2)
+    found = await flat.search(QUERY, CANDIDATES, 2)
     assert found.tree is not None and len(found.tree.root.children) == 2
     assert (found.answer.text, found.tree.ended) == ("cat", "budget")
 
 
 async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_answer() -> None:
     found = await search(ScriptedGenerator(last_shown), "random", branches=4).search(
-        QUERY, KNOWN, 3
+        QUERY, CANDIDATES, 3
     )
     assert found.tree is not None
     assert (found.tree.root.visits, len(found.tree.root.children)) == (4, 4)
@@ -196,19 +208,19 @@ async def test_each_node_of_a_chain_was_visited_once_and_has_the_value_of_its_an
 
 async def test_at_least_one_branch_is_required() -> None:
     found = await search(ScriptedGenerator(["cow", "yes"]), "nearest", branches=1).search(
-        QUERY, KNOWN, 1
+        QUERY, CANDIDATES, 1
     )
     assert found.tree is not None and found.tree.ended == "rollouts"
     with pytest.raises(SettingError, match="branches"):
         search(ScriptedGenerator([]), "nearest", branches=0)
 
 
-async def test_an_answer_that_cannot_be_judged_ends_the_search() -> None:
+async def test_answer_without_affordable_reward_ends_search() -> None:
     """An answer and its reward cost three calls; the fifth call pays only for an answer."""
-    said = iter(range(1000))
-    model = ScriptedGenerator(lambda prompt: f"x{next(said)}")
-    flat = search(model, "random", branches=4, most_calls=5, reward=TwoEach())
-    found = await flat.search(Query("q"), KNOWN, 2)
+    answer = iter(range(1000))
+    model = ScriptedGenerator(lambda prompt: f"x{next(answer)}")
+    flat = search(model, "random", branches=4, most_calls=5, reward=TwoCallReward())
+    found = await flat.search(Query("q"), CANDIDATES, 2)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.calls) == (2, 4)
 
@@ -216,7 +228,7 @@ async def test_an_answer_that_cannot_be_judged_ends_the_search() -> None:
 async def test_unused_reserved_tokens_pay_for_more_answers() -> None:
     """The image reserves 4,096 tokens for each answer, and the replies use a few."""
     flat = search(ScriptedGenerator(last_shown), "random", branches=6, most_tokens=6000)
-    found = await flat.search(QUERY, KNOWN, 1)
+    found = await flat.search(QUERY, CANDIDATES, 1)
     assert found.tree is not None
     assert (len(found.tree.root.children), found.tree.ended) == (6, "rollouts")
 

@@ -33,7 +33,7 @@ from bottega.types import (
 QUERY = Query("What is its home?")
 
 
-class Sure:
+class LogprobGenerator:
     """Says the last word of the passage that it is shown, as surely as `logprobs` has it."""
 
     name = "sure"
@@ -52,9 +52,9 @@ class Sure:
         await asyncio.sleep(0)
         self._at_once -= 1
         *shown, _ = [str(message.parts[0]) for message in prompt.messages]
-        said = shown[-1].split()[-1] if shown else "unknown"
-        told = self.spoilt.get(said) or Completion(said, logprob=self.logprobs.get(said))
-        return Reply(self.name, (told,) * sampling.n, Usage(10, 2))
+        answer = shown[-1].split()[-1] if shown else "unknown"
+        given = self.spoilt.get(answer) or Completion(answer, logprob=self.logprobs.get(answer))
+        return Reply(self.name, (given,) * sampling.n, Usage(10, 2))
 
     async def aclose(self) -> None: ...
 
@@ -79,12 +79,12 @@ def children(tree: SearchTree | None) -> tuple[SearchNode, ...]:
     return tree.root.children
 
 
-async def test_an_answer_is_as_likely_as_its_passage_times_itself() -> None:
-    model = Sure({"red": -3.0, "blue": -1.5, "green": -0.25})
+async def test_joint_probability_is_a_product() -> None:
+    model = LogprobGenerator({"red": -3.0, "blue": -1.5, "green": -0.25})
 
     found = await choosing(model).search(QUERY, FOUND, 3)
 
-    joint = [share + said for share, said in zip(SHARES, (-3.0, -1.5, -0.25), strict=True)]
+    joint = [share + answer for share, answer in zip(SHARES, (-3.0, -1.5, -0.25), strict=True)]
     assert [node.value for node in children(found.tree)] == pytest.approx(joint)
     assert found.answer.text == "green"  # -2.25 less the sum, and -3 and -2.5
     assert [one.example.id for one in found.shown] == ["it is green"]
@@ -93,7 +93,7 @@ async def test_an_answer_is_as_likely_as_its_passage_times_itself() -> None:
 
 
 async def test_the_tree_holds_every_candidate_with_its_answer() -> None:
-    found = await choosing(Sure({"red": -3.0, "blue": -1.5, "green": -0.25})).search(
+    found = await choosing(LogprobGenerator({"red": -3.0, "blue": -1.5, "green": -0.25})).search(
         QUERY, FOUND, 3
     )
 
@@ -107,7 +107,7 @@ async def test_the_tree_holds_every_candidate_with_its_answer() -> None:
 
 
 async def test_a_trace_counts_all_candidates() -> None:
-    model = Sure({"red": -3.0, "blue": -1.5, "green": -0.25})
+    model = LogprobGenerator({"red": -3.0, "blue": -1.5, "green": -0.25})
 
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return FOUND[:k]
@@ -127,8 +127,8 @@ async def test_a_trace_counts_all_candidates() -> None:
     assert trace.tree is not None and len(stored_tree(trace.tree).demonstrations) == 2
 
 
-async def test_all_candidates_are_asked_at_once_for_one_answer_each() -> None:
-    model = Sure({"red": -1.0, "blue": -1.0, "green": -1.0})
+async def test_candidates_are_requested_concurrently() -> None:
+    model = LogprobGenerator({"red": -1.0, "blue": -1.0, "green": -1.0})
     several = JointChoiceSearch(
         model,
         prompt=InterleavedPrompter(),
@@ -143,13 +143,15 @@ async def test_all_candidates_are_asked_at_once_for_one_answer_each() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "said"), [(1.0, "red"), (10.0, "green")])
-async def test_scores_of_another_scale_are_brought_to_one(temperature: float, said: str) -> None:
+async def test_scores_of_another_scale_are_brought_to_one(temperature: float, answer: str) -> None:
     """Sums of late interaction lie some nats apart though the passages are nearly as good."""
     found = passages(("it is red", 24.0), ("it is green", 20.0))
 
-    chosen = await choosing(Sure({"red": -2.0, "green": -0.5}), temperature).search(QUERY, found, 2)
+    chosen = await choosing(LogprobGenerator({"red": -2.0, "green": -0.5}), temperature).search(
+        QUERY, found, 2
+    )
 
-    assert chosen.answer.text == said
+    assert chosen.answer.text == answer
 
 
 def test_huge_and_tiny_scores_have_a_softmax() -> None:
@@ -161,22 +163,22 @@ def test_huge_and_tiny_scores_have_a_softmax() -> None:
 async def test_the_nearest_of_equals_is_taken() -> None:
     found = passages(("it is red", 1.0), ("it is green", 1.0), ("it is blue", 1.0))
 
-    chosen = await choosing(Sure({"red": -2.0, "green": -1.0, "blue": -1.0})).search(
+    chosen = await choosing(LogprobGenerator({"red": -2.0, "green": -1.0, "blue": -1.0})).search(
         QUERY, found, 3
     )
 
     assert chosen.answer.text == "green"
 
 
-async def test_one_candidate_is_its_answer_whatever_it_is_worth() -> None:
-    found = await choosing(Sure({"red": -50.0})).search(QUERY, FOUND, 1)
+async def test_single_candidate_wins_with_any_probability() -> None:
+    found = await choosing(LogprobGenerator({"red": -50.0})).search(QUERY, FOUND, 1)
 
     assert found.answer.text == "red"
     assert [node.value for node in children(found.tree)] == [-50.0]
 
 
-async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
-    found = await choosing(Sure({})).search(QUERY, [], 5)
+async def test_without_candidates_the_model_has_no_prefix() -> None:
+    found = await choosing(LogprobGenerator({})).search(QUERY, [], 5)
 
     assert (found.answer.text, found.shown, found.tree) == ("unknown", (), None)
 
@@ -187,8 +189,8 @@ async def test_a_model_without_log_probabilities_is_refused_with_a_hint() -> Non
     assert "logprobs" in refused.value.hint
 
 
-async def test_an_answer_without_one_is_told_and_not_taken() -> None:
-    found = await choosing(Sure({"red": None, "blue": -9.0})).search(QUERY, FOUND, 2)
+async def test_answer_without_log_probability_is_recorded_but_ignored() -> None:
+    found = await choosing(LogprobGenerator({"red": None, "blue": -9.0})).search(QUERY, FOUND, 2)
 
     assert found.answer.text == "blue"
     first = children(found.tree)[0]
@@ -198,7 +200,7 @@ async def test_an_answer_without_one_is_told_and_not_taken() -> None:
 @pytest.mark.parametrize("score", [math.nan, math.inf])
 async def test_scores_without_a_scale_are_refused(score: float) -> None:
     with pytest.raises(SettingError, match="not a finite number"):
-        await choosing(Sure({})).search(QUERY, passages(("it is red", score)), 1)
+        await choosing(LogprobGenerator({})).search(QUERY, passages(("it is red", score)), 1)
 
 
 @pytest.mark.parametrize(
@@ -213,45 +215,47 @@ async def test_scores_without_a_scale_are_refused(score: float) -> None:
         Completion("red", "stop", -math.inf),
     ],
 )
-async def test_a_whole_answer_is_taken_before_what_is_none(spoilt: Completion) -> None:
-    model = Sure({"blue": -2.0}, {"red": spoilt})
+async def test_complete_answer_precedes_incomplete_ones(spoilt: Completion) -> None:
+    model = LogprobGenerator({"blue": -2.0}, {"red": spoilt})
 
     assert (await choosing(model).search(QUERY, FOUND, 2)).answer.text == "blue"
 
 
-async def test_where_all_are_cut_the_likeliest_is_taken() -> None:
+async def test_likeliest_truncated_answer_wins() -> None:
     cut = {
         "red": Completion("r", "length", -3.0),
         "blue": Completion("b", "length", -0.1),
     }
-    assert (await choosing(Sure({}, cut)).search(QUERY, FOUND, 2)).answer.text == "b"
+    assert (await choosing(LogprobGenerator({}, cut)).search(QUERY, FOUND, 2)).answer.text == "b"
 
 
 async def test_rounding_above_zero_is_certainty() -> None:
-    found = await choosing(Sure({"red": 1e-5, "blue": -3.0})).search(QUERY, FOUND, 2)
+    found = await choosing(LogprobGenerator({"red": 1e-5, "blue": -3.0})).search(QUERY, FOUND, 2)
 
     assert found.answer.text == "red"
 
 
-async def test_what_claims_more_than_certainty_is_named() -> None:
+async def test_log_probability_above_0_is_an_error() -> None:
     with pytest.raises(SettingError, match=r"must return log probabilities, got 3\.0"):
-        await choosing(Sure({"red": 3.0})).search(QUERY, FOUND, 1)
+        await choosing(LogprobGenerator({"red": 3.0})).search(QUERY, FOUND, 1)
 
 
 @pytest.mark.parametrize(("least", "temperature"), [(0.0, 1e-5), (-1e308, 1.0)])
 async def test_scores_that_overflow_are_refused(least: float, temperature: float) -> None:
     found = passages(("it is red", 1e308), ("it is blue", least))
     with pytest.raises(SettingError, match="too large for a temperature of"):
-        await choosing(Sure({"red": -1.0, "blue": -1.0}), temperature).search(QUERY, found, 2)
+        await choosing(LogprobGenerator({"red": -1.0, "blue": -1.0}), temperature).search(
+            QUERY, found, 2
+        )
 
 
 @pytest.mark.parametrize("temperature", ["x", None, True])
-def test_a_temperature_that_is_no_number_is_refused(temperature: Any) -> None:
+def test_non_numeric_temperature_is_an_error(temperature: Any) -> None:
     with pytest.raises(SettingError, match="temperature must be a number, got"):
         choosing(ScriptedGenerator([]), temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_a_temperature_that_divides_nothing_is_refused(temperature: float) -> None:
+def test_zero_temperature_is_an_error(temperature: float) -> None:
     with pytest.raises(SettingError, match="temperature"):
         choosing(ScriptedGenerator([]), temperature)

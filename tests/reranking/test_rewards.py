@@ -28,7 +28,7 @@ QUERY = Query("q", choices=("cat", "dog"))
 SAID = Answer("cat", labels=("cat",), rationale="It purrs.")
 BARE = replace(SAID, rationale=None)
 INVALID = Answer("?", valid=False, rationale="It purrs.")
-KNOWN = candidates("cat", "dog", "cat", "dog")
+CANDIDATES = candidates("cat", "dog", "cat", "dog")
 PARSE = LabelParser()
 
 
@@ -50,52 +50,54 @@ def mutual(**settings: object) -> MutualReward:
     return MutualReward(InterleavedPrompter(), PARSE, **settings)  # type: ignore[arg-type]
 
 
-async def test_self_is_the_share_of_samples_that_agree() -> None:
+async def test_self_consistency_is_the_share_of_agreeing_samples() -> None:
     model = ScriptedGenerator(["cat", "dog", "nonsense", "Cat", "cat"])
-    worth = await own()(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    worth = await own()(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
     assert worth == RewardValue(3 / 5, {"self": 3 / 5})
     (call,) = model.calls
     assert text_of(call.prompt) == "q It purrs."
     assert (call.sampling.n, call.sampling.temperature) == (5, 0.8)
 
 
-async def test_without_a_rationale_self_has_no_meaning_and_is_not_asked() -> None:
+async def test_self_consistency_is_unavailable_without_rationale() -> None:
     model = ScriptedGenerator([])
-    assert await own()(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(available=False)
+    assert await own()(QUERY, BARE, CANDIDATES, BudgetedGenerator(model)) == RewardValue(
+        available=False
+    )
     released = own(variant="released")
-    assert await released(QUERY, BARE, KNOWN, BudgetedGenerator(model)) == RewardValue(
+    assert await released(QUERY, BARE, CANDIDATES, BudgetedGenerator(model)) == RewardValue(
         0, {"self": 0}
     )
 
 
-async def test_mutual_is_the_share_of_known_answers_that_are_found() -> None:
+async def test_mutual_reward_is_the_share_of_correct_labels() -> None:
     model = ScriptedGenerator(["cat", "cat", "nonsense"])
-    worth = await mutual(n=3)(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    worth = await mutual(n=3)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
     assert worth == RewardValue(1 / 3, {"mutual": 1 / 3})
     assert [call.sampling.n for call in model.calls] == [1, 1, 1]
     assert len({call.prompt for call in model.calls}) == 3
-    for call, known in zip(model.calls, KNOWN, strict=False):
-        asked = call.prompt.messages
-        assert [message.role for message in asked] == ["user", "assistant", "user"]
-        assert asked[0].parts == ("q",)
-        assert asked[1].parts == ("It purrs.\nAnswer: cat",)
-        assert asked[2].parts[0] == known.example.query.images[0]
-        assert "- cat\n- dog" in str(asked[2].parts[1])
+    for call, one in zip(model.calls, CANDIDATES, strict=False):
+        requested = call.prompt.messages
+        assert [message.role for message in requested] == ["user", "assistant", "user"]
+        assert requested[0].parts == ("q",)
+        assert requested[1].parts == ("It purrs.\nAnswer: cat",)
+        assert requested[2].parts[0] == one.example.query.images[0]
+        assert "- cat\n- dog" in str(requested[2].parts[1])
 
 
-async def test_released_samples_each_known_question_five_times() -> None:
+async def test_released_variant_samples_each_labelled_question_five_times() -> None:
     model = ScriptedGenerator(["cat", "cat", "cat", "dog", "dog"] + ["dog"] * 5)
-    worth = await mutual(n=2, variant="released")(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    worth = await mutual(n=2, variant="released")(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
     assert worth.value == pytest.approx((3 / 5 + 1) / 2)
     assert [call.sampling.n for call in model.calls] == [5, 5]
     assert (
         await mutual(n=1, samples=2)(
-            QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(["cat"] * 2))
+            QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator(["cat"] * 2))
         )
     ).value
 
 
-async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
+async def test_gold_answer_equal_to_an_option_is_a_label() -> None:
     gold: list[Answer] = []
 
     def agree(one: Answer, other: Answer, query: Query, /) -> float:
@@ -103,7 +105,7 @@ async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
         return float(one.labels == other.labels)
 
     worth = await mutual(agree=agree)(
-        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(["cat"] * 4))
+        QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator(["cat"] * 4))
     )
     assert worth.value == 0.5
     assert sorted(one.labels for one in gold) == [("cat",)] * 2 + [("dog",)] * 2
@@ -113,10 +115,10 @@ async def test_the_known_answer_has_a_label_where_it_is_an_option() -> None:
     assert [(one.text, one.labels) for one in gold] == [("bird", ())]
 
 
-async def test_passages_have_no_answer_to_be_found() -> None:
+async def test_mutual_reward_skips_passages() -> None:
     passage = Candidate(Example(Query("Cats purr."), ""), 2.0)
     model = ScriptedGenerator(["cat"])
-    worth = await mutual(n=1)(QUERY, SAID, [passage, *KNOWN], BudgetedGenerator(model))
+    worth = await mutual(n=1)(QUERY, SAID, [passage, *CANDIDATES], BudgetedGenerator(model))
     assert worth.value == 1
     assert await mutual()(
         QUERY, SAID, [passage], BudgetedGenerator(ScriptedGenerator([]))
@@ -125,7 +127,7 @@ async def test_passages_have_no_answer_to_be_found() -> None:
 
 async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> None:
     fruit = Query("Which fruit?", choices=("fig", "kiwi"))
-    known = [
+    candidates = [
         Candidate(Example(fruit, "fig"), 1.0),
         Candidate(Example(Query("How many?"), "7"), 0.9),
         Candidate(Example(Query("Which?"), "dog, cat", ("dog", "cat")), 0.8),
@@ -133,7 +135,7 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
     model = ScriptedGenerator(["fig", "7", "cat, dog"])
     parse = LabelParser(multi_label=True)
     worth = await MutualReward(InterleavedPrompter(), parse)(
-        QUERY, SAID, known, BudgetedGenerator(model)
+        QUERY, SAID, candidates, BudgetedGenerator(model)
     )
     assert worth.value == 1
     shown = [text_of(call.prompt) for call in model.calls]
@@ -149,15 +151,15 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
         (("The answer is red", "red"), "red"),
     ],
 )
-async def test_known_answers_that_are_options_are_not_read_by_their_letters(
+async def test_labels_equal_to_options_are_not_parsed_as_letters(
     choices: tuple[str, ...], gold: str
 ) -> None:
     query = Query("q", choices=choices)
-    known = [Candidate(Example(query, gold), 1.0)]
-    said = Answer(choices[0], labels=choices[:1])
+    candidates = [Candidate(Example(query, gold), 1.0)]
+    answer = Answer(choices[0], labels=choices[:1])
     for choice in choices:
         worth = mutual(agree=same_answer)(
-            query, said, known, BudgetedGenerator(ScriptedGenerator([choice]))
+            query, answer, candidates, BudgetedGenerator(ScriptedGenerator([choice]))
         )
         assert (await worth).value == (choice == gold)
 
@@ -168,24 +170,24 @@ async def test_agreement_may_be_a_matter_of_degree() -> None:
         return 0.5
 
     model = ScriptedGenerator(["cat", "dog", "nonsense"])
-    worth = await own(n=3, agree=half)(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+    worth = await own(n=3, agree=half)(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
     assert worth.value == pytest.approx(1 / 3)
 
 
 async def fixed_self(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    query: Query, answer: Answer, candidates: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
     return RewardValue(1.0, {"self": 1.0})
 
 
 async def fixed_mutual(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    query: Query, answer: Answer, candidates: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
     return RewardValue(0.5, {"mutual": 0.5})
 
 
 async def meaningless(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    query: Query, answer: Answer, candidates: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
     return RewardValue(available=False)
 
@@ -201,19 +203,19 @@ async def meaningless(
 )
 async def test_weighted(one: RewardFunction, other: RewardFunction, worth: RewardValue) -> None:
     found = await WeightedReward(one, other)(
-        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+        QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([]))
     )
     assert found.value == pytest.approx(worth.value)
     assert found.parts == worth.parts
 
 
-async def test_an_invalid_answer_is_worth_nothing_and_nothing_is_asked() -> None:
+async def test_invalid_answer_has_zero_reward_without_requests() -> None:
     weighted = WeightedReward(own(), mutual())
-    worth = await weighted(QUERY, INVALID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
+    worth = await weighted(QUERY, INVALID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
     assert worth == RewardValue(0, {"self": 0, "mutual": 0})
 
 
-class Crowd(ScriptedGenerator):
+class ConcurrencyCounter(ScriptedGenerator):
     """Knows how many requests were under way at the same time."""
 
     now = most = 0
@@ -226,9 +228,11 @@ class Crowd(ScriptedGenerator):
         return reply
 
 
-async def test_the_probes_of_a_reward_are_under_way_together() -> None:
-    model = Crowd(lambda prompt: "cat", latency=0.01)
-    worth = await WeightedReward(own(), mutual(n=4))(QUERY, SAID, KNOWN, BudgetedGenerator(model))
+async def test_reward_probes_are_concurrent() -> None:
+    model = ConcurrencyCounter(lambda prompt: "cat", latency=0.01)
+    worth = await WeightedReward(own(), mutual(n=4))(
+        QUERY, SAID, CANDIDATES, BudgetedGenerator(model)
+    )
     assert worth.value == pytest.approx(0.2 * 1 + 0.8 * 0.5)
     assert model.most == len(model.calls) == 5
 
@@ -238,11 +242,11 @@ async def test_a_failing_endpoint_is_no_reward() -> None:
         script = ["cat"] * (4 + after) + [GenerationError("the endpoint failed")]
         with pytest.raises(GenerationError):
             await WeightedReward(own(), mutual(n=4))(
-                QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator(script))
+                QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator(script))
             )
 
 
-def test_saying_the_same() -> None:
+def test_exact_agreement() -> None:
     several = Answer("a, b", labels=("a", "b"))
     assert exact_agreement(several, Answer("b, a", labels=("b", "a")), QUERY) == 1
     assert exact_agreement(several, Answer("a", labels=("a",)), QUERY) == 0
@@ -263,34 +267,34 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 
 async def bare(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    query: Query, answer: Answer, candidates: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
     return RewardValue(1.0)
 
 
 async def test_a_reward_without_parts_counts_as_any_other() -> None:
     weighted = WeightedReward(bare, fixed_mutual)
-    worth = await weighted(QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
+    worth = await weighted(QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
     assert worth.value == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(
     "wrong", [RewardValue(1.5), RewardValue(-0.1), RewardValue(math.nan), 0.5, None]
 )
-async def test_what_is_no_worth_is_refused(wrong: object) -> None:
-    async def reward(*asked: object) -> RewardValue:
+async def test_reward_of_wrong_type_is_an_error(wrong: object) -> None:
+    async def reward(*requested: object) -> RewardValue:
         return wrong  # type: ignore[return-value]
 
     with pytest.raises(SettingError) as raised:
         await WeightedReward(reward, bare)(
-            QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+            QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([]))
         )
     assert raised.value.hint
     tree = TreeSearch(
         ScriptedGenerator(["a", "b", "c"]), prompt=InterleavedPrompter(), parse=PARSE, reward=reward
     )
     with pytest.raises(SettingError):
-        await tree.search(QUERY, KNOWN, 1)
+        await tree.search(QUERY, CANDIDATES, 1)
     flat = FlatSearch(
         ScriptedGenerator(["a"]),
         prompt=InterleavedPrompter(),
@@ -300,7 +304,7 @@ async def test_what_is_no_worth_is_refused(wrong: object) -> None:
         branches=1,
     )
     with pytest.raises(SettingError):
-        await flat.search(QUERY, KNOWN, 1)
+        await flat.search(QUERY, CANDIDATES, 1)
 
 
 @pytest.mark.parametrize("kind", [own, mutual])
@@ -313,7 +317,7 @@ def test_an_unknown_variant_is_refused(kind: Callable[..., RewardFunction]) -> N
 async def test_one_reward_can_have_all_the_weight(alpha: float, value: float) -> None:
     weighted = WeightedReward(bare, fixed_mutual, alpha=alpha)
     assert (
-        await weighted(QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([])))
+        await weighted(QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([])))
     ).value == pytest.approx(value)
     with pytest.raises(SettingError, match="alpha"):
         WeightedReward(bare, bare, alpha=-0.1)
@@ -321,11 +325,11 @@ async def test_one_reward_can_have_all_the_weight(alpha: float, value: float) ->
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 async def test_rewards_of_0_and_1_are_valid(value: float) -> None:
-    async def reward(*asked: object) -> RewardValue:
+    async def reward(*requested: object) -> RewardValue:
         return RewardValue(value)
 
     worth = await WeightedReward(reward, reward)(
-        QUERY, SAID, KNOWN, BudgetedGenerator(ScriptedGenerator([]))
+        QUERY, SAID, CANDIDATES, BudgetedGenerator(ScriptedGenerator([]))
     )
     assert worth.value == value
 

@@ -19,7 +19,7 @@ from tests.builders import example
 LEAST = F(1, 1000)
 
 
-class Told(Random):
+class ScriptedRandom(Random):
     """Draws what it is told, and notes with which weights it was asked."""
 
     def __init__(self) -> None:
@@ -37,22 +37,22 @@ def found(*scores: float) -> list[Candidate]:
     return [Candidate(example("abcdefgh"[i], i), score) for i, score in enumerate(scores)]
 
 
-class ByHand:
+class HandTree:
     """Three candidates a, b, c with the scores 3, 2, 1; K=2, width 3, c=1/2."""
 
     def __init__(self, variant: Variant) -> None:
-        self.told = Told()
-        self.tree = MonteCarloTree(found(3, 2, 1), 2, variant=variant, random=self.told)
+        self.given = ScriptedRandom()
+        self.tree = MonteCarloTree(found(3, 2, 1), 2, variant=variant, random=self.given)
 
     def branch(self, draws: str, weights: Sequence[Sequence[float | F]], path: str) -> TreeNode:
-        self.told.next = ["abc".index(letter) for letter in draws]
-        self.told.weights = []
+        self.given.next = ["abc".index(letter) for letter in draws]
+        self.given.weights = []
         leaf = self.tree.sample()
         assert leaf is not None
-        assert self.told.next == []
-        assert [len(one) for one in self.told.weights] == [len(one) for one in weights]
-        for asked, expected in zip(self.told.weights, weights, strict=True):
-            assert asked == pytest.approx([float(one) for one in expected])
+        assert self.given.next == []
+        assert [len(one) for one in self.given.weights] == [len(one) for one in weights]
+        for requested, expected in zip(self.given.weights, weights, strict=True):
+            assert requested == pytest.approx([float(one) for one in expected])
         assert letters(leaf) == path
         return leaf
 
@@ -85,7 +85,7 @@ def letters(node: TreeNode) -> str:
 
 
 def test_the_papers_tree_by_hand() -> None:
-    hand = ByHand("paper")
+    hand = HandTree("paper")
     # s over all candidates: a (3-1)/2 = 1, b 1/2, c 0, each + 1/1000.
     a, b, c = 1 + LEAST, F(1, 2) + LEAST, LEAST
 
@@ -143,12 +143,12 @@ def test_the_papers_tree_by_hand() -> None:
 
 
 def test_the_released_tree_by_hand() -> None:
-    hand = ByHand("released")
+    hand = HandTree("released")
 
     def log(above: int) -> float:
         return math.log(above + 1)
 
-    def drawn(*scores: int) -> list[F]:
+    def sampled(*scores: int) -> list[F]:
         """s over what is not on the path: (x - least)/(span + 1/1000) + 1/1000."""
         least, span = min(scores), max(scores) - min(scores)
         return [(score - least) / (span + LEAST) + LEAST for score in scores]
@@ -159,7 +159,7 @@ def test_the_released_tree_by_hand() -> None:
 
     first = hand.tree.greedy()
     assert first is not None
-    second = hand.branch("ba", [drawn(3, 2, 1), drawn(3, 1)], "ba")
+    second = hand.branch("ba", [sampled(3, 2, 1), sampled(3, 1)], "ba")
     hand.finish(first, F(3, 5))
     hand.finish(second, F(1, 5))
     # As on paper: there is one branch below each child, so that Q(child) is Q(leaf).
@@ -168,13 +168,13 @@ def test_the_released_tree_by_hand() -> None:
     hand.check(tree)
     hand.check_uct(log)
 
-    hand.finish(hand.branch("cb", [drawn(3, 2, 1), drawn(3, 2)], "cb"), F(1))
+    hand.finish(hand.branch("cb", [sampled(3, 2, 1), sampled(3, 2)], "cb"), F(1))
     tree |= {"": (F(5, 6), 3), "c": (F(1), 1), "cb": (F(1), 1)}
     hand.check(tree)
 
     # Drawn among a, b and c by their UCT, and below c among all but c.
     weights = ucts(a=(F(3, 5), 1), b=(F(1, 5), 1), c=(F(1), 1))
-    hand.finish(hand.branch("ca", [weights, drawn(3, 2)], "ca"), F(0))
+    hand.finish(hand.branch("ca", [weights, sampled(3, 2)], "ca"), F(0))
     # c: mean (1*1 + 0)/2 = 1/2, best 1, so 3/4. The root is handed the leaf's 0:
     # mean (5/6*3 + 0)/4 = 5/8, best 3/4 = 6/8, so 11/16.
     tree |= {"": (F(11, 16), 4), "c": (F(3, 4), 2), "ca": (F(0), 1)}
@@ -182,7 +182,7 @@ def test_the_released_tree_by_hand() -> None:
     hand.check_uct(log)
 
     weights = ucts(a=(F(3, 5), 1), b=(F(1, 5), 1), c=(F(3, 4), 2))
-    hand.finish(hand.branch("ac", [weights, drawn(2, 1)], "ac"), F(4, 5))
+    hand.finish(hand.branch("ac", [weights, sampled(2, 1)], "ac"), F(4, 5))
     # a: mean 7/10, best 4/5, so 3/4. root: mean (11/16*4 + 4/5)/5 = (55 + 16)/100 = 71/100,
     # best 3/4 = 75/100, so 73/100.
     tree |= {"": (F(73, 100), 5), "a": (F(3, 4), 2), "ac": (F(4, 5), 1)}
@@ -190,7 +190,7 @@ def test_the_released_tree_by_hand() -> None:
 
     # c has two of three children and may be given another b.
     weights = ucts(a=(F(3, 4), 2), b=(F(1, 5), 1), c=(F(3, 4), 2))
-    hand.finish(hand.branch("cb", [weights, drawn(3, 2)], "cb"), F(1))
+    hand.finish(hand.branch("cb", [weights, sampled(3, 2)], "cb"), F(1))
     # c: mean (3/4*2 + 1)/3 = 5/6, best 1, so 11/12.
     # root: mean (73/100*5 + 1)/6 = (73 + 20)/120 = 93/120, best 11/12 = 110/120, so 203/240.
     tree |= {"": (F(203, 240), 6), "c": (F(11, 12), 3), "cb'": (F(1), 1)}
@@ -198,14 +198,14 @@ def test_the_released_tree_by_hand() -> None:
     hand.check_uct(log)
 
 
-def test_a_branch_under_way_is_a_visit_without_a_reward_until_it_is_finished() -> None:
-    hand = ByHand("paper")
+def test_pending_branch_counts_as_visit_without_reward() -> None:
+    hand = HandTree("paper")
     for draws, reward in (("ab", F(3, 5)), ("ba", F(1, 5)), ("cb", F(1))):
-        hand.told.next = ["abc".index(letter) for letter in draws]
+        hand.given.next = ["abc".index(letter) for letter in draws]
         leaf = hand.tree.sample()
         assert leaf is not None
         hand.finish(leaf, reward)
-    hand.told.next = [0]
+    hand.given.next = [0]
     under_way = hand.tree.sample()
     assert under_way is not None
     assert letters(under_way) == "ca"
@@ -219,7 +219,7 @@ def test_a_branch_under_way_is_a_visit_without_a_reward_until_it_is_finished() -
     assert [letters(child) for child in node.children] == ["cb"]
 
 
-def test_a_branch_that_is_given_up_goes_and_what_it_shared_stays() -> None:
+def test_discarded_branch_keeps_shared_nodes() -> None:
     tree = MonteCarloTree(found(3, 2, 1), 3, width=2, random=Random(0))
     leaves = [tree.greedy(), *(tree.sample() for _ in range(3))]
     for leaf in leaves[1:]:
@@ -230,7 +230,7 @@ def test_a_branch_that_is_given_up_goes_and_what_it_shared_stays() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_where_nothing_can_grow(depth: int) -> None:
+def test_tree_without_open_nodes(depth: int) -> None:
     tree = MonteCarloTree(found() if depth else found(1), depth, random=Random(0))
     assert tree.greedy() is None
     assert tree.sample() is None
@@ -293,7 +293,7 @@ def leaves_below(node: TreeNode) -> list[TreeNode]:
 
 
 @given(**SHAPES)
-def test_what_holds_in_every_tree(**shape: Any) -> None:
+def test_tree_invariants(**shape: Any) -> None:
     tree = grown(**shape)
     for node in tree.root.by_level():
         below = leaves_below(node)
@@ -327,14 +327,14 @@ def test_the_best_branch_has_the_largest_sum(**shape: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nearer_candidates_are_drawn_more_often(variant: Variant) -> None:
-    drawn = [0, 0, 0, 0]
+def test_nearer_candidates_are_sampled_more_often(variant: Variant) -> None:
+    sampled = [0, 0, 0, 0]
     for seed in range(400):
         tree = MonteCarloTree(found(4, 3, 2, 1), 1, variant=variant, random=Random(seed))
         leaf = tree.sample()
         assert leaf is not None
-        drawn[leaf.path[0]] += 1
+        sampled[leaf.path[0]] += 1
     # s is 1, 2/3, 1/3 and 0, and 0.001 more: a has about a half of 400, b a third, c a sixth.
-    assert drawn == sorted(drawn, reverse=True)
-    assert 170 < drawn[0] < 230
-    assert drawn[3] < 10
+    assert sampled == sorted(sampled, reverse=True)
+    assert 170 < sampled[0] < 230
+    assert sampled[3] < 10

@@ -16,11 +16,11 @@ from bottega.reranking import Variant
 from bottega.routing import FixedRouter
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import solid_image
-from tests.reranking.searches import (
+from tests.reranking.tiny_search import (
     PARSE,
     PROMPT,
     QUERY,
-    known,
+    candidates,
     later_is_better,
     leaf_at,
     leaves,
@@ -31,10 +31,10 @@ from tests.reranking.searches import (
 )
 
 
-async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> None:
+async def test_branch_with_highest_reward_is_the_answer() -> None:
     model = ScriptedGenerator(repeated)
     search = rcts(model, reward=later_is_better, rollouts=6)
-    found = await search.search(QUERY, known(3), 2)
+    found = await search.search(QUERY, candidates(3), 2)
     tree = found.tree
     assert tree is not None
     assert tree.ended == "rollouts"
@@ -55,12 +55,12 @@ async def test_the_branch_that_is_worth_most_is_shown_and_is_the_answer() -> Non
     assert path[0].answer is not None
     assert path[0].answer.text == "nothing"
     assert (tree.requests, tree.calls) == (7, 7) == (len(model.calls), len(model.calls))
-    assert await search(QUERY, known(3), 2) == list(found.shown)
+    assert await search(QUERY, candidates(3), 2) == list(found.shown)
 
 
 async def test_the_first_two_branches_are_the_nearest_and_a_sampled_one() -> None:
     model = ScriptedGenerator(repeated)
-    found = await rcts(model, reward=later_is_better, rollouts=2).search(QUERY, known(5), 3)
+    found = await rcts(model, reward=later_is_better, rollouts=2).search(QUERY, candidates(5), 3)
     assert found.tree is not None
     first, second = leaves(found.tree.root)
     assert first.answer is not None
@@ -70,34 +70,36 @@ async def test_the_first_two_branches_are_the_nearest_and_a_sampled_one() -> Non
     assert found.tree.root.visits == 2
 
 
-async def test_an_answer_that_all_agree_on_is_not_judged() -> None:
+async def test_unanimous_answer_needs_no_reward() -> None:
     model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")
-    found = await rcts(model).search(QUERY, known(5), 2)
+    found = await rcts(model).search(QUERY, candidates(5), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests, found.tree.path) == ("agreement", 3, (0, 0))
     assert names(found.shown) == ["0", "1"]
     assert [leaf.visits for leaf in leaves(found.tree.root)] == [0, 0]
 
 
-async def test_two_answers_that_agree_are_still_judged() -> None:
+async def test_two_agreeing_answers_still_need_rewards() -> None:
     """Early stopping needs three answers: the query alone, the nearest, and a sampled branch."""
     model = ScriptedGenerator(lambda prompt: "I see.\nAnswer: left")
-    found = await rcts(model, rollouts=1).search(QUERY, known(5), 2)
+    found = await rcts(model, rollouts=1).search(QUERY, candidates(5), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("rollouts", 1)
     assert [set(leaf.rewards) for leaf in leaves(found.tree.root)] == [{"self", "mutual"}]
 
 
 async def test_answers_that_are_invalid_agree_on_nothing() -> None:
-    found = await rcts(ScriptedGenerator(lambda prompt: ""), rollouts=3).search(QUERY, known(5), 2)
+    found = await rcts(ScriptedGenerator(lambda prompt: ""), rollouts=3).search(
+        QUERY, candidates(5), 2
+    )
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests) == ("rollouts", 4)
     assert found.tree.root.value == 0
 
 
-async def test_a_tree_that_is_all_there_ends_the_search() -> None:
+async def test_exhausted_tree_ends_search() -> None:
     found = await rcts(ScriptedGenerator(repeated), reward=later_is_better).search(
-        QUERY, known(2), 3
+        QUERY, candidates(2), 3
     )
     assert found.tree is not None
     assert found.tree.ended == "exhausted"
@@ -108,9 +110,9 @@ async def test_a_tree_that_is_all_there_ends_the_search() -> None:
 
 
 @pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
-async def test_with_nothing_to_show_the_query_is_asked_alone(count: int, k: int) -> None:
+async def test_no_candidates_means_zero_shot(count: int, k: int) -> None:
     model = ScriptedGenerator(["left"])
-    found = await rcts(model).search(QUERY, known(count), k)
+    found = await rcts(model).search(QUERY, candidates(count), k)
     assert found.shown == ()
     assert found.answer.text == "left"
     assert found.tree is not None
@@ -118,14 +120,14 @@ async def test_with_nothing_to_show_the_query_is_asked_alone(count: int, k: int)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-async def test_the_same_seed_finds_the_same(variant: Variant) -> None:
+async def test_equal_seeds_give_equal_results(variant: Variant) -> None:
     async def search(seed: int) -> tuple[SearchResult, list[Any]]:
         model = ScriptedGenerator(opinion)
-        found = await rcts(model, seed=seed, variant=variant).search(QUERY, known(20), 3)
+        found = await rcts(model, seed=seed, variant=variant).search(QUERY, candidates(20), 3)
         return found, model.calls
 
-    first, asked = await search(1)
-    assert (first, asked) == await search(1)
+    first, requested = await search(1)
+    assert (first, requested) == await search(1)
     other, _ = await search(2)
     assert first.tree is not None
     assert other.tree is not None
@@ -134,19 +136,19 @@ async def test_the_same_seed_finds_the_same(variant: Variant) -> None:
 
 
 async def test_another_query_has_other_draws() -> None:
-    async def asked(query: Query) -> list[str]:
+    async def requested(query: Query) -> list[str]:
         search = rcts(ScriptedGenerator(repeated), reward=later_is_better)
-        found = await search.search(query, known(20), 3)
+        found = await search.search(query, candidates(20), 3)
         assert found.tree is not None
         return [leaf.answer.text for leaf in leaves(found.tree.root) if leaf.answer]
 
     pictured = Query(QUERY.text, (solid_image(1),))
-    assert len({tuple(await asked(one)) for one in (QUERY, Query("Where?"), pictured)}) == 3
+    assert len({tuple(await requested(one)) for one in (QUERY, Query("Where?"), pictured)}) == 3
 
 
 async def test_in_a_pipeline_the_search_answers() -> None:
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
-        return known(k)
+        return candidates(k)
 
     model = ScriptedGenerator(opinion)
     pipeline = Pipeline(
@@ -186,29 +188,31 @@ def test_settings_that_cannot_work_are_refused_before_the_first_query(wrong: Any
 
 async def test_a_negative_number_of_demonstrations_is_refused() -> None:
     with pytest.raises(SettingError):
-        await rcts(ScriptedGenerator([])).search(QUERY, known(3), -1)
+        await rcts(ScriptedGenerator([])).search(QUERY, candidates(3), -1)
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-async def test_a_score_that_is_no_number_is_refused(score: float, variant: Variant) -> None:
-    found = [*known(2), Candidate(Example(Query("case 2"), "2", id="2"), score)]
+async def test_nan_score_is_an_error(score: float, variant: Variant) -> None:
+    found = [*candidates(2), Candidate(Example(Query("case 2"), "2", id="2"), score)]
     with pytest.raises(SettingError, match="score") as raised:
         await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, found, 2)
     assert raised.value.hint
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-async def test_scores_may_lie_as_far_apart_as_numbers_can(variant: Variant) -> None:
+async def test_scores_of_extreme_range(variant: Variant) -> None:
     scores = (1e308, 0.0, -1e308)
-    far = [replace(one, score=score) for one, score in zip(known(3), scores, strict=True)]
+    far = [replace(one, score=score) for one, score in zip(candidates(3), scores, strict=True)]
     assert (await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, far, 2)).tree
 
 
-async def test_a_search_shows_no_more_than_can_be_recorded() -> None:
+async def test_search_depth_is_limited_by_recording() -> None:
     deep = rcts(ScriptedGenerator(opinion), rollouts=1)
-    tree = (await deep.search(QUERY, [replace(one, score=1.0) for one in known(100)], 100)).tree
+    tree = (
+        await deep.search(QUERY, [replace(one, score=1.0) for one in candidates(100)], 100)
+    ).tree
     assert tree is not None
     assert read_tree(orjson.loads(orjson.dumps(stored_tree(tree)))).path == tree.path
     with pytest.raises(SettingError, match="101"):
-        await deep.search(QUERY, known(101), 101)
+        await deep.search(QUERY, candidates(101), 101)

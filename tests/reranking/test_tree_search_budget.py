@@ -13,10 +13,10 @@ from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
 from bottega.reranking import BudgetedGenerator, RewardValue
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Sampling
-from tests.reranking.searches import (
+from tests.reranking.tiny_search import (
     QUERY,
     SHORT,
-    known,
+    candidates,
     leaf_at,
     leaves,
     names,
@@ -40,7 +40,7 @@ async def test_no_budget_is_ever_exceeded(
 ) -> None:
     model = ScriptedGenerator(opinion)
     search = rcts(model, parallel=parallel, most_calls=most_calls, most_tokens=most_tokens)
-    found = await search.search(QUERY, known(count), k)
+    found = await search.search(QUERY, candidates(count), k)
     tree = found.tree
     assert tree is not None
     calls = sum(call.sampling.n for call in model.calls)
@@ -67,37 +67,39 @@ async def test_a_budget_is_spent_on_whole_branches(
     parallel: int, most_calls: int, judged: int
 ) -> None:
     search = rcts(ScriptedGenerator(opinion), parallel=parallel, most_calls=most_calls)
-    found = await search.search(QUERY, known(20), 3)
+    found = await search.search(QUERY, candidates(20), 3)
     assert found.tree is not None
     assert found.tree.ended == "budget"
     assert found.tree.root.visits == judged
 
 
 @pytest.mark.parametrize(("most_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])
-async def test_what_the_budget_did_not_judge_is_answered_by_the_nearest(
-    most_calls: int, shown: list[str]
-) -> None:
+async def test_nearest_answer_wins_without_rewards(most_calls: int, shown: list[str]) -> None:
     search = rcts(ScriptedGenerator(opinion), most_calls=most_calls)
-    found = await search.search(QUERY, known(20), 3)
+    found = await search.search(QUERY, candidates(20), 3)
     assert names(found.shown) == shown
     assert found.tree is not None
     assert (found.tree.ended, found.tree.requests) == ("budget", most_calls)
 
 
-async def test_a_cheap_branch_does_not_make_the_next_ones_look_cheap() -> None:
+async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
     """No more branches begin than can be paid for by the most expensive one so far."""
     costs = iter([4, 1, 4, 4, 4])
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        budgeted: BudgetedGenerator,
+        /,
     ) -> RewardValue:
         for number in range(next(costs)):
-            await budgeted.generate(reminded(query, f"{said.text} {number}"), SHORT)
+            await budgeted.generate(reminded(query, f"{answer.text} {number}"), SHORT)
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, rewards of 4 and 1, and 6 calls left: for one more branch of 5, not for two.
     search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 1 + 6)
-    found = await search.search(QUERY, known(20), 2)
+    found = await search.search(QUERY, candidates(20), 2)
     assert found.tree is not None
     assert (found.tree.ended, found.tree.root.visits) == ("budget", 3)
 
@@ -106,47 +108,55 @@ async def test_branches_run_concurrently_as_far_as_the_budget_allows() -> None:
     under_way, most = 0, 0
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        budgeted: BudgetedGenerator,
+        /,
     ) -> RewardValue:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         for number in range(4):
-            await budgeted.generate(reminded(query, f"{said.text} {number}"), SHORT)
+            await budgeted.generate(reminded(query, f"{answer.text} {number}"), SHORT)
         under_way -= 1
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers, two rewards of 4 calls, and two concurrent branches of 5.
     model = ScriptedGenerator(repeated, latency=0.001)
     search = rcts(model, reward=reward, parallel=2, most_calls=3 + 2 * 4 + 2 * 5)
-    found = await search.search(QUERY, known(20), 2)
+    found = await search.search(QUERY, candidates(20), 2)
     assert found.tree is not None
     assert (found.tree.root.visits, most) == (4, 2)
 
 
-async def test_a_batch_that_could_not_all_be_judged_ends_the_search() -> None:
+async def test_batch_without_full_rewards_ends_search() -> None:
     four = replace(SHORT, n=4, temperature=0.8)
 
     async def reward(
-        query: Query, said: Answer, candidates: Sequence[Candidate], budgeted: BudgetedGenerator, /
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        budgeted: BudgetedGenerator,
+        /,
     ) -> RewardValue:
-        await budgeted.generate(reminded(query, said.text), four)
+        await budgeted.generate(reminded(query, answer.text), four)
         return RewardValue(0.5, {"paid": 0.5})
 
     # Three answers and one reward of 4: the 3 calls left do not pay for the other one.
     search = rcts(ScriptedGenerator(repeated), reward=reward, parallel=2, most_calls=3 + 4 + 3)
-    tree = (await search.search(QUERY, known(20), 2)).tree
+    tree = (await search.search(QUERY, candidates(20), 2)).tree
     assert tree is not None
     assert (tree.ended, tree.root.visits, tree.calls) == ("budget", 1, 7)
 
 
-async def test_a_budget_without_an_answer_is_refused() -> None:
+async def test_budget_without_any_answer_is_an_error() -> None:
     with pytest.raises(SettingError) as raised:
-        await rcts(ScriptedGenerator(opinion), most_tokens=20).search(QUERY, known(3), 2)
+        await rcts(ScriptedGenerator(opinion), most_tokens=20).search(QUERY, candidates(3), 2)
     assert "most_tokens" in raised.value.hint
 
 
-class Unsteady(ScriptedGenerator):
+class ShuffledGenerator(ScriptedGenerator):
     """Replies in an order of its own."""
 
     def __init__(self, latency: Callable[[], float] | None) -> None:
@@ -161,13 +171,11 @@ class Unsteady(ScriptedGenerator):
 
 @pytest.mark.parametrize("parallel", [1, 4])
 @pytest.mark.parametrize("most", range(1500, 9000, 500))
-async def test_a_budget_of_tokens_does_not_depend_on_which_reply_was_first(
-    most: int, parallel: int
-) -> None:
+async def test_token_budget_does_not_depend_on_reply_order(most: int, parallel: int) -> None:
     chance = random.Random(most)
     waits = (None, lambda: 0.001, lambda: chance.random() / 500)
     trees = []
     for wait in waits:
-        search = rcts(Unsteady(wait), rollouts=6, parallel=parallel, most_tokens=most)
-        trees.append((await search.search(QUERY, known(6), 2)).tree)
+        search = rcts(ShuffledGenerator(wait), rollouts=6, parallel=parallel, most_tokens=most)
+        trees.append((await search.search(QUERY, candidates(6), 2)).tree)
     assert trees[0] == trees[1] == trees[2]

@@ -10,10 +10,10 @@ from bottega.errors import GenerationError
 from bottega.generation import ScriptedGenerator
 from bottega.reranking import TreeSearch
 from bottega.types import Prompt, Reply, Sampling
-from tests.reranking.searches import QUERY, known, opinion, rcts
+from tests.reranking.tiny_search import QUERY, candidates, opinion, rcts
 
 
-class Uneven(ScriptedGenerator):
+class DelayedGenerator(ScriptedGenerator):
     """Some replies take longer than others, by the dice."""
 
     def __init__(self, replies: Callable[[Prompt], str], salt: int) -> None:
@@ -27,16 +27,19 @@ class Uneven(ScriptedGenerator):
 
 
 @pytest.mark.parametrize("budget", [None, 70])
-async def test_what_is_found_does_not_depend_on_which_reply_is_first(budget: int | None) -> None:
+async def test_result_does_not_depend_on_reply_order(budget: int | None) -> None:
     def search(model: ScriptedGenerator) -> TreeSearch:
         return rcts(model, parallel=4, most_calls=budget)
 
-    expected = await search(ScriptedGenerator(opinion)).search(QUERY, known(20), 3)
+    expected = await search(ScriptedGenerator(opinion)).search(QUERY, candidates(20), 3)
     for salt in range(5):
-        assert await search(Uneven(opinion, salt)).search(QUERY, known(20), 3) == expected
+        assert (
+            await search(DelayedGenerator(opinion, salt)).search(QUERY, candidates(20), 3)
+            == expected
+        )
 
 
-class OneByOne(ScriptedGenerator):
+class SequentialGenerator(ScriptedGenerator):
     """An endpoint that takes one request at a time."""
 
     def __init__(self, replies: Callable[[Prompt], str], latency: float) -> None:
@@ -55,11 +58,11 @@ async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, fast
     for _ in range(2):
         model = ScriptedGenerator(opinion, latency=latency)
         began = time.perf_counter()
-        found = await rcts(model, parallel=parallel).search(QUERY, known(20), 3)
+        found = await rcts(model, parallel=parallel).search(QUERY, candidates(20), 3)
         seconds.append(time.perf_counter() - began)
     began = time.perf_counter()
-    slow = OneByOne(opinion, latency)
-    assert await rcts(slow, parallel=parallel).search(QUERY, known(20), 3) == found
+    slow = SequentialGenerator(opinion, latency)
+    assert await rcts(slow, parallel=parallel).search(QUERY, candidates(20), 3) == found
     serial = time.perf_counter() - began
     assert len(slow.calls) == len(model.calls) == 1 + 10 * 7
     assert found.tree is not None
@@ -67,17 +70,17 @@ async def test_much_faster_than_the_same_requests_one_by_one(parallel: int, fast
     assert serial / min(seconds) >= faster
 
 
-async def test_identical_probes_are_asked_once() -> None:
+async def test_identical_probes_are_requested_once() -> None:
     """Without rationales branches with the same answer have the same probes: 3 answers at most."""
     model = ScriptedGenerator(lambda prompt: opinion(prompt)[-1])
-    found = await rcts(model).search(QUERY, known(20), 3)
+    found = await rcts(model).search(QUERY, candidates(20), 3)
     assert found.tree is not None
     assert found.tree.root.visits == 10
     assert found.tree.requests == len({(call.prompt, call.sampling) for call in model.calls})
     assert found.tree.requests <= 11 + 3 * 5
 
 
-class FailsAt(ScriptedGenerator):
+class FailingGenerator(ScriptedGenerator):
     def __init__(self, place: int) -> None:
         super().__init__(opinion)
         self._place = place
@@ -94,6 +97,6 @@ async def test_a_failing_endpoint_is_neither_a_reward_nor_an_answer(
     parallel: int, budget: int | None
 ) -> None:
     for place in range(71):
-        search = rcts(FailsAt(place), parallel=parallel, most_calls=budget)
+        search = rcts(FailingGenerator(place), parallel=parallel, most_calls=budget)
         with pytest.raises(GenerationError, match="the endpoint failed"):
-            await search.search(QUERY, known(20), 3)
+            await search.search(QUERY, candidates(20), 3)

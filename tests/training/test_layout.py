@@ -17,7 +17,7 @@ def test_the_slices_that_embedders_read_are_those_of_the_architecture() -> None:
     assert MEANINGS[1] == slice(architecture.TOPIC.start, architecture.RULE.stop)
 
 
-def test_the_bundled_words_know_paraphrases_and_names() -> None:
+def test_bundled_words_include_paraphrases_and_names() -> None:
     words = TokenEmbedder(bundled_folder())
     texts = ("What shape is it?", "Tell me the outline.", "Tell me the hue.", "the home of babra")
     shape, outline, hue, home = words.embed([Query(text) for text in texts])

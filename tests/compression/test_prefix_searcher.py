@@ -16,8 +16,8 @@ from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
 from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Completion, Prefix, Prompt, Query, Reply, Sampling
-from tests.compression import spoken
-from tests.compression.spoken import hyper, passages, texts, told
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, labelled_passage, passages, texts
 
 QUERY = Query("where is number 2")
 
@@ -50,7 +50,7 @@ def found(count: int, scores: tuple[float, ...] | None = None) -> list[Candidate
 
 
 def condenser(store: PassageStore | None = None) -> PassageCompressor:
-    return PassageCompressor(spoken.racc(), hyper(), texts(), store)
+    return PassageCompressor(tiny_models.racc(), hyper(), texts(), store)
 
 
 def answering(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
@@ -62,7 +62,7 @@ def answering(base: Base, store: PassageStore | None = None) -> PrefixSearcher:
     return PrefixSearcher(condense, base, prompt=InterleavedPrompter(), parse=LabelParser())
 
 
-async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -> None:
+async def test_model_reads_the_prefix_and_no_passage_text() -> None:
     base = Base()
 
     answer = await answering(base).search(QUERY, found(5), 3)
@@ -72,11 +72,11 @@ async def test_the_model_is_asked_behind_what_was_found_and_shown_none_of_it() -
     assert len(answer.prompt.messages) == 1
 
 
-async def test_without_candidates_the_model_is_asked_as_it_is() -> None:
+async def test_without_candidates_the_model_has_no_prefix() -> None:
     assert (await answering(Base()).search(QUERY, [], 3)).answer.text == "alone"
 
 
-async def test_scores_and_passages_decide_what_stands_there() -> None:
+async def test_prefix_depends_on_scores_and_passages() -> None:
     base = Base()
     searcher = answering(base)
     await searcher.search(QUERY, found(3), 3)
@@ -90,7 +90,7 @@ async def test_scores_and_passages_decide_what_stands_there() -> None:
     np.testing.assert_array_equal(first[0], first[3])
 
 
-async def test_many_at_once_do_not_mix() -> None:
+async def test_concurrent_queries_do_not_mix() -> None:
     base = Base()
     searcher, queries = answering(base), [Query(f"where is number {i}") for i in range(8)]
     await asyncio.gather(*(searcher.search(one, found(3), 3) for one in queries))
@@ -100,7 +100,7 @@ async def test_many_at_once_do_not_mix() -> None:
     assert together == alone and len(alone) == 8
 
 
-async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
+async def test_stored_passages_give_the_same_answers(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
     store.add([(str(one.example.id), one.example) for one in found(3)], condenser().compress)
     fresh, stored = Base(), Base()
@@ -113,22 +113,22 @@ async def test_stored_passages_answer_as_fresh_ones(tmp_path: Path) -> None:
     np.testing.assert_allclose(one[1], other[1], atol=0.02)
 
 
-async def test_a_passage_that_changed_since_is_an_error_and_no_answer(tmp_path: Path) -> None:
+async def test_changed_passage_is_an_error(tmp_path: Path) -> None:
     store = PassageStore(tmp_path, Manifest("a", 4, 32))
-    store.add([("p0", told("old"))], lambda old: torch.zeros(len(old), 4, 32))
+    store.add([("p0", labelled_passage("old"))], lambda old: torch.zeros(len(old), 4, 32))
 
     with pytest.raises(StoreError, match="p0 has changed"):
         await answering(Base(), store).search(QUERY, found(1), 1)
 
 
 @pytest.mark.parametrize("k", [0, -1])
-async def test_no_passage_at_all_is_not_asked_for(k: int) -> None:
+async def test_k_below_1_is_an_error(k: int) -> None:
     with pytest.raises(SettingError, match=f"at least 1, got {k}"):
         await answering(Base()).search(QUERY, found(3), k)
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-async def test_scores_that_are_no_numbers_are_refused(score: float) -> None:
+async def test_nan_scores_are_an_error(score: float) -> None:
     with pytest.raises(SettingError, match="not a finite number"):
         await answering(Base()).search(QUERY, found(2, (score, 1.0)), 2)
 
@@ -137,10 +137,10 @@ async def test_scores_that_are_no_numbers_are_refused(score: float) -> None:
 def test_only_the_distances_of_scores_count(offset: float) -> None:
     """However far they are from zero: single precision holds 2 ** 40 and 2 ** 40 + 1 alike."""
     made = condenser()
-    told, moved = (
+    labelled_passage, moved = (
         made.prefix(QUERY, found(2, (1.0 + by, 0.0 + by))).layers[0][0] for by in (0.0, offset)
     )
-    np.testing.assert_allclose(told, moved, atol=1e-6)
+    np.testing.assert_allclose(labelled_passage, moved, atol=1e-6)
 
 
 @pytest.mark.parametrize("scores", [(1e308, -1e308), (1e39, 0.0)])

@@ -35,7 +35,7 @@ async def shown(angles: dict[str, float], trade_off: float, k: int) -> str:
     return "".join(c.example.answer for c in chosen)
 
 
-async def test_a_near_copy_gives_way_to_something_else() -> None:
+async def test_near_duplicate_is_replaced() -> None:
     angles = {"a": 0.0, "b": 1.0, "c": 90.0}
     assert await shown(angles, 0.5, 2) == "ac"
     assert await shown(angles, 1.0, 2) == "ab"
@@ -62,7 +62,7 @@ async def test_trade_off_1_is_the_first_k(k: int, turns: list[float]) -> None:
 
 
 @given(turns=st.lists(st.integers(0, 71), min_size=6, max_size=6, unique=True))
-async def test_trade_off_0_is_always_the_one_least_like_those_chosen(turns: list[int]) -> None:
+async def test_trade_off_0_selects_the_least_similar(turns: list[int]) -> None:
     angles = {label: 5.0 * turn for label, turn in zip("abcdef", turns, strict=True)}
     chosen = await shown(angles, 0.0, 6)
     assert chosen[0] == "a"
@@ -83,20 +83,20 @@ async def test_scores_of_any_scale_are_ranked(scores: tuple[float, ...]) -> None
     assert chosen[0].example.answer == "a"
 
 
-async def test_the_best_stands_next_to_the_query_by_default() -> None:
+async def test_best_is_nearest_to_the_query_by_default() -> None:
     rerank = MMRReranker(at({"a": 0, "b": 40, "c": 80}), trade_off=1.0)
     chosen = await rerank(QUERY, candidates("a", "b", "c"), 2)
     assert "".join(c.example.answer for c in chosen) == "ba"
     assert await rerank(QUERY, [], 2) == []
 
 
-def test_a_trade_off_beyond_1_is_refused() -> None:
+def test_trade_off_above_1_is_an_error() -> None:
     with pytest.raises(SettingError):
         MMRReranker(at({}), trade_off=1.1)
 
 
 @pytest.mark.parametrize(("gone", "shown"), [("b", "acd"), ("ad", "bc"), ("abcd", "")])
-async def test_what_was_deleted_since_is_left_out(gone: str, shown: str) -> None:
+async def test_deleted_candidates_are_left_out(gone: str, shown: str) -> None:
     vectors = at({"a": 0, "b": 30, "c": 60, "d": 90})
 
     def present(ids: Sequence[str]) -> Vectors:

@@ -26,8 +26,8 @@ from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image
 from bottega.types import Candidate, Prompt, Query
 from tests.builders import solid_image
-from tests.compression import spoken
-from tests.compression.spoken import encode, passages
+from tests.compression import tiny_models
+from tests.compression.tiny_models import encode, passages
 from tests.kv_prefix.tiny_models import END, tiny
 
 HALF, FULL = torch.bfloat16, torch.float32
@@ -39,22 +39,22 @@ PLACES = [
     pytest.param(("cpu", FULL), ("cuda", FULL), id="base on a GPU", marks=pytest.mark.gpu),
     pytest.param(("cuda", HALF), ("cuda", HALF), id="half on a GPU", marks=pytest.mark.gpu),
 ]
-Place = tuple[str, torch.dtype]
-HERE: Place = ("cpu", FULL)
-COURSE = TrainingConfig(
+DeviceKind = tuple[str, torch.dtype]
+HERE: DeviceKind = ("cpu", FULL)
+CONFIG = TrainingConfig(
     steps=2, warm_up=1, rate=1e-3, answer=1.0, cache=1.0, prdb=True, checkpoint_every=1
 )
 
 
 @dataclass(frozen=True)
-class Put:
+class PlacedModel:
     """A model at its place, and inputs as its processor would bring them there."""
 
     model: Any
 
     @classmethod
-    def at(cls, place: Place) -> Put:
-        return cls(deepcopy(tiny("llava").model).to(*place))
+    def at(cls, device: DeviceKind) -> PlacedModel:
+        return cls(deepcopy(tiny("llava").model).to(*device))
 
     def encode(self, prompts: Sequence[Prompt], /) -> Inputs:
         kinds = {True: self.model.dtype, False: None}
@@ -68,40 +68,47 @@ class Put:
         return InputBuilder(self.encode, frozenset({END}))
 
 
-def teaching(hyper: Place, base: Place) -> TrainingObjective:
-    one, other = Put.at(hyper), Put.at(base)
+def make_objective(hyper: DeviceKind, base: DeviceKind) -> TrainingObjective:
+    one, other = PlacedModel.at(hyper), PlacedModel.at(base)
     return TrainingObjective(HyperModel(one.model), one.texts, other.model, other.texts, END)
 
 
-def lessons(*pictures: Image) -> list[TrainingExample]:
+def training_examples(*images: Image) -> list[TrainingExample]:
     return [
-        TrainingExample(Query("where is number 1", pictures), tuple(told), (2.0, 1.0), right, "red")
-        for told, right in ((passages(2, "a"), (True, False)), (passages(2, "b"), (False, True)))
+        TrainingExample(
+            Query("where is number 1", images), tuple(labelled_passage), (2.0, 1.0), right, "red"
+        )
+        for labelled_passage, right in (
+            (passages(2, "a"), (True, False)),
+            (passages(2, "b"), (False, True)),
+        )
     ]
 
 
 def ready(between: TrainingObjective) -> RaccModel:
-    racc = spoken.racc(prompting="both")
-    between.calibrate(racc, [one for _ in range(8) for one in lessons()])
+    racc = tiny_models.racc(prompting="both")
+    between.calibrate(racc, [one for _ in range(8) for one in training_examples()])
     return racc
 
 
 @pytest.mark.parametrize(("hyper", "base"), PLACES)
-def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
-    hyper: Place, base: Place, tmp_path: Path
+def test_training_loss_equals_full_precision_cpu_loss(
+    hyper: DeviceKind, base: DeviceKind, tmp_path: Path
 ) -> None:
-    here, there = teaching(HERE, HERE), teaching(hyper, base)
+    here, there = make_objective(HERE, HERE), make_objective(hyper, base)
     expected_racc = ready(here)
     # Calibration inverts matrices: one of its own per precision would multiply rounding errors.
     racc = deepcopy(expected_racc).to(there.hyper.device)
-    scores = retrieval_scores(lessons())
-    made = there.prompts(racc, lessons(solid_image(9)), scores).detach().cpu()
-    expected_prompts = here.prompts(expected_racc, lessons(solid_image(9)), scores).detach()
+    scores = retrieval_scores(training_examples())
+    made = there.prompts(racc, training_examples(solid_image(9)), scores).detach().cpu()
+    expected_prompts = here.prompts(
+        expected_racc, training_examples(solid_image(9)), scores
+    ).detach()
     assert (made - expected_prompts).norm() < 0.03 * expected_prompts.norm()
 
-    loss = there.loss(racc, lessons(solid_image(9)), COURSE, scores)
+    loss = there.loss(racc, training_examples(solid_image(9)), CONFIG, scores)
     torch.autograd.backward(loss)
-    expected = here.loss(expected_racc, lessons(solid_image(9)), COURSE, scores)
+    expected = here.loss(expected_racc, training_examples(solid_image(9)), CONFIG, scores)
     assert loss.item() == pytest.approx(expected.item(), rel=0.1)
     for name, weight in racc.named_parameters():
         assert (weight.dtype, weight.device.type) == (FULL, hyper[0]), name
@@ -112,8 +119,8 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
         train(
             ready(there),
             there,
-            lambda step: lessons(),
-            COURSE,
+            lambda step: training_examples(),
+            CONFIG,
             folder=tmp_path,
             report=seen.append,
             stopped=lambda: True,
@@ -122,23 +129,23 @@ def test_a_step_of_training_costs_what_it_costs_in_full_precision_on_the_cpu(
 
 
 @pytest.mark.parametrize(("hyper", "base"), PLACES)
-def test_a_prefix_is_what_it_is_in_full_precision_on_the_cpu(
-    hyper: Place, base: Place, tmp_path: Path
+def test_prefix_equals_full_precision_cpu_prefix(
+    hyper: DeviceKind, base: DeviceKind, tmp_path: Path
 ) -> None:
     shown = [Candidate(replace(one, id=f"p{i}"), 1.0) for i, one in enumerate(passages(3))]
-    asked = Query("where is it", (solid_image(9),))
-    racc = ready(teaching(HERE, HERE))
-    here = Put.at(HERE)
+    query = Query("where is it", (solid_image(9),))
+    racc = ready(make_objective(HERE, HERE))
+    here = PlacedModel.at(HERE)
     expected = PassageCompressor(deepcopy(racc), HyperModel(here.model), here.texts).prefix(
-        asked, shown
+        query, shown
     )
 
-    there = Put.at(hyper)
+    there = PlacedModel.at(hyper)
     made = PassageCompressor(racc, HyperModel(there.model), there.texts)
     store = PassageStore(tmp_path, Manifest("a", racc.config.document_prompts, racc.config.width))
     store.add([(str(one.example.id), one.example) for one in shown], made.compress)
     stored = PassageCompressor(racc, HyperModel(there.model), there.texts, store)
-    for found in (made.prefix(asked, shown), stored.prefix(asked, shown)):
+    for found in (made.prefix(query, shown), stored.prefix(query, shown)):
         for ours, theirs in zip(found.layers, expected.layers, strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 assert abs(one - other).mean() < 0.1 * abs(other).mean()

@@ -36,7 +36,7 @@ PARSE = FinalAnswerParser()
 SHORT = Sampling(max_tokens=16)
 
 
-def known(count: int) -> list[Candidate]:
+def candidates(count: int) -> list[Candidate]:
     """Named 0, 1, 2 and so on, with falling scores; what they ask is their name."""
     examples = [Example(Query(f"case {i}"), f"{i % 3}", id=str(i)) for i in range(count)]
     return [Candidate(one, 1 - i / 100) for i, one in enumerate(examples)]
@@ -68,10 +68,10 @@ def rcts(model: ScriptedGenerator, **settings: Any) -> TreeSearch:
 
 
 async def later_is_better(
-    query: Query, said: Answer, known: Sequence[Candidate], ask: BudgetedGenerator, /
+    query: Query, answer: Answer, candidates: Sequence[Candidate], ask: BudgetedGenerator, /
 ) -> RewardValue:
     """Likes the answers that name far candidates, and asks nothing."""
-    value = sum(int(name) for name in said.text.split() if name.isdigit()) / 100
+    value = sum(int(name) for name in answer.text.split() if name.isdigit()) / 100
     return RewardValue(value, {"far": value})
 
 

@@ -7,14 +7,14 @@ import torch
 
 from bottega.compression.persistence import SETTINGS, WEIGHTS, fingerprint, load, same_model, save
 from bottega.errors import LoadError, SettingError
-from tests.compression import spoken
-from tests.compression.spoken import hyper, model
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, model
 from tests.kv_prefix.tiny_models import tiny
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_a_compressor_comes_back_as_it_was(tmp_path: Path, prompting: str) -> None:
-    racc = spoken.racc(prompting=prompting)
+def test_saved_compressor_loads_equal(tmp_path: Path, prompting: str) -> None:
+    racc = tiny_models.racc(prompting=prompting)
     save(racc, tmp_path, hyper=hyper(1), base=model().model, half=False)
 
     again = load(tmp_path)
@@ -27,15 +27,15 @@ def test_a_compressor_comes_back_as_it_was(tmp_path: Path, prompting: str) -> No
 
 def test_half_precision_takes_half_the_disk(tmp_path: Path) -> None:
     for half in (True, False):
-        save(spoken.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
+        save(tiny_models.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
 
     sizes = [(tmp_path / str(half) / WEIGHTS).stat().st_size for half in (True, False)]
     assert sizes[0] < 0.6 * sizes[1]
     assert load(tmp_path / "True").racc.state_dict()["documents.centre"].dtype == torch.float32
 
 
-def test_models_that_it_was_not_trained_with_are_refused(tmp_path: Path) -> None:
-    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+def test_other_models_are_an_error(tmp_path: Path) -> None:
+    save(tiny_models.racc(), tmp_path, hyper=hyper(), base=model().model)
     saved, other = load(tmp_path), tiny("idefics3").model
 
     with pytest.raises(LoadError, match="hyper"):
@@ -44,7 +44,7 @@ def test_models_that_it_was_not_trained_with_are_refused(tmp_path: Path) -> None
         saved.open(model().model, other)
 
 
-def test_a_model_is_known_in_any_precision_and_unlike_one_with_other_weights() -> None:
+def test_fingerprint_ignores_precision_but_not_weights() -> None:
     one = torch.nn.Linear(64, 64)
     half = torch.nn.Linear(64, 64).to(torch.bfloat16)
     half.load_state_dict(one.state_dict())
@@ -61,7 +61,7 @@ def test_a_model_is_known_in_any_precision_and_unlike_one_with_other_weights() -
 
 
 def test_the_digest_changes_with_the_weights(tmp_path: Path) -> None:
-    racc = spoken.racc()
+    racc = tiny_models.racc()
     save(racc, tmp_path / "one", hyper=hyper(), base=model().model)
     racc.aggregator.strength.data += 1
     save(racc, tmp_path / "two", hyper=hyper(), base=model().model)
@@ -71,8 +71,8 @@ def test_the_digest_changes_with_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no settings", "no weights", "cut", "other version"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
-    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
+def test_unreadable_compressor_is_an_error(tmp_path: Path, damage: str) -> None:
+    save(tiny_models.racc(), tmp_path, hyper=hyper(), base=model().model)
     if damage == "no settings":
         (tmp_path / SETTINGS).unlink()
     elif damage == "no weights":
@@ -100,22 +100,22 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
     ],
 )
 def test_settings_that_were_changed_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    save(spoken.racc(), tmp_path, hyper=hyper(), base=model().model)
-    told = json.loads((tmp_path / SETTINGS).read_text())
+    save(tiny_models.racc(), tmp_path, hyper=hyper(), base=model().model)
+    labelled_passage = json.loads((tmp_path / SETTINGS).read_text())
     [(name, value)] = change.items()
     if value is None:
-        del told[name]
+        del labelled_passage[name]
     elif isinstance(value, dict):
-        told[name].update(value)
+        labelled_passage[name].update(value)
     else:
-        told[name] = value
-    (tmp_path / SETTINGS).write_text(json.dumps(told))
+        labelled_passage[name] = value
+    (tmp_path / SETTINGS).write_text(json.dumps(labelled_passage))
     with pytest.raises(LoadError, match="no readable compressor"):
         load(tmp_path)
 
 
 def test_layer_and_shape_are_part_of_the_digest(tmp_path: Path) -> None:
-    save(spoken.racc(), tmp_path, hyper=hyper(1), base=model().model)
+    save(tiny_models.racc(), tmp_path, hyper=hyper(1), base=model().model)
     text, before = (tmp_path / SETTINGS).read_text(), load(tmp_path).digest
     for one, other in (('"layer": 1', '"layer": 2'), ('"rgca": true', '"rgca": false')):
         (tmp_path / SETTINGS).write_text(text.replace(one, other))
@@ -125,8 +125,8 @@ def test_layer_and_shape_are_part_of_the_digest(tmp_path: Path) -> None:
         load(tmp_path).open(model().model, model().model)
 
 
-def test_scales_of_any_size_come_back_and_what_is_no_number_does_not(tmp_path: Path) -> None:
-    racc = spoken.racc()
+def test_large_scales_load_and_nan_is_an_error(tmp_path: Path) -> None:
+    racc = tiny_models.racc()
     racc.modulation.centre.fill_(7e4)
     racc.documents.spread.fill_(1e-8)
     save(racc, tmp_path, hyper=hyper(), base=model().model)

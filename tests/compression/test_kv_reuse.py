@@ -18,7 +18,7 @@ from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import Prompter
 from bottega.types import Candidate, Example, Prefix, Prompt, Query
 from tests.builders import solid_image
-from tests.compression.spoken import passages, speaking
+from tests.compression.tiny_models import passages, speaking
 from tests.kv_prefix.tiny_models import DECODERS, ENCODER_DECODERS, END, Tiny, tiny
 
 QUERY = Query("where is the home of number 2")
@@ -30,9 +30,9 @@ def assert_close(one: Tensor, other: Tensor) -> None:
 
 
 def found(*numbers: int) -> list[Candidate]:
-    told = passages(10)
+    labelled_passage = passages(10)
     # Of unlike lengths, so that a wrong place would show.
-    longer = [Query(told[n].query.text + " indeed" * n) for n in numbers]
+    longer = [Query(labelled_passage[n].query.text + " indeed" * n) for n in numbers]
     return [Candidate(Example(one, "", id=one.text), 0.0) for one in longer]
 
 
@@ -49,25 +49,25 @@ def stacked(prefix: Prefix) -> KeyValues:
     )
 
 
-def told(model: Tiny, query: Query, shown: Sequence[Candidate]) -> Inputs:
+def labelled_passage(model: Tiny, query: Query, shown: Sequence[Candidate]) -> Inputs:
     return speaking(model)([InterleavedPrompter()(query, shown)])
 
 
-def behind(model: Tiny, prefix: Prefix, query: Query = QUERY) -> Tensor:
+def after_prefix(model: Tiny, prefix: Prefix, query: Query = QUERY) -> Tensor:
     """The logits of the question, without those of its opening."""
-    inputs = dict(told(model, query, ()))
+    inputs = dict(labelled_passage(model, query, ()))
     inputs["attention_mask"] = inputs["attention_mask"].clone()
     inputs["attention_mask"][:, : prefix.opening] = 0
     return forward(model.model, stacked(prefix), inputs).logits[:, prefix.opening :]
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_of_a_single_passage_it_is_what_the_model_has_itself(name: str) -> None:
+def test_single_passage_prefix_equals_the_models_own(name: str) -> None:
     model, shown = tiny(name), found(3)
 
     prefix = reuse(model).prefix(QUERY, shown)
 
-    whole = told(model, QUERY, shown)
+    whole = labelled_passage(model, QUERY, shown)
     own = read(model.model, whole)
     for (keys, values), (own_keys, own_values) in zip(
         stacked(prefix).layers, own.layers, strict=True
@@ -75,29 +75,29 @@ def test_of_a_single_passage_it_is_what_the_model_has_itself(name: str) -> None:
         assert_close(keys, own_keys[:, :, : prefix.length])
         assert_close(values, own_values[:, :, : prefix.length])
     logits = forward(model.model, KeyValues.none(own.geometry, 1), whole).logits
-    assert_close(behind(model, prefix), logits[:, prefix.length :])
+    assert_close(after_prefix(model, prefix), logits[:, prefix.length :])
 
 
-def test_several_are_concatenation_in_which_no_passage_sees_another() -> None:
+def test_reuse_equals_concatenation_without_cross_passage_attention() -> None:
     model, shown = tiny("llava"), found(2, 0, 5)
     prefix = reuse(model).prefix(QUERY, shown)
 
-    ids = told(model, QUERY, shown)["input_ids"]
+    ids = labelled_passage(model, QUERY, shown)["input_ids"]
     blind, whole = (
         model.model(input_ids=ids, attention_mask=one).logits[:, prefix.length :]
         for one in masks(model, shown, ids.shape[1])
     )
-    assert_close(behind(model, prefix), blind)
-    assert not torch.allclose(behind(model, prefix), whole, atol=1e-2)
+    assert_close(after_prefix(model, prefix), blind)
+    assert not torch.allclose(after_prefix(model, prefix), whole, atol=1e-2)
 
 
 def masks(model: Tiny, shown: Sequence[Candidate], length: int) -> tuple[Tensor, Tensor]:
     """To be added to attention, without and with sight of the passages before."""
     every = torch.ones(length, length, dtype=torch.bool).tril()
     sees, start = every.clone(), 1  # <s>
-    alone = len(rows(told(model, QUERY, ()))[0])
+    alone = len(rows(labelled_passage(model, QUERY, ()))[0])
     for one in shown:
-        stop = start + len(rows(told(model, QUERY, [one]))[0]) - alone
+        stop = start + len(rows(labelled_passage(model, QUERY, [one]))[0]) - alone
         sees[start:stop, 1:start] = False
         start = stop
     return tuple(  # type: ignore[return-value]
@@ -123,7 +123,7 @@ def test_passages_stand_in_the_order_that_they_are_given_in() -> None:
     assert not torch.allclose(keys[2][:, later], keys[0][:, own], atol=1e-2)
 
 
-def test_a_passage_is_read_once_for_a_place() -> None:
+def test_passage_is_read_once_per_position() -> None:
     model = tiny("llava")
     reads: list[int] = []
     hook = model.model.register_forward_hook(lambda *_: reads.append(1))
@@ -144,7 +144,7 @@ def test_a_passage_is_read_once_for_a_place() -> None:
     assert first.length == third.length
 
 
-def test_what_is_kept_stays_within_its_bounds() -> None:
+def test_kv_cache_is_bounded() -> None:
     kept = reuse(tiny("llava"))
     for number in range(200):
         kept.prefix(Query("where"), found(number % 10, (number * 7 + number // 10) % 10))
@@ -154,26 +154,26 @@ def test_what_is_kept_stays_within_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["llava", "smolvlm", "qwen2_5_vl"])
-def test_a_question_about_a_picture_stands_behind_it(name: str) -> None:
+def test_question_follows_its_image(name: str) -> None:
     model, shown = tiny(name), found(3)
     prefix = reuse(model).prefix(PICTURED, shown)
 
-    logits = model.model(**told(model, PICTURED, shown)).logits[:, prefix.length :]
-    assert_close(behind(model, prefix, PICTURED), logits)
+    logits = model.model(**labelled_passage(model, PICTURED, shown)).logits[:, prefix.length :]
+    assert_close(after_prefix(model, prefix, PICTURED), logits)
 
 
-def test_passages_with_pictures_are_read_with_them() -> None:
+def test_passages_are_read_with_their_images() -> None:
     model = tiny("llava")
     told_of = Query("this is number 3", (solid_image(4),))
     shown = [Candidate(Example(told_of, ""), 0.0)]
     prefix = reuse(model).prefix(QUERY, shown)
 
-    logits = model.model(**told(model, QUERY, shown)).logits[:, prefix.length :]
-    assert_close(behind(model, prefix), logits)
+    logits = model.model(**labelled_passage(model, QUERY, shown)).logits[:, prefix.length :]
+    assert_close(after_prefix(model, prefix), logits)
 
 
 @pytest.mark.parametrize("prompt", [InterleavedPrompter(), AppendixAPrompter()])
-def test_demonstrations_are_read_with_their_answers(prompt: Prompter) -> None:
+def test_demonstrations_include_their_answers(prompt: Prompter) -> None:
     model = tiny("llava")
     known = [
         Candidate(Example(Query(f"what is number {n}", choices=QUERY.choices), "three"), 0.0)
@@ -186,11 +186,11 @@ def test_demonstrations_are_read_with_their_answers(prompt: Prompter) -> None:
     assert prefix.length - prefix.opening == len(whole) - len(alone)
 
 
-def test_a_prompt_that_shows_passages_in_another_way_is_refused() -> None:
+def test_prompt_with_other_passage_rendering_is_an_error() -> None:
     def numbered(query: Query, shown: Sequence[Candidate]) -> Prompt:
         named = [
-            replace(one, example=replace(one.example, query=Query(f"{place}: a passage")))
-            for place, one in enumerate(shown)
+            replace(one, example=replace(one.example, query=Query(f"{device}: a passage")))
+            for device, one in enumerate(shown)
         ]
         return InterleavedPrompter()(query, named)
 
@@ -200,6 +200,6 @@ def test_a_prompt_that_shows_passages_in_another_way_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_an_encoder_leaves_nothing_to_reuse(name: str) -> None:
+def test_encoder_models_cannot_reuse_kv(name: str) -> None:
     with pytest.raises(SettingError, match="needs a decoder-only model, got"):
         reuse(tiny(name))

@@ -76,10 +76,13 @@ def racc(**changes: Any) -> RaccModel:
     return RaccModel(built).eval()
 
 
-def told(text: str, *images: Image) -> Example:
+def labelled_passage(text: str, *images: Image) -> Example:
     """A passage."""
     return Example(Query(text, images), "")
 
 
 def passages(count: int, about: str = "") -> list[Example]:
-    return [told(f"the home of {about} number {i} is place {i * 7 % 13}") for i in range(count)]
+    return [
+        labelled_passage(f"the home of {about} number {i} is place {i * 7 % 13}")
+        for i in range(count)
+    ]

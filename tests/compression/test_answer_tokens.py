@@ -24,14 +24,14 @@ def facts() -> tuple[TrainingExample, ...]:
     """Eight questions about drawn facts, each with the passage that answers it and two others."""
     task = FactTask(queries=8, episodes=1).generate(7)
     passages = {str(one.query.id): one for one in task.knowledge}
-    lessons = []
+    training_examples = []
     for item in task.items:
         right = passages[item.tags["passage"]]
         shown = (right, *[one for one in task.knowledge if one is not right][:2])
-        lessons.append(
+        training_examples.append(
             TrainingExample(item.query, shown, (1.0, 0.0, 0.0), (True, False, False), item.answer)
         )
-    return tuple(lessons)
+    return tuple(training_examples)
 
 
 def pieces(rows: list[list[int]]) -> list[list[str]]:
@@ -41,29 +41,32 @@ def pieces(rows: list[list[int]]) -> list[list[str]]:
 
 def test_an_answer_from_a_passage_begins_with_the_space_that_the_model_copies() -> None:
     """The targets of both trainings are the same tokens wherever the model answers correctly."""
-    taught = apprentice()[1]
-    copied, annotated = pieces(taught._teacher_replies(facts())), pieces(taught._annotated(facts()))
+    objective = apprentice()[1]
+    copied, annotated = (
+        pieces(objective._teacher_replies(facts())),
+        pieces(objective._annotated(facts())),
+    )
     right = [
-        place
-        for place, lesson in enumerate(facts())
-        if "".join(copied[place][:-1]).strip() == lesson.answer
+        device
+        for device, lesson in enumerate(facts())
+        if "".join(copied[device][:-1]).strip() == lesson.answer
     ]
     assert len(right) >= 6
-    assert [annotated[place] for place in right] == [copied[place] for place in right]
+    assert [annotated[device] for device in right] == [copied[device] for device in right]
     assert all(one[0].startswith(" ") for one in annotated)
 
 
 def test_an_answer_from_a_demonstration_begins_without_a_space() -> None:
     shown = tuple(
-        Example(Query("What is in the image?", (solid_image(60 * place),)), word)
-        for place, word in enumerate(("drimok", "rolox", "darun"))
+        Example(Query("What is in the image?", (solid_image(60 * device),)), word)
+        for device, word in enumerate(("drimok", "rolox", "darun"))
     )
-    asked = Query("What is in the image?", shown[1].query.images)
-    lesson = TrainingExample(asked, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
+    query = Query("What is in the image?", shown[1].query.images)
+    lesson = TrainingExample(query, shown, (0.0, 1.0, 0.0), (False, True, False), "rolox")
     assert pieces(apprentice()[1]._annotated([lesson])) == [["r", "ol", "o", "x", "<end>"]]
 
 
-def test_texts_spell_an_answer_at_the_start_of_a_reply_and_inside_a_text() -> None:
+def test_answer_tokens_at_reply_start_and_inside_text() -> None:
     texts = apprentice()[1].base_inputs
     assert pieces(texts.answers([Query("what")], ["rolox"])) == [["r", "ol", "o", "x"]]
     assert pieces(texts.answers_in_text(["rolox", "red house"])) == [

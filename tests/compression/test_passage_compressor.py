@@ -11,16 +11,16 @@ from bottega.compression.model import RaccModel
 from bottega.compression.passage_compressor import PassageCompressor
 from bottega.image import Image
 from bottega.types import Candidate, Example, Prefix, Query
-from tests.compression import spoken
-from tests.compression.spoken import hyper, passages, texts
+from tests.compression import tiny_models
+from tests.compression.tiny_models import hyper, passages, texts
 
 
-def picture(shade: int) -> Image:
+def image(shade: int) -> Image:
     return Image.from_pillow(Pillow.new("L", (4, 4), shade))
 
 
 def about(shade: int, text: str = "where is it") -> Query:
-    return Query(text, (picture(shade),))
+    return Query(text, (image(shade),))
 
 
 def condenser(racc: RaccModel, cached_images: int = 10) -> PassageCompressor:
@@ -40,8 +40,8 @@ def compressions(racc: RaccModel) -> Iterator[list[int]]:
     hook.remove()
 
 
-def test_a_picture_is_compressed_once_and_every_question_about_it_is_answered_as_ever() -> None:
-    racc = spoken.racc()
+def test_image_is_compressed_once_for_several_questions() -> None:
+    racc = tiny_models.racc()
     made = condenser(racc)
     with compressions(racc) as done:
         condensed(made, about(9))
@@ -56,8 +56,8 @@ def test_a_picture_is_compressed_once_and_every_question_about_it_is_answered_as
 
 
 @pytest.mark.parametrize(("known", "anew"), [(2, 1), (1, 2), (0, 2)])
-def test_only_the_last_pictures_are_kept(known: int, anew: int) -> None:
-    racc = spoken.racc()
+def test_image_cache_is_bounded(known: int, anew: int) -> None:
+    racc = tiny_models.racc()
     made = condenser(racc, cached_images=known)
     for shade in (1, 2, 3, 2):  # the last but one is used again
         condensed(made, about(shade))
@@ -67,34 +67,34 @@ def test_only_the_last_pictures_are_kept(known: int, anew: int) -> None:
     assert len(done) == anew
 
 
-def test_another_picture_makes_another_prefix() -> None:
-    racc = spoken.racc(start="random", dcvq=True, prompting="appended")
+def test_other_image_gives_other_prefix() -> None:
+    racc = tiny_models.racc(start="random", dcvq=True, prompting="appended")
     made = condenser(racc)
-    two = Query("where is it", (picture(1), picture(200)))
+    two = Query("where is it", (image(1), image(200)))
     one, other = condensed(made, about(1)), condensed(made, two)
 
     assert not np.array_equal(one.layers[0][1], other.layers[0][1])
 
 
-def test_a_question_without_a_picture_is_compressed_once_in_place_of_three_times() -> None:
-    racc = spoken.racc()
+def test_question_without_image_is_compressed_once() -> None:
+    racc = tiny_models.racc()
     with compressions(racc) as done:
         condensed(condenser(racc), Query("where is it"))
 
     assert len(done) == 1
 
 
-def test_nor_are_questions_without_pictures_in_training() -> None:
-    racc = spoken.racc()
+def test_training_compresses_questions_without_images_once() -> None:
+    racc = tiny_models.racc()
     with compressions(racc) as done:
-        asked = racc.compress_query(hyper(), texts().query_inputs([Query("where is it")]))
+        query = racc.compress_query(hyper(), texts().query_inputs([Query("where is it")]))
 
     assert len(done) == 1
-    assert asked.image is asked.question is asked.both
+    assert query.image is query.question is query.both
 
 
 def test_another_answer_of_a_demonstration_makes_another_prefix() -> None:
-    made = condenser(spoken.racc())
+    made = condenser(tiny_models.racc())
 
     def shown(answer: str) -> Prefix:
         return made.prefix(about(9), [Candidate(Example(about(1), answer), 1.0)])

@@ -10,18 +10,27 @@ from bottega.compression.hyper_model import HyperModel
 from bottega.compression.inputs import InputBuilder, padded, rows
 from bottega.image import Image
 from bottega.types import Example, Prompt, Query
-from tests.compression.spoken import ASSISTANT, USER, encode, passages, speaking, texts, told, word
+from tests.compression.tiny_models import (
+    ASSISTANT,
+    USER,
+    encode,
+    labelled_passage,
+    passages,
+    speaking,
+    texts,
+    word,
+)
 from tests.kv_prefix.tiny_models import ALL, END, PICTURE, START, tiny
 
 
-def test_a_passage_is_read_as_prompts_show_it_and_nothing_else() -> None:
-    inputs = texts().passages([told("red house"), told("red")])
+def test_passage_tokens_are_those_of_the_prompt() -> None:
+    inputs = texts().passages([labelled_passage("red house"), labelled_passage("red")])
 
     assert rows(inputs) == [[USER, word("red"), word("house"), END], [USER, word("red"), END]]
 
 
-def test_a_passage_that_is_the_question_itself_is_read_too() -> None:
-    assert rows(texts().passages([told("?")])) == [[USER, word("?"), END]]
+def test_passage_equal_to_the_question_is_read() -> None:
+    assert rows(texts().passages([labelled_passage("?")])) == [[USER, word("?"), END]]
 
 
 def test_a_question_without_image_is_compressed_three_times() -> None:
@@ -32,7 +41,7 @@ def test_a_question_without_image_is_compressed_three_times() -> None:
     assert rows(both) == [[START, USER, *ids, END, ASSISTANT]]
 
 
-def test_answers_are_what_stands_behind_the_question() -> None:
+def test_answer_tokens_follow_the_question() -> None:
     queries = [Query("what is it"), Query("who")]
 
     answers = texts().answers(queries, ["a red house", "you"])
@@ -65,20 +74,20 @@ DEMONSTRATIONS = (
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_demonstration_is_what_a_prompt_has_more_with_it(name: str) -> None:
+def test_demonstration_tokens_are_those_a_prompt_gains(name: str) -> None:
     """To the last token of its answer; and what stands around it is whole."""
     read = InputBuilder(speaking(tiny(name)), frozenset({END}))
-    asked = Query("who is it", (SHOWN,))
-    around = rows(read.questions([asked]))[0]
-    told = rows(read.passages(DEMONSTRATIONS))
+    query = Query("who is it", (SHOWN,))
+    around = rows(read.questions([query]))[0]
+    labelled_passage = rows(read.passages(DEMONSTRATIONS))
 
-    assert told[0] == [
+    assert labelled_passage[0] == [
         *(USER, *rows_of_picture(name), word("what"), word("is"), word("it"), END),
         *(ASSISTANT, word("red"), word("house")),
     ]
     for count in (1, 2, 3):
-        shown = rows(read.with_passages([asked], [DEMONSTRATIONS[:count]]))[0]
-        assert shown == [START, *itertools.chain(*told[:count]), *around[1:]]
+        shown = rows(read.with_passages([query], [DEMONSTRATIONS[:count]]))[0]
+        assert shown == [START, *itertools.chain(*labelled_passage[:count]), *around[1:]]
 
 
 def rows_of_picture(name: str) -> list[int]:
@@ -95,7 +104,7 @@ def test_a_rationale_is_read_before_the_answer() -> None:
     assert ids[ids.index(ASSISTANT) + 1 :] == said
 
 
-def test_an_example_without_an_answer_is_a_passage_whatever_else_it_has() -> None:
+def test_example_without_answer_is_a_passage() -> None:
     passage = Example(Query("red house"), "", rationale="roof and door")
 
     assert rows(texts().passages([passage])) == [[USER, word("red"), word("house"), END]]
@@ -107,20 +116,20 @@ def test_rows_come_back_without_their_padding() -> None:
     assert rows(padded(given)) == given
 
 
-def test_an_end_before_the_passage_is_not_its_own() -> None:
+def test_end_token_before_the_passage_is_excluded() -> None:
     """As where a system turn comes first."""
     opening = [START, ASSISTANT, word("unknown"), END]
 
     def opened(prompts: Sequence[Prompt]) -> dict[str, Any]:
         return padded([[*opening, *ids[1:]] for ids in rows(encode(prompts))])
 
-    inputs = InputBuilder(opened, frozenset({END})).passages([told("red house")])
+    inputs = InputBuilder(opened, frozenset({END})).passages([labelled_passage("red house")])
 
     assert rows(inputs) == [[USER, word("red"), word("house"), END]]
 
 
 @pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl"])
-def test_a_question_with_and_without_its_picture_is_read_in_one_batch_as_in_two(name: str) -> None:
+def test_one_batch_equals_two_batches_with_and_without_image(name: str) -> None:
     shown = tiny(name)
 
     def encode(prompts: Sequence[Prompt]) -> dict[str, Any]:

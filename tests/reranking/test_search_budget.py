@@ -33,7 +33,7 @@ ONCE = Sampling(max_tokens=4)
 WARM = Sampling(temperature=0.8, max_tokens=4, n=3)
 
 
-async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
+async def test_identical_concurrent_requests_are_sent_once() -> None:
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
     budgeted = BudgetedGenerator(model)
     replies = await gather_all(budgeted.generate(says("a"), ONCE) for _ in range(3))
@@ -45,7 +45,7 @@ async def test_identical_requests_are_sent_once_also_while_under_way() -> None:
     assert budgeted.usage == Usage(prompt_tokens=3, completion_tokens=5)
 
 
-async def test_seeds_follow_from_what_is_asked_and_from_nothing_else() -> None:
+async def test_seeds_depend_on_request_content_only() -> None:
     async def seeds(seed: int, *prompts: Prompt) -> dict[Prompt, int | None]:
         model = ScriptedGenerator(lambda prompt: "yes")
         budgeted = BudgetedGenerator(model, seed=seed)
@@ -84,7 +84,7 @@ async def test_a_seed_that_was_given_stays() -> None:
     assert model.calls[0].sampling.seed == 7
 
 
-async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
+async def test_request_above_budget_is_not_sent() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
     budgeted = BudgetedGenerator(model, most_calls=4)
     await budgeted.generate(says("a"), WARM)
@@ -96,7 +96,7 @@ async def test_what_does_not_fit_into_the_budget_is_not_sent() -> None:
     assert len(model.calls) == 2
 
 
-async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -> None:
+async def test_settle_frees_unused_reserved_tokens() -> None:
     # "a" may take 1 + 32 + 4 tokens and takes 2: there is room for a second one, not for both.
     model = ScriptedGenerator(lambda prompt: "yes", latency=0.001)
     budgeted = BudgetedGenerator(model, most_tokens=39)
@@ -114,14 +114,14 @@ async def test_tokens_that_were_set_aside_and_not_used_are_free_when_settled() -
         await budgeted.generate(says("d"), ONCE)
 
 
-async def test_the_prompt_is_set_aside_for_every_sample() -> None:
+async def test_prompt_tokens_are_reserved_per_sample() -> None:
     model = ScriptedGenerator(lambda prompt: "yes")
     with pytest.raises(BudgetSpentError):
         await BudgetedGenerator(model, most_tokens=3 * (33 + 4) - 1).generate(says("a"), WARM)
     assert await BudgetedGenerator(model, most_tokens=3 * (33 + 4)).generate(says("a"), WARM)
 
 
-class Silent(ScriptedGenerator):
+class NoUsageGenerator(ScriptedGenerator):
     """An endpoint that does not say how many tokens there were."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
@@ -129,14 +129,14 @@ class Silent(ScriptedGenerator):
         return Reply(reply.model, reply.completions)
 
 
-async def test_tokens_of_which_nobody_tells_stay_set_aside() -> None:
-    budgeted = BudgetedGenerator(Silent(lambda prompt: "yes"), most_tokens=40)
+async def test_unreported_tokens_stay_reserved() -> None:
+    budgeted = BudgetedGenerator(NoUsageGenerator(lambda prompt: "yes"), most_tokens=40)
     await budgeted.generate(says("a"), ONCE)
     with pytest.raises(BudgetSpentError):
         await budgeted.generate(says("b"), ONCE)
 
 
-def test_the_bound_of_a_prompt_counts_bytes_and_images() -> None:
+def test_prompt_bound_counts_bytes_and_images() -> None:
     shown = Prompt((Message("system", ("è",)), Message("user", (solid_image(1), "ab"))))
     assert most_prompt_tokens(shown) == 2 + 4096 + 2 + 2 * 32
 
@@ -157,7 +157,7 @@ async def test_an_error_ends_the_others_at_once_and_is_raised_alone() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
+async def test_cancelled_waiter_does_not_cancel_others() -> None:
     budgeted = BudgetedGenerator(ScriptedGenerator(lambda prompt: "yes", latency=0.01))
     one, other = (asyncio.create_task(budgeted.generate(says("a"), ONCE)) for _ in range(2))
     await asyncio.sleep(0.001)
@@ -166,7 +166,7 @@ async def test_who_no_longer_waits_takes_the_reply_from_nobody_else() -> None:
     assert budgeted.requests == 1
 
 
-async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
+async def test_spent_budget_lets_pending_requests_finish() -> None:
     budgeted = BudgetedGenerator(
         ScriptedGenerator(lambda prompt: "yes", latency=0.001), most_calls=1
     )
@@ -176,7 +176,7 @@ async def test_a_spent_budget_lets_what_is_under_way_come_back() -> None:
 
 
 @pytest.mark.parametrize("setting", ["most_calls", "most_tokens"])
-def test_a_budget_of_nothing_is_refused(setting: str) -> None:
+def test_zero_budget_is_an_error(setting: str) -> None:
     with pytest.raises(SettingError) as raised:
         BudgetedGenerator(ScriptedGenerator([]), **{setting: 0})  # type: ignore[arg-type]
     assert raised.value.hint
@@ -201,11 +201,11 @@ async def test_no_budget_is_ever_exceeded(
             for letter, n in wave
         )
         budgeted.settle()
-    asked = [call.sampling.n for call in model.calls]
-    assert (budgeted.requests, budgeted.calls) == (len(asked), sum(asked))
+    requested = [call.sampling.n for call in model.calls]
+    assert (budgeted.requests, budgeted.calls) == (len(requested), sum(requested))
     assert budgeted.calls <= (most_calls or budgeted.calls)
     spent = budgeted.usage.prompt_tokens + budgeted.usage.completion_tokens
-    assert spent == sum(1 + 3 * n for n in asked)
+    assert spent == sum(1 + 3 * n for n in requested)
     assert spent <= (most_tokens or spent)
 
 
