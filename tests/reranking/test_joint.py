@@ -142,7 +142,7 @@ async def test_candidates_are_requested_concurrently() -> None:
     assert [sampling for _, sampling in model.seen] == [Sampling(max_tokens=7)] * 3
 
 
-@pytest.mark.parametrize(("temperature", "said"), [(1.0, "red"), (10.0, "green")])
+@pytest.mark.parametrize(("temperature", "answer"), [(1.0, "red"), (10.0, "green")])
 async def test_scores_of_another_scale_are_brought_to_one(temperature: float, answer: str) -> None:
     """Sums of late interaction lie some nats apart though the passages are nearly as good."""
     found = passages(("it is red", 24.0), ("it is green", 20.0))
